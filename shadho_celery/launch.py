@@ -88,12 +88,6 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     "are those of its earlier runs, except --workers.",
 )
 @click.option("--resume-if-exists", is_flag=True, help="Resume the study named by --study, or begin it the first time.")
-@click.option(
-    "--repair",
-    is_flag=True,
-    help="With --resume: copy the store, move trials that are missing or cannot be read to its table `unreadable`, and "
-    "continue.",
-)
 @store_option
 @click.option(
     "--workers",
@@ -177,8 +171,6 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     is_fleet = not local and urls.is_fleet(found)
     given["broker_from"] = connection_options.origin(found)
     os.environ.update(found | connection_options.allowed(given.pop("unsigned_control")))
-    if given["repair"] and resume is None:
-        raise UsageError("--repair is for the store of an earlier run; give --resume too")
     _refuse_misplaced(given, is_fleet)
     # Copied now: the run itself adds the addresses of its own servers.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None

@@ -1,4 +1,4 @@
-"""Command that simulates a search on a described cluster: ``python -m shadho_celery.simulate cluster.toml``."""
+"""Command that simulates a search on a described cluster: ``python -m shadho_celery.simulate cluster.py``."""
 
 from __future__ import annotations
 
@@ -27,48 +27,50 @@ from shadho_celery.cli.setting_options import option
 from shadho_celery.core.files import replacing
 from shadho_celery.core.settings import SETTINGS
 from shadho_celery.errors import UsageError
-from shadho_celery.simulation.example import MOST_TRIALS, example
 
 if TYPE_CHECKING:
     from shadho_celery.simulation.cluster_file import Cluster
     from shadho_celery.simulation.simulation import Simulation
     from shadho_celery.study.state import StudyState
 
+#: the example of a cluster file, which is read as text, because importing it would import hyperopt
+EXAMPLE = (Path(__file__).parent / "simulation" / "example.py").read_text(encoding="utf-8")
+
 EXAMPLES = """
 \b
 Examples:
-  python -m shadho_celery.simulate --example > cluster.toml         # a file to start from
-  python -m shadho_celery.simulate cluster.toml
-  python -m shadho_celery.simulate cluster.toml --policy cost --policy paper --policy fifo
-  python -m shadho_celery.simulate cluster.toml --trials 2000 --shares promise --json
-  python -m shadho_celery.simulate cluster.toml --out trials.csv    # each trial's slot and times
-  python -m shadho_celery.simulate cluster.toml --store sqlite:///shadho.db    # then: shadho-celery dashboard
+  python -m shadho_celery.simulate --example > cluster.py         # a file to start from
+  python -m shadho_celery.simulate cluster.py
+  python -m shadho_celery.simulate cluster.py --policy cost --policy paper --policy fifo
+  python -m shadho_celery.simulate cluster.py --trials 2000 --shares promise --json
+  python -m shadho_celery.simulate cluster.py --out trials.csv    # each trial's slot and times
+  python -m shadho_celery.simulate cluster.py --store sqlite:///shadho.db    # then: shadho-celery dashboard
 \b
 A cluster file, as --example prints it:
-""" + "".join(f"  {line}\n" if line else "\b\n" for line in example().splitlines())
+""" + "".join(f"  {line}\n" if line else "\b\n" for line in EXAMPLE.splitlines())
 
 #: number of turns of the loop between two updates of the progress bar
 TURNS = 500
 
-COLUMNS = ("number", "family", "class", "slot", "start", "end", "state")
+COLUMNS = ("number", "subspace", "class", "slot", "start", "end", "state")
 
 
 def _example(context: click.Context, _: object, wanted: bool) -> None:
     if wanted:
-        say(example(), nl=False)
+        say(EXAMPLE, nl=False)
         context.exit()
 
 
 @click.command(cls=Command, epilog=EXAMPLES)
-@click.argument("cluster_file", metavar="CLUSTER_FILE", type=click.Path(path_type=Path))
+@click.argument("cluster_file", metavar="CLUSTER_FILE")
 @option(replace(SETTINGS["policy"], help="Places trials on classes; may be repeated."), multiple=True)
 @option(replace(SETTINGS["shares"], shown_default="even; with --policy paper: paper"))
 @option(SETTINGS["pool"])
 @option(SETTINGS["place_by"])
 @option(SETTINGS["deadline"])
-@click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated seconds, if not the file's.")
-@click.option("-n", "--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
+@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), help="Instead of the file's.")
+@option(replace(SETTINGS["seconds"], help="Simulated seconds, instead of the file's."))
+@option(replace(SETTINGS["trials"], help="Instead of the file's.", shown_default=""))
 @click.option(
     "-o",
     "--output",
@@ -89,9 +91,10 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 )
 @connection_options.refusals()
 def main(
-    cluster_file: Path,
+    cluster_file: str,
     *,
     policy: Sequence[str],
+    seed: int | None,
     out: Path | None,
     store: str | None,
     quiet: bool,
@@ -106,29 +109,29 @@ def main(
     from shadho_celery.simulation.cluster_file import load
     from shadho_celery.simulation.simulation import simulate
 
-    settings = {name: given.pop(name) for name in ("shares", "pool", "deadline")}
-    settings["place_by"] = given.pop("place_by") or SETTINGS["place_by"].default
-    policies = policy or (SETTINGS["policy"].default,)
-    described = load(cluster_file, {k: value for k, value in given.items() if value is not None})
+    described = load(cluster_file)
+    settings = {**described.settings, **{name: value for name, value in given.items() if value is not None}}
+    described = replace(described, settings=settings)
+    policies = policy or (settings.get("policy", SETTINGS["policy"].default),)
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
     found, names = [], []
     # File and store are opened first, so that an error is reported before the simulation starts.
     with (
         nullcontext() if out is None else _rows_file(out) as write,
-        nullcontext() if store is None else _kept_in(store, cluster_file.stem) as keep,
+        nullcontext() if store is None else _kept_in(store, described.name) as keep,
     ):
         for each in policies:
             with nullcontext(_ignore) if quiet else _progress(described, each) as on_turn:
-                found.append(simulate(described, policy=each, **settings, on_turn=on_turn))
+                found.append(simulate(described, policy=each, seed=seed, on_turn=on_turn))
             names.append(keep(found[-1]) if keep is not None else None)
         if write is not None:
             write(found[0])
     if as_json:
         for result, name in zip(found, names, strict=True):
-            say(json.dumps(_as_json(described, result) | ({} if name is None else {"study": name})))
+            say(json.dumps(_as_json(result) | ({} if name is None else {"study": name})))
     else:
-        _show(described, found)
+        _show(found)
         if store is not None:
             say("kept as " + ", ".join(map(str, names)))
 
@@ -157,15 +160,16 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], 
             nonlocal turns
             turns += 1
             if turns % TURNS == 0:
-                parts = [study.clock.now() / cluster.seconds if cluster.seconds else 0.0]
-                parts += [study.counted / cluster.trials] if cluster.trials else []
+                seconds, trials = (cluster.settings.get(name) for name in ("seconds", "trials"))
+                parts = [study.clock.now() / seconds if seconds else 0.0]
+                parts += [study.counted / trials] if trials else []
                 progress.update(task, completed=max(parts), trials=study.counted)
 
         yield on_turn
 
 
-def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
-    """Print a table of the trial families for each policy, and a table that compares the policies."""
+def _show(found: Sequence[Simulation]) -> None:
+    """Print a table of the subspaces for each policy, and a table that compares the policies."""
     from rich.table import Table
     from rich.text import Text
 
@@ -173,21 +177,22 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     from shadho_celery.core.units import money
     from shadho_celery.results.preferences import preferences
     from shadho_celery.results.report import LATEST
-    from shadho_celery.simulation.simulation import an_hour, values_shown
+    from shadho_celery.results.trial import Values
+    from shadho_celery.simulation.simulation import an_hour
 
     console = make_console()
     for each in found:
-        columns = map(right, ("complete", "failed", *cluster.slots))
-        table = Table("family", *columns, title=f"policy {each.policy}", title_justify="left")
-        for name in cluster.families:
-            cells = (each.complete[name], each.failed[name], *(each.placed[name][where] for where in cluster.slots))
-            table.add_row(Text(name), *map(str, cells))
+        columns = map(right, ("complete", "failed", *each.utilisation))
+        table = Table("subspace", *columns, title=f"policy {each.policy}", title_justify="left")
+        for name, placed in each.placed.items():
+            table.add_row(Text(name), *map(str, (each.complete[name], each.failed[name], *placed.values())))
         console.print(table)
         if each.policy == "cost":
-            for preference in preferences(each.study.trials[-LATEST:], values_shown(cluster)):
+            values = Values(each.study.record, each.plan.space)
+            for preference in preferences(each.study.trials[-LATEST:], values.outlined):
                 console.print(Text(f"placed by {preference}"), soft_wrap=True)
     is_priced = any(each.money for each in found)
-    names = ("policy", "trials", "per hour", "per hour in the shares' mix", "utilised", "lost", "best loss", "after")
+    names = ("policy", "trials", "per hour", "per hour in the space's mix", "utilised", "lost", "best loss", "after")
     is_left = any(each.interrupted > each.lost for each in found)
     table = Table(*names, *(["interrupted"] * is_left), *(["money"] * is_priced))
     for each in found:
@@ -196,7 +201,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
             each.policy,
             str(each.trials),
             f"{an_hour(sum(each.complete.values()), each.seconds):.4g}",
-            f"{each.balanced(cluster.shares):.4g}",
+            f"{each.balanced_an_hour:.4g}",
             Text(utilised),
             str(each.lost),
             "-" if each.best is None else f"{each.best:.4g}",
@@ -214,9 +219,9 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     )
 
 
-def _as_json(cluster: Cluster, found: Simulation) -> dict[str, object]:
-    facts = {name: value for name, value in vars(found).items() if name not in {"study", "store", "given"}}
-    return facts | {"trials": found.trials, "balanced_an_hour": found.balanced(cluster.shares)}
+def _as_json(found: Simulation) -> dict[str, object]:
+    facts = {name: value for name, value in vars(found).items() if name not in {"study", "store", "plan"}}
+    return facts | {"trials": found.trials, "balanced_an_hour": found.balanced_an_hour}
 
 
 @contextmanager

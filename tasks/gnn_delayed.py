@@ -8,14 +8,14 @@ with a partial sum of its neighbours. `delay` 0 adds up the copies' sums at once
 With `delay` r, one r-th of the shared vertices exchange in each epoch, and the result is used r epochs later. This
 sends one r-th of the bytes, and nothing waits for them. Md et al., "DistGNN", arXiv 2104.06700 (its cd-0 and cd-r).
 There sums travel along trees of copies; here one all-reduce carries the sums of all vertices of a turn. The processes
-are the ranks of a process group in the trial's slot. A trial takes seconds.
+are the ranks of a launch, each in one of the trial's slots. A trial takes seconds.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shadho_celery.context import Context
+    from shadho_celery.ranks.launch import RankContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ SPACE = {
     "learning_rate": hp.loguniform("learning_rate", np.log(1e-3), np.log(1e-1)),
 }
 
-STUDY = {"trials": 20}
+STUDY = {"trials": 20, "gpus": SETTINGS.parts}  # on a worker without GPUs, as many slots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,75 +284,78 @@ class Learned:
     scores: np.ndarray[Any, Any] | None = None
 
 
-def spread(params: dict[str, Any], context: Context, parts: int) -> Learned:
-    """Learn with the graph in `parts` processes until the last epoch, or until told to stop."""
+def spread(context: RankContext, params: dict[str, Any], seed: int) -> Learned:
+    """Learn with one part of the graph in each rank until the last epoch, or until told to stop."""
     import torch
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 
-    from shadho_celery.ranks import process_group
-
     torch.set_num_threads(1)  # there are enough processes
     count = int(context.budget or SETTINGS.epochs)
     learned, epochs, began = Learned(epochs=[]), [], 0.0
-    with process_group(context, ranks=parts) as pg:
-        graph = stochastic_block_graph()
-        part = parts_of(graph, parts)[pg.rank]
-        network = Network(part, width=params["width"], delay=params["delay"], seed=context.seed)
-        descent = torch.optim.Adam(network.weights, lr=params["learning_rate"])
-        vertex = part.vertex[part.root]
-        told, communities = graph.told[vertex], graph.communities[vertex]
-        for epoch in range(count):
-            descent.zero_grad()
-            scores = network.scores(graph.features[part.vertex], epoch)[part.root]
-            loss = cross_entropy(scores[told], communities[told], reduction="sum") / graph.told.sum()
-            loss.backward()
-            # Scores are computed before the step: a separate pass would exchange once more.
-            wrong = (scores.argmax(dim=1) != communities)[~told].sum() / (~graph.told).sum()
-            gradients = [weight.grad for weight in network.weights if weight.grad is not None]
-            summed = torch.cat([torch.stack([wrong, loss.detach()]), *(gradient.flatten() for gradient in gradients)])
-            dist.all_reduce(summed)
-            for gradient, total in zip(gradients, summed[2:].split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(total.view_as(gradient))
-            descent.step()
-            epochs.append((summed[0].item(), summed[1].item()))
-            began = began or time.perf_counter()
-            context.report(epoch + 1, epochs[-1][0])
-            if pg.should_stop():
-                learned = Learned(epochs=epochs)
-                break
-        else:
-            seconds = (time.perf_counter() - began) / max(count - 1, 1)
-            sent, whole = torch.tensor(network.sent), torch.zeros(SETTINGS.vertices, SETTINGS.communities)
-            whole[vertex] = scores.detach()
-            dist.all_reduce(sent)
-            dist.all_reduce(whole)
-            learned = Learned(epochs=epochs, sent=round(sent.item()), seconds=seconds, scores=whole.numpy())
-        network.await_exchanges()
+    graph = stochastic_block_graph()
+    part = parts_of(graph, context.size)[context.rank]
+    network = Network(part, width=params["width"], delay=params["delay"], seed=seed)
+    descent = torch.optim.Adam(network.weights, lr=params["learning_rate"])
+    vertex = part.vertex[part.root]
+    told, communities = graph.told[vertex], graph.communities[vertex]
+    for epoch in range(count):
+        descent.zero_grad()
+        scores = network.scores(graph.features[part.vertex], epoch)[part.root]
+        loss = cross_entropy(scores[told], communities[told], reduction="sum") / graph.told.sum()
+        loss.backward()
+        # Scores are computed before the step: a separate pass would exchange once more.
+        wrong = (scores.argmax(dim=1) != communities)[~told].sum() / (~graph.told).sum()
+        gradients = [weight.grad for weight in network.weights if weight.grad is not None]
+        summed = torch.cat([torch.stack([wrong, loss.detach()]), *(gradient.flatten() for gradient in gradients)])
+        dist.all_reduce(summed)
+        for gradient, total in zip(gradients, summed[2:].split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+        descent.step()
+        epochs.append((summed[0].item(), summed[1].item()))
+        began = began or time.perf_counter()
+        context.report(epoch + 1, epochs[-1][0])
+        if context.should_stop():
+            learned = Learned(epochs=epochs)
+            break
+    else:
+        seconds = (time.perf_counter() - began) / max(count - 1, 1)
+        sent, whole = torch.tensor(network.sent), torch.zeros(SETTINGS.vertices, SETTINGS.communities)
+        whole[vertex] = scores.detach()
+        dist.all_reduce(sent)
+        dist.all_reduce(whole)
+        learned = Learned(epochs=epochs, sent=round(sent.item()), seconds=seconds, scores=whole.numpy())
+    network.await_exchanges()
     return learned
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     """The fraction of vertices with unknown community that are classified wrong, and the bytes sent between parts."""
-    learned = spread(params, context, SETTINGS.parts)
+    learned = context.launch(spread, params, context.seed)
     wrong, loss = learned.epochs[-1]
     result: dict[str, float] = {"loss": wrong, "train_loss": loss, "epochs": len(learned.epochs)}
     return result if learned.sent is None else {**result, "bytes": learned.sent}
+
+
+def spread_each(context: RankContext, delays: Sequence[int], seeds: int) -> list[list[Learned]]:
+    """Learn with each delay and each of `seeds` seeds."""
+    params = {"width": 32, "learning_rate": 0.01}
+    return [[spread(context, {**params, "delay": delay}, seed) for seed in range(seeds)] for delay in delays]
 
 
 def compare(seeds: int) -> None:
     """Print bytes, accuracy and seconds by delay, beside the whole graph in one process, as means over `seeds`."""
     from shadho_celery.context import LocalContext
 
-    rows = [("one process", 1, 0)] + [(f"delay {delay}", SETTINGS.parts, delay) for delay in (0, 1, 2, 5, 10)]
     print(f"{SETTINGS.parts} processes      accuracy    kB sent each epoch    ms an epoch")
-    for name, parts, delay in rows:
-        params = {"width": 32, "learning_rate": 0.01, "delay": delay}
-        runs = [spread(params, LocalContext(seed=seed), parts) for seed in range(seeds)]
-        accuracy = 1 - np.mean([run.epochs[-1][0] for run in runs])
-        sent = np.mean([(run.sent or 0) / len(run.epochs) for run in runs])
-        seconds = np.mean([run.seconds or 0.0 for run in runs])
-        print(f"{name:16s} {accuracy:8.3f} {sent / 1e3:18.1f} {1e3 * seconds:17.1f}")
+    for parts, delays in ((1, [0]), (SETTINGS.parts, [0, 1, 2, 5, 10])):
+        found = LocalContext(gpus=parts, slots=parts).launch(spread_each, delays, seeds)
+        for delay, runs in zip(delays, found, strict=True):
+            name = "one process" if parts == 1 else f"delay {delay}"
+            accuracy = 1 - np.mean([run.epochs[-1][0] for run in runs])
+            sent = np.mean([(run.sent or 0) / len(run.epochs) for run in runs])
+            seconds = np.mean([run.seconds or 0.0 for run in runs])
+            print(f"{name:16s} {accuracy:8.3f} {sent / 1e3:18.1f} {1e3 * seconds:17.1f}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ weights are split into q by q parts, with a copy for each depth. Products are co
 depth. The gradients of weights are summed over the depths (Wang et al., "Tesseract", arXiv 2105.14500). With one depth
 this is the 2-D method. In the 1-D method, the processes stand in a line: each has all rows, some of the hidden units,
 and the weights to and from these (Shoeybi et al., "Megatron-LM", arXiv 1909.08053). The network learns the output of
-another network. The processes are the ranks of a process group in the trial's slot. A trial takes seconds.
+another network. The processes are the ranks of a launch, each in one of the trial's slots. A trial takes seconds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shadho_celery.context import Context
+    from shadho_celery.ranks.launch import RankContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ SPACE = {
     "learning_rate": hp.loguniform("learning_rate", np.log(0.1), np.log(5.0)),
 }
 
-STUDY = {"trials": 5}
+STUDY = {"trials": 5, "gpus": SETTINGS.q**2 * SETTINGS.d}  # on a worker without GPUs, as many slots
 
 
 class Place:
@@ -282,58 +283,54 @@ class Learned:
     weights: Sequence[np.ndarray[Any, Any]] = ()
 
 
-def spread(params: dict[str, Any], context: Context, shape: tuple[int, ...] | None = None) -> Learned:
+def spread(context: RankContext, params: dict[str, Any], shape: tuple[int, ...]) -> Learned:
     """Learn on processes of a `shape` until the last step, or until told to stop.
 
-    The shape is (size,) for a line and (q, q, d) for a cube, by default the cube of `Settings`.
+    The shape is (size,) for a line and (q, q, d) for a cube.
     """
     import torch
     import torch.distributed as dist
 
-    from shadho_celery.ranks import process_group
-
     torch.set_num_threads(1)  # there are enough processes
-    shape = shape or (SETTINGS.q, SETTINGS.q, SETTINGS.d)
     steps = int(context.budget or SETTINGS.steps)
     learned, losses, began = Learned(losses=[]), [], 0.0
-    with process_group(context, ranks=int(np.prod(shape))) as pg:
-        place = place_of(pg.rank, shape)
-        whole = problem(params["width"], context.seed)
-        own = place.parts(whole)
-        weights = [weight.requires_grad_() for weight in own.weights]
-        # On a line every process has the whole loss.
-        share = 1 / pg.size if isinstance(place, Line) else 1.0
-        for step in range(1, steps + 1):
-            outputs = place.outputs(own.x, weights)
-            loss = (outputs - own.y).square().sum() / whole.y.numel()
-            gradients = torch.autograd.grad(loss, weights)
-            # Written by hand: importing torch.optim takes longer than a small trial.
-            for weight, gradient in zip(weights, gradients, strict=True):
-                weight.data.sub_(gradient, alpha=params["learning_rate"])
-            total = share * loss.detach()
-            dist.all_reduce(total)
-            losses.append(total.item())
-            began = began or time.perf_counter()
-            context.report(step, losses[-1])
-            if pg.should_stop():
-                learned = Learned(losses=losses)
-                break
-        else:
-            seconds = (time.perf_counter() - began) / max(steps - 1, 1)
-            sent = torch.tensor(place.sent)
-            dist.all_reduce(sent)
-            held = sum(matrix.numel() for matrix in (own.x, outputs, *weights))
-            blocks = [gathered(block.detach(), pg.size) for block in (outputs, *gradients, *weights)]
-            matrices = [place.whole(each, number) for number, each in enumerate(blocks)]
-            learned = Learned(
-                losses=losses,
-                sent=int(sent),
-                held=held,
-                seconds=seconds,
-                outputs=matrices[0],
-                gradients=matrices[1 : 1 + len(weights)],
-                weights=matrices[1 + len(weights) :],
-            )
+    place = place_of(context.rank, shape)
+    whole = problem(params["width"], context.seed)
+    own = place.parts(whole)
+    weights = [weight.requires_grad_() for weight in own.weights]
+    # On a line every process has the whole loss.
+    share = 1 / context.size if isinstance(place, Line) else 1.0
+    for step in range(1, steps + 1):
+        outputs = place.outputs(own.x, weights)
+        loss = (outputs - own.y).square().sum() / whole.y.numel()
+        gradients = torch.autograd.grad(loss, weights)
+        # Written by hand: importing torch.optim takes longer than a small trial.
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.data.sub_(gradient, alpha=params["learning_rate"])
+        total = share * loss.detach()
+        dist.all_reduce(total)
+        losses.append(total.item())
+        began = began or time.perf_counter()
+        context.report(step, losses[-1])
+        if context.should_stop():
+            learned = Learned(losses=losses)
+            break
+    else:
+        seconds = (time.perf_counter() - began) / max(steps - 1, 1)
+        sent = torch.tensor(place.sent)
+        dist.all_reduce(sent)
+        held = sum(matrix.numel() for matrix in (own.x, outputs, *weights))
+        blocks = [gathered(block.detach(), context.size) for block in (outputs, *gradients, *weights)]
+        matrices = [place.whole(each, number) for number, each in enumerate(blocks)]
+        learned = Learned(
+            losses=losses,
+            sent=int(sent),
+            held=held,
+            seconds=seconds,
+            outputs=matrices[0],
+            gradients=matrices[1 : 1 + len(weights)],
+            weights=matrices[1 + len(weights) :],
+        )
     return learned
 
 
@@ -349,28 +346,31 @@ def gathered(block: Tensor, size: int) -> list[np.ndarray[Any, Any]]:
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     """The mean squared error of the network in its last step, and the bytes that the processes sent."""
-    learned = spread(params, context)
+    learned = context.launch(spread, params, (SETTINGS.q, SETTINGS.q, SETTINGS.d))
     result: dict[str, float] = {"loss": learned.losses[-1], "steps": len(learned.losses)}
     return result if learned.sent is None else {**result, "bytes": learned.sent}
+
+
+def spread_each(context: RankContext, params: dict[str, Any], shapes: Sequence[tuple[int, ...]]) -> list[Learned]:
+    """Learn on processes of each shape, which has as many as there are ranks."""
+    return [spread(context, params, shape) for shape in shapes]
 
 
 def compare() -> None:
     """Print what each process sends and holds, and the seconds of a step, for three ways to arrange the processes."""
     from shadho_celery.context import LocalContext
 
-    params, context = {"width": 128, "learning_rate": 2.0}, LocalContext()
+    params = {"width": 128, "learning_rate": 2.0}
     print("processes          loss    kB sent each step   kB held    ms a step")
     print("                           by each process     by each")
-    for name, shape in {"1-D": (4,), "2-D": (2, 2, 1), "1-D ": (8,), "2.5-D": (2, 2, 2)}.items():
-        learned = spread(params, context, shape)
-        size = int(np.prod(shape))
-        if learned.sent is None or learned.held is None or learned.seconds is None:
-            raise RuntimeError("the processes ended before the last step")
-        print(
-            f"{name:6s} {'x'.join(map(str, shape)):9s} {learned.losses[-1]:7.5f} "
-            f"{learned.sent / size / len(learned.losses) / 1e3:12.1f} {4 * learned.held / 1e3:15.1f} "
-            f"{1e3 * learned.seconds:12.1f}"
-        )
+    for size, shapes in {4: {"1-D": (4,), "2-D": (2, 2, 1)}, 8: {"1-D": (8,), "2.5-D": (2, 2, 2)}}.items():
+        found = LocalContext(gpus=size, slots=size).launch(spread_each, params, [*shapes.values()])
+        for (name, shape), learned in zip(shapes.items(), found, strict=True):
+            print(
+                f"{name:6s} {'x'.join(map(str, shape)):9s} {learned.losses[-1]:7.5f} "
+                f"{learned.sent / size / len(learned.losses) / 1e3:12.1f} {4 * learned.held / 1e3:15.1f} "
+                f"{1e3 * learned.seconds:12.1f}"
+            )
 
 
 if __name__ == "__main__":

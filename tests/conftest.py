@@ -217,6 +217,18 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return refuse
 
 
+@pytest.fixture
+def forked_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the ranks of `context.launch`, which start at once."""
+    # An optimizer imports it, which takes seconds, and each fork would do so again.
+    import torch._dynamo  # noqa: F401
+    from services.ranks import Forking
+
+    from shadho_celery.ranks import launch
+
+    monkeypatch.setattr(launch, "SPAWN", Forking())
+
+
 @pytest.fixture(autouse=True)
 def closed_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close what a test's stores have opened; Python 3.13 warns of a connection that is merely forgotten."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from shadho_celery.charts.chart import Array, Indices, thin_rows
 from shadho_celery.charts.columns import Label, TrialColumns
-from shadho_celery.charts.explained import most_telling
+from shadho_celery.charts.explained import most_telling, scaled, varies
 
 #: minimum number of trials; maximum number from which effects are learned
 LEAST, MOST_TRIALS = 20, 2000
@@ -67,7 +67,7 @@ def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares
     places, values = places[some], values[some]
     rated = [each for each in labels if each.is_active[places].sum() >= LEAST_ACTIVE]
     shares = dict.fromkeys((label.name for label in rated), 0.0)
-    labels = most_telling([each for each in rated if _differs(each.values[places])], places, values)
+    labels = most_telling([each for each in rated if varies(each.values[places])], places, values)
     if not labels or values.std() <= 0:
         return Shares(shares, ())
     parts = _attributed([_functions(label, places) for label in labels], (values - values.mean()) / values.std())
@@ -126,9 +126,7 @@ def _functions(label: Label, places: Indices) -> Array:
     if label.options:
         found = (own[:, None] == np.unique(own)).astype(float)
     else:
-        # Halves, because the difference of two great numbers may be infinite.
-        own = np.log(own) if label.is_log else own / 2
-        own = (own - own.min()) / (own.max() - own.min())
+        own = scaled(label, own)
         knots = np.unique(np.quantile(own, np.linspace(0.0, 1.0, FUNCTIONS)))
         # Functions of this factor have the kernel as their sum of products (Nyström).
         eigenvalues, vectors = np.linalg.eigh(_kernel(knots, knots))
@@ -153,11 +151,6 @@ def _leaders(parts: Array, shares: Array) -> list[int]:
 def _is_above_zero(values: Array) -> bool:
     """Return whether the mean of values is above 0 beyond chance."""
     return bool(values.mean() > max(EQUAL, CLEAR * values.std() / math.sqrt(len(values))))
-
-
-def _differs(values: Array) -> bool:
-    known = values[np.isfinite(values)]
-    return bool(len(known) and (known != known[0]).any())
 
 
 def _ranks(values: Array) -> Array:

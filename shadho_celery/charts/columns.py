@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from shadho_celery.charts.chart import Array, Cell, Indices, Mark, Series, cells
 from shadho_celery.core.trial import TrialState
 
+#: some places of a column: True for each of them, or their indices
+Within = NDArray[np.bool_] | Indices | slice
 #: what the names of series of infeasible trials end with
 INFEASIBLE = ", infeasible"
 
@@ -27,7 +29,7 @@ class Depth(IntEnum):
     LOSSES = 0
     #: also times, subspace, machine, rung and origin
     FACTS = 1
-    #: also params, failures, and losses by name
+    #: also params, failures, versions of the code, and losses by name
     PARAMS = 2
 
 
@@ -64,11 +66,11 @@ class Codes:
         """Return the texts at some places, "" for a missing one."""
         return [self.names[code] if code >= 0 else "" for code in self.codes[places].tolist()]
 
-    def places(self, within: NDArray[np.bool_] | None = None) -> Iterator[tuple[str, Indices]]:
+    def places(self, within: Within = slice(None)) -> Iterator[tuple[str, Indices]]:
         """Yield each name that occurs, with its places, of those that are `within`."""
+        among, codes = np.arange(len(self))[within], self.codes[within]
         for code, name in enumerate(self.names):
-            is_here = self.codes == code
-            places = np.flatnonzero(is_here if within is None else is_here & within)
+            places = among[codes == code]
             if len(places):
                 yield name, places
 
@@ -111,6 +113,8 @@ class TrialColumns:
     compute_class: Codes
     host: Codes
     sampler: Codes
+    #: version of the code that ran
+    code: Codes
     #: a failure as `core.failures` shows it, and its kind, which is equal for failures of one line of code
     failure: Codes
     failure_kind: Codes
@@ -143,11 +147,12 @@ class TrialColumns:
         """True for trials that violate a constraint, shape (n,)."""
         return np.asarray(self.violation > 0, bool)
 
-    def by_class(self, within: NDArray[np.bool_]) -> Iterator[tuple[str, bool, Indices]]:
+    def by_class(self, within: Within) -> Iterator[tuple[str, bool, Indices]]:
         """Yield places of trials `within` by class, first of feasible trials, then of infeasible ones (True)."""
-        for is_infeasible in (False, True):
-            for name, places in self.compute_class.places(within & (self.is_infeasible == is_infeasible)):
-                yield name, is_infeasible, places
+        among, is_infeasible = np.arange(len(self))[within], self.is_infeasible[within]
+        for group in (False, True):
+            for name, places in self.compute_class.places(among[is_infeasible == group]):
+                yield name, group, places
 
     @cached_property
     def slot_seconds(self) -> Array:
@@ -160,6 +165,13 @@ class TrialColumns:
         rated = self.is_complete & np.isfinite(self.loss) & ~self.is_infeasible
         budget = np.where(np.isnan(self.budget), math.inf, self.budget)
         return np.asarray(rated & (budget == budget[rated].max(initial=-math.inf)), bool)
+
+    @cached_property
+    def is_current(self) -> NDArray[np.bool_]:
+        """True for trials under the code of the trial that ended last, and for those of unknown code, shape (n,)."""
+        codes, known = self.code.codes, np.flatnonzero((self.code.codes >= 0) & np.isfinite(self.finished_at))
+        latest = codes[known[self.finished_at[known].argmax()]] if len(known) else -1
+        return np.asarray((codes < 0) | (codes == latest), bool)
 
     @cached_property
     def merit(self) -> Array:
@@ -197,7 +209,7 @@ class TrialColumns:
 def points_by_class(
     trials: TrialColumns,
     x: Array,
-    within: NDArray[np.bool_],
+    within: Within,
     more: Mapping[str, Callable[[Indices], list[Cell]]] = MappingProxyType({}),
     *,
     state: str = "",

@@ -46,6 +46,20 @@ def most_telling(labels: Sequence[Label], places: Indices, values: Array) -> Seq
     return [labels[place] for place in np.argsort(shares, kind="stable")[::-1][:MOST_LABELS]]
 
 
+def varies(values: Array) -> bool:
+    """Return whether there are different values among the finite ones."""
+    known = values[np.isfinite(values)]
+    return bool(len(known) and (known != known[0]).any())
+
+
+def scaled(label: Label, values: Array) -> Array:
+    """Return numeric values of a label that vary, between the least (0) and the greatest (1); NaN unless finite."""
+    # Halves, because the difference of two great numbers may be infinite.
+    values = np.where(np.isfinite(values), np.log(values) if label.is_log else values / 2, np.nan)
+    least, most = np.nanmin(values), np.nanmax(values)
+    return np.asarray((values - least) / (most - least), float)
+
+
 def groups(label: Label, places: Indices, intervals: int = INTERVALS) -> Indices:
     """Return the group of each place: the option, or the interval with about as many trials as the others."""
     values = label.values[places]

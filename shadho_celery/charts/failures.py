@@ -19,38 +19,44 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.charts.explained import groups, interval_names
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted
 
 #: probability, over all places that are looked at, at which failures still count as the work of chance
 CHANCE = 0.05
-_NONE = "No trial has failed."
+_NONE, _NONE_NOW = "No trial has failed.", "No trial has failed under the present code."
 
 
+@StudyChart(section="Failures", place=1, is_shown=lambda trials, chart: not chart.empty)
 def failures(trials: TrialColumns) -> Chart:
     """Return the number of failed trials by kind of failure, the most frequent first, as `study.failures` counts them.
 
-    A kind is shown without the values in which its failures differ.
+    A kind is shown without the values in which its failures differ. Trials under earlier code do not count, because
+    their failures may be fixed.
     """
-    failed = np.flatnonzero(trials.failure_kind.codes >= 0)
+    is_failed = trials.failure_kind.codes >= 0
+    failed, earlier = np.flatnonzero(is_failed & trials.is_current), int((is_failed & ~trials.is_current).sum())
+    before = f"{counted(earlier, 'trial')} failed under earlier code." if earlier else ""
     kinds, firsts, sizes = np.unique(trials.failure_kind.codes[failed], return_index=True, return_counts=True)
     shown = np.lexsort((firsts, -sizes))[:MOST_CATEGORIES]
     names = [_words(trials, int(kind)) for kind in kinds[shown]]
     axes = Axis(name="trials"), Axis(name="failure", scale=Scale.CATEGORY, categories=names)
     if not names:
-        return empty_chart("failures", "Failures by kind", _NONE, *axes)
+        return empty_chart("failures", "Failures by kind", f"{_NONE_NOW} {before}" if before else _NONE, *axes)
     numbers = cells(trials.number[failed[firsts[shown]]])
     columns: dict[str, list[Cell]] = {"x": cells(sizes[shown]), "y": [*range(len(shown))], "number": numbers}
     most = int(sizes.max())
     share = "all" if most == len(failed) else f"{most:,}"
     like = f", {share} of them like trial {numbers[0]}" if len(failed) > 1 else ""
     left = len(kinds) - len(shown)
+    rarer = f"{counted(left, 'rarer kind is', 'rarer kinds are')} left out." if left else ""
     return Chart(
         name="failures",
-        title=f"{len(failed):,} of {counted(len(trials), 'trial')} failed{like}: {names[0]}",
+        title=f"{len(failed):,} of {counted(int(trials.is_current.sum()), 'trial')} failed{like}: {names[0]}",
         axes=axes,
         series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
-        note=f"{counted(left, 'rarer kind is', 'rarer kinds are')} left out." if left else "",
+        note=f"{rarer} {before}".strip(),
     )
 
 
@@ -60,19 +66,20 @@ def _words(trials: TrialColumns, kind: int) -> str:
     return trials.failure.names[failures[0]] if len(failures) == 1 else trials.failure_kind.names[kind]
 
 
+@StudyChart(section="Failures", place=2, is_shown=lambda trials, chart: not chart.empty)
 def failures_by_label(trials: TrialColumns) -> Chart:
     """Return the share of failed trials over the values of the label that best tells failed trials from others.
 
     It is the label with a group of values that has more failures than chance would most rarely put there. Fisher's
     exact test gives the probability ("Statistical Methods for Research Workers", 1934), times the number of groups of
-    all labels (Bonferroni). No label is named if that is above `CHANCE`.
+    all labels (Bonferroni). No label is named if that is above `CHANCE`. Trials under earlier code do not count.
     """
     name, title = "failures by label", "Where in the space trials fail"
     is_failed = trials.state.is_in(TrialState.FAILED)
-    is_ended = trials.state.is_in(*COUNTED)
+    is_ended = trials.state.is_in(*COUNTED) & trials.is_current
     axes = Axis(name="share of failed trials", most=1.0), Axis(name="label", scale=Scale.CATEGORY)
-    if not is_failed.any():
-        return empty_chart(name, title, _NONE, *axes)
+    if not (is_failed & is_ended).any():
+        return empty_chart(name, title, _NONE_NOW if is_failed.any() else _NONE, *axes)
     found, looked_at = [], 0
     for label in trials.labels.values():
         places = np.flatnonzero(is_ended & label.is_active)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 
 from shadho_celery.charts.chart import (
@@ -21,10 +19,10 @@ from shadho_celery.charts.chart import (
     thin_rows,
 )
 from shadho_celery.charts.columns import TrialColumns
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import counted, digits
-from shadho_celery.results.coverage import Coverage, coverage_of
-from shadho_celery.study.front import first_front
+from shadho_celery.study.front import Coverage, coverage_of, first_front
 
 _NO_FRONT = "A study with several objectives has a front once a feasible trial has completed."
 _ONE_LOSS = "This study has one loss. A study with several objectives has a front."
@@ -61,20 +59,18 @@ def _coverage(trials: TrialColumns) -> Coverage | None:
     return coverage_of(np.asarray(ended[places], np.intp), losses, trials.objectives)
 
 
-def front(trials: TrialColumns, on_front: set[int], losses: tuple[str, str] | None = None) -> Chart:
-    """Return two losses of all COMPLETE trials; trials with the numbers `on_front` are told apart.
-
-    By default these are the first two losses.
-    """
-    names = losses or next(combinations(trials.losses, 2), None)
-    if names is None:
+@StudyChart(section="Search", place=2, is_shown=lambda trials, chart: len(trials.losses) > 1)
+def front(trials: TrialColumns) -> Chart:
+    """Return the first two losses of all COMPLETE trials; those on the front are told apart."""
+    names = [*trials.losses][:2]
+    if len(names) < 2:
         return empty_chart("front", "The front of the losses", _ONE_LOSS)
     x, y = (trials.losses[name] for name in names)
     axes = tuple(
         Axis(name=f"{name} ({trials.objectives[name]})", scale=scale_of(values[trials.is_complete]))
         for name, values in zip(names, (x, y), strict=True)
     )
-    is_front = np.isin(trials.number, [*on_front]) & trials.is_complete
+    is_front = np.isin(trials.number, on_front(trials)) & trials.is_complete
     series, notes = [], []
     for label, colour, form, within in (
         ("other trials", "other", "filled", trials.is_complete & ~is_front & ~trials.is_infeasible),
@@ -96,6 +92,7 @@ def front(trials: TrialColumns, on_front: set[int], losses: tuple[str, str] | No
     return Chart(name="front", title=title, axes=axes, series=series, note=" ".join(filter(None, notes)))
 
 
+@StudyChart(section="Search", place=3, is_shown=lambda trials, chart: len(trials.losses) > 1)
 def hypervolume(trials: TrialColumns) -> Chart:
     """Return the hypervolume of the front after each number of ended trials."""
     axes = Axis(name="ended trials"), Axis(name="hypervolume")

@@ -27,7 +27,11 @@ NUMBERS = {
     Depth.LOSSES: ("loss", "budget", "violation"),
     Depth.FACTS: ("seconds", "started_at", "finished_at", "rung", "origin", "slots"),
 }
-TEXTS = {Depth.LOSSES: ("state", "compute_class", "sampler"), Depth.FACTS: ("subspace", "host")}
+TEXTS = {
+    Depth.LOSSES: ("state", "compute_class", "sampler"),
+    Depth.FACTS: ("subspace", "host"),
+    Depth.PARAMS: ("code",),
+}
 LATE = ("error", "losses", "params")
 #: columns of attempts
 ATTEMPTS = (
@@ -68,7 +72,7 @@ class GrowingTrials:
         self._choices = {label for label, text in self._space.items() if text.startswith(_CHOICES)}
         self._option = study.option
         #: limit on the number of trials in the latest run, or None
-        self.asked: int | None = study.in_force.get("trials") or study.settings.get("trials")
+        self.asked = study.asked
         self._keys = Keys()
         self._reals = {name: Grown(math.nan, np.float64) for names in NUMBERS.values() for name in names}
         self._names = {
@@ -167,6 +171,7 @@ class GrowingTrials:
             compute_class=codes["compute_class"],
             host=codes["host"],
             sampler=codes["sampler"],
+            code=codes["code"],
             failure=_of_failed(codes["failure"], codes["state"]),
             failure_kind=_of_failed(codes["failure_kind"], codes["state"]),
             budget=real["budget"],

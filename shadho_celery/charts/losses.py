@@ -24,7 +24,8 @@ from shadho_celery.charts.chart import (
     thin_rows,
     thin_steps,
 )
-from shadho_celery.charts.columns import TrialColumns, points_by_class
+from shadho_celery.charts.columns import Depth, TrialColumns, points_by_class
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted, digits
 
@@ -41,12 +42,19 @@ class Along(str, Enum):
     SECONDS = "seconds"
 
 
-def history(trials: TrialColumns, along: Along = Along.TRIALS) -> Chart:
-    """Return the losses of all trials, and the best loss so far.
+@StudyChart(
+    section="Search",
+    place=1,
+    depth=lambda study, along=Along.TRIALS: Depth.LOSSES if along == Along.TRIALS else Depth.FACTS,
+    choice="over",
+    choices=lambda trials: [each.value for each in Along],
+)
+def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
+    """Return the losses of all trials, and the best loss so far, along "trials" or "seconds".
 
     A failed trial has no loss: its mark has no `y` and is drawn at the axis.
     """
-    x, axis = _position(trials, along)
+    x, axis = _position(trials, Along(along))
     loss = Axis(name=_loss_name(trials), scale=scale_of(trials.loss[trials.is_complete]))
     has_loss = trials.state.is_in(*FORMS) & np.isfinite(trials.loss)
     failed = np.flatnonzero(trials.state.is_in(TrialState.FAILED) & np.isfinite(x))
@@ -54,13 +62,12 @@ def history(trials: TrialColumns, along: Along = Along.TRIALS) -> Chart:
         said = f"{counted(len(failed), 'trial has', 'trials have')} failed, and none has a loss yet."
         empty = said if len(failed) else "No trial has ended yet."
         return empty_chart("history", "The loss of each trial", empty, axis, loss)
-    shown, note = thin_points(x[has_loss], trials.loss[has_loss], _POINTS)
-    is_shown = np.zeros(len(trials), bool)
-    is_shown[np.flatnonzero(has_loss)[shown]] = True
+    drawn, note = thin_points(x[has_loss], trials.loss[has_loss], _POINTS)
+    shown = np.flatnonzero(has_loss)[drawn]
     series: list[Series] = []
     more: Mapping[str, Callable[[Indices], list[Cell]]] = {"sampler": lambda own: [*trials.sampler.texts(own)]}
     for state, form in FORMS.items():
-        within = is_shown & trials.state.is_in(state)
+        within = shown[trials.state.is_in(state)[shown]]
         series += points_by_class(trials, x, within, more, state=f", {state.lower()}", form=form)
     if len(failed):
         drawn = failed[thin_rows(len(failed), _FAILED)[0]]
@@ -118,6 +125,7 @@ def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
     return Chart(name="comparison", title=f"The best {loss} is {', '.join(said)}", axes=axes, series=series)
 
 
+@StudyChart(section="Search", place=6, depth=Depth.LOSSES, is_shown=lambda trials, chart: len(trials.sampler.names) > 1)
 def samplers(trials: TrialColumns) -> Chart:
     """Return which sampler chose each trial, as spans of trial numbers."""
     axes = Axis(name="trial"), Axis(name="sampler", scale=Scale.CATEGORY, categories=trials.sampler.names)

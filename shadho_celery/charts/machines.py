@@ -21,14 +21,17 @@ from shadho_celery.charts.chart import (
     empty_chart,
     thin_points,
 )
-from shadho_celery.charts.columns import AttemptColumns, TrialColumns
+from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.charts.timeline import busy_words
-from shadho_celery.core.checks import listed
+from shadho_celery.core.checks import listed, short
 from shadho_celery.core.records import Placed
-from shadho_celery.core.trial import TrialState
+from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted, digits, took
+from shadho_celery.errors import UsageError
 from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.predictors.durations import filled
+from shadho_celery.results.study import StudyResults
 
 #: maximum number of intervals of time in charts over time, and mean number of marks of an interval if there are fewer
 INTERVALS, PER_INTERVAL = 60, 10
@@ -51,6 +54,7 @@ _NO_TIMES = "The recorded times do not show which slots there were, for example 
 _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
 
 
+@StudyChart(section="Machines", place=2, depth=Depth.FACTS)
 def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     """Return the completed trials per hour by class over time, beside the bound of what the fleet could complete."""
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
@@ -97,6 +101,7 @@ def _stacked(name: str, edges: Array, base: Array, top: Array) -> Series:
     return Series(name=name, mark=Mark.BARS, colour=f"class {name}", columns=columns)
 
 
+@StudyChart(section="Machines", place=3, depth=Depth.FACTS)
 def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     """Return how many more trials an hour one more worker of each class would complete."""
     seconds, slots, mix = mean_seconds(trials, attempts), _slots(trials, attempts), _mix(trials)
@@ -141,6 +146,7 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     )
 
 
+@StudyChart(section="Machines", place=4, depth=Depth.FACTS)
 def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     """Return the predicted seconds of each completed attempt beside the actual seconds, by class."""
     axes = (
@@ -156,10 +162,8 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         return empty_chart(name, "Predicted and actual seconds", empty, *axes)
     places = np.flatnonzero(is_known)
     drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)
-    is_drawn = np.zeros(len(attempts), bool)
-    is_drawn[places[drawn]] = True
     series = []
-    for class_name, own in attempts.compute_class.places(is_drawn):
+    for class_name, own in attempts.compute_class.places(places[drawn]):
         columns = {"x": cells(predicted[own]), "y": cells(seconds[own]), "number": cells(attempts.number[own])}
         series.append(Series(name=class_name, mark=Mark.POINTS, colour=f"class {class_name}", columns=columns))
     ends: list[Cell] = [float(predicted[places].min()), float(predicted[places].max())]
@@ -174,7 +178,19 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     return Chart(name=name, title=title, axes=axes, series=series, note=note)
 
 
-def why_here(
+@StudyChart()
+def why_here(study: StudyResults, attempts: AttemptColumns, number: int, attempt: int = 1) -> Chart:
+    """Return what each class would have cost a trial when an attempt of it was placed."""
+    trial = study.trial(number)
+    found = [each for each in study.records.of_trial(number) if each["attempt"] == attempt]
+    if not found:
+        raise UsageError(f"the store has no attempt {short(attempt)} of trial {number}")
+    seconds = trial.seconds if trial.state == TrialState.COMPLETE and trial.attempts == attempt else None
+    free = free_slots(attempts, number, attempt)
+    return costs(found[0]["placed"], found[0]["compute_class"], (number, attempt), seconds, free)
+
+
+def costs(
     placed: Mapping[str, Placed],
     chosen: str | None,
     key: tuple[int, int],
@@ -222,7 +238,7 @@ def why_here(
 
 
 def reasons(placed: Mapping[str, Placed], chosen: str | None, free: Mapping[str, int]) -> Iterator[str]:
-    """Yield clauses on why a class was chosen, which may follow "because". The arguments are those of `why_here`."""
+    """Yield clauses on why a class was chosen, which may follow "because". The arguments are those of `costs`."""
     own = None if chosen is None or chosen not in placed else placed[chosen].seconds
     if own is None:
         return
@@ -261,6 +277,7 @@ def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str,
     return {name: max(0, slots - held.get(name, 0)) for name, slots in found.items()}
 
 
+@StudyChart(section="Machines", place=5)
 def waiting(attempts: AttemptColumns) -> Chart:
     """Return the mean number of attempts that waited in the queue of each class, by intervals of time."""
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="mean number of waiting attempts")
@@ -295,21 +312,21 @@ def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:
 
 
 def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:
-    """Return the mean slot seconds of a trial by subspace and class: its seconds times its slots.
+    """Return the mean slot seconds for each completed trial by subspace and class: its seconds times its slots.
 
-    Pairs without completed trials are estimated from the others. A class without any trial counts as a mean class. What
-    fails or is pruned counts as time without result: it lengthens the seconds for each completed trial.
+    What fails or is pruned counts as time without result. Pairs without a completed trial are estimated from the
+    others (`predictors.durations`), and a class without any counts as a mean class.
     """
-    names, classes = trials.subspace.names, _classes(trials, attempts)
-    rows, columns, seconds = trials.subspace.codes, trials.compute_class.codes, trials.slot_seconds
-    known = np.isfinite(seconds) & (rows >= 0) & (columns >= 0)
-    ended = known & trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED)
-    pairs, size = rows * len(classes) + columns, len(names) * len(classes)
-    total = np.bincount(pairs[ended], seconds[ended], size)
-    count = np.bincount(pairs[known & trials.is_complete & (seconds > 0)], minlength=size)
-    done = np.flatnonzero(count).tolist()
-    means = {(names[p // len(classes)], classes[p % len(classes)]): float(total[p] / count[p]) for p in done}
-    return filled(means, [*dict.fromkeys(subspace for subspace, _ in means)], classes)
+    subspaces, classes = trials.subspace, trials.compute_class
+    is_timed = np.isfinite(trials.seconds) & (trials.seconds > 0) & (subspaces.codes >= 0) & (classes.codes >= 0)
+    ended, done = is_timed & trials.state.is_in(*COUNTED), is_timed & trials.is_complete
+    pairs = subspaces.codes * len(classes.names) + classes.codes
+    seconds, counts = np.bincount(pairs[ended], trials.slot_seconds[ended]), np.bincount(pairs[done])
+    means = {}
+    for pair in np.flatnonzero(counts).tolist():
+        row, column = divmod(pair, len(classes.names))
+        means[subspaces.names[row], classes.names[column]] = float(seconds[pair] / counts[pair])
+    return filled(means, dict.fromkeys(name for name, _ in means), _classes(trials, attempts)) if means else {}
 
 
 def _classes(trials: TrialColumns, attempts: AttemptColumns) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from shadho_celery.charts.chart import Array, Indices, thin_rows
 from shadho_celery.charts.columns import Label, TrialColumns
-from shadho_celery.charts.explained import most_telling
+from shadho_celery.charts.explained import most_telling, scaled, varies
 from shadho_celery.predictors.durations import estimated
 from shadho_celery.predictors.param_effects import DRAWS, MIN_TRIALS, Basis, Regression
 
@@ -56,7 +56,7 @@ def seconds_shares(trials: TrialColumns, least: int) -> dict[str, float]:
     sums: dict[str, float] = {}
     for subspace in range(len(names)):
         own = np.flatnonzero(subspaces == subspace)
-        labels = [trials.labels[name] for name in active if _varies(trials.labels[name].values[timed[own]])]
+        labels = [trials.labels[name] for name in active if varies(trials.labels[name].values[timed[own]])]
         if labels and len(own) >= NEEDED:
             labels = [*most_telling(labels, timed[own], _within(logs[own], classes[own]))]
             values = _features(labels, timed[own]), classes[own], logs[own]
@@ -123,25 +123,15 @@ def _features(labels: Sequence[Label], places: Indices) -> Array:
     rows = np.empty((len(places), len(labels)))
     for column, label in enumerate(labels):
         values = label.values[places]
-        if not label.options:
-            # Halves, because the difference of two great numbers may be infinite.
-            values = np.where(np.isfinite(values), np.log(values) if label.is_log else values / 2, np.nan)
-            least, most = np.nanmin(values), np.nanmax(values)
-            values = (values - least) / (most - least)
-        rows[:, column] = values
+        rows[:, column] = values if label.options else scaled(label, values)
     return rows
-
-
-def _varies(values: Array) -> bool:
-    known = values[np.isfinite(values)]
-    return bool(len(known) and (known != known[0]).any())
 
 
 def _divides(values: Array, subspaces: Indices) -> bool:
     """Return whether a label has one value in each subspace, and several in all: it decides between subspaces."""
     first = np.full(int(subspaces.max()) + 1, np.nan)
     first[subspaces[::-1]] = values[::-1]
-    return bool((values == first[subspaces]).all()) and _varies(values)
+    return bool((values == first[subspaces]).all()) and varies(values)
 
 
 def _within(values: Array, classes: Indices) -> Array:

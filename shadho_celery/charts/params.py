@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from shadho_celery.charts import additive, param_seconds
 from shadho_celery.charts.additive import Shares, loss_shares
@@ -16,7 +15,6 @@ from shadho_celery.charts.chart import (
     Axis,
     Cell,
     Chart,
-    Indices,
     Mark,
     Scale,
     Series,
@@ -28,14 +26,17 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import INFEASIBLE, Label, TrialColumns, points_by_class
 from shadho_celery.charts.param_seconds import NEEDED, seconds_shares
-from shadho_celery.core.checks import listed
+from shadho_celery.charts.registry import StudyChart
+from shadho_celery.core.checks import listed, short
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import counted
+from shadho_celery.errors import UsageError
+from shadho_celery.results.study import StudyResults
 
 #: number of best trials that parallel coordinates always keep
 BEST = 50
-#: maximum number of labels of parallel coordinates
-MOST_AXES = 12
+#: maximum number of labels of parallel coordinates, and of those whose slices a page shows
+MOST_AXES, SLICES = 12, 12
 
 #: share of the variance of the seconds below which a label is not said to matter, and from which on it matters most
 #: while other labels have no share yet; and factor of two shares from which on one is greater
@@ -61,6 +62,7 @@ class Importance(Struct, frozen=True, kw_only=True):
     trials: int
 
 
+@StudyChart(section="Params", place=3)
 def parallel(trials: TrialColumns) -> Chart:
     """Return a line for each COMPLETE trial over its labels and its loss; the most important labels come first."""
     shown = [each.label for each in importances(trials, with_seconds=False)][:MOST_AXES]
@@ -75,7 +77,7 @@ def parallel(trials: TrialColumns) -> Chart:
     drawn, note = thin_rows(len(places), MOST // len(axes), is_best)
     places = places[drawn]
     series = []
-    for name, is_infeasible, own in trials.by_class(_mask(places, len(trials))):
+    for name, is_infeasible, own in trials.by_class(places):
         # Named by the place of the axis, because a label may have any name.
         values = [*(trials.labels[label].values for label in shown), trials.loss]
         columns: dict[str, list[Cell]] = {f"axis {index}": cells(each[own]) for index, each in enumerate(values)}
@@ -93,29 +95,30 @@ def parallel(trials: TrialColumns) -> Chart:
     return Chart(name="parallel", title=title, axes=axes, series=series, note=note.strip())
 
 
-def slice_of(trials: TrialColumns, label: str) -> Chart:
-    """Return the loss over one label, for the trials in which it is active. Raises KeyError for an unknown label."""
-    found = trials.labels[label]
-    name = f"slice {label}"
+def _most_important(trials: TrialColumns) -> list[str]:
+    return [each.label for each in importances(trials, with_seconds=False)[:SLICES]]
+
+
+@StudyChart(name="slice", section="Params", place=2, choice="param", choices=_most_important)
+def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
+    """Return the loss over one label, for the trials in which it is active."""
+    found = trials.labels.get(label)
+    if found is None and label not in study.space:
+        raise UsageError(f"the study has no param {short(label)}")
+    name, title = f"slice {label}", f"The loss over {label}"
+    if found is None or not (trials.is_complete & found.is_active).any():
+        return empty_chart(name, title, "No trial with this label has completed yet.")
     axes = (
         _axis(found),
         Axis(name=next(iter(trials.objectives), "loss"), scale=scale_of(trials.loss[trials.is_complete])),
     )
-    is_shown = trials.is_complete & found.is_active
-    if not is_shown.any():
-        return empty_slice(label, *axes)
-    places = np.flatnonzero(is_shown)
+    places = np.flatnonzero(trials.is_complete & found.is_active)
     drawn, note = thin_points(found.values[places], trials.loss[places])
-    series = [*points_by_class(trials, found.values, _mask(places[drawn], len(trials)))]
-    title = f"The loss over {label}{_where(trials, found)}"
-    return Chart(name=name, title=title, axes=axes, series=series, note=note)
+    series = [*points_by_class(trials, found.values, places[drawn])]
+    return Chart(name=name, title=f"{title}{_where(trials, found)}", axes=axes, series=series, note=note)
 
 
-def empty_slice(label: str, *axes: Axis) -> Chart:
-    """Return the chart of `slice_of` for a label that no COMPLETE trial has."""
-    return empty_chart(f"slice {label}", f"The loss over {label}", "No trial with this label has completed yet.", *axes)
-
-
+@StudyChart(section="Params", place=1)
 def importance(trials: TrialColumns) -> Chart:
     """Return two bars for each label: how much it matters for the loss, and how much for the seconds."""
     by_loss = loss_shares(trials)
@@ -229,9 +232,3 @@ def _for_seconds(rated: Sequence[Importance]) -> tuple[str, ...]:
 
 def _named(labels: Sequence[str]) -> str:
     return " and ".join(labels) if len(labels) <= 2 else listed(labels, MOST_NAMED)
-
-
-def _mask(places: Indices, count: int) -> NDArray[np.bool_]:
-    found = np.zeros(count, bool)
-    found[places] = True
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +20,18 @@ from shadho_celery.charts.chart import (
     scale_of,
     thin_points,
 )
-from shadho_celery.charts.columns import INFEASIBLE, TrialColumns, points_by_class
+from shadho_celery.charts.columns import INFEASIBLE, Depth, TrialColumns, points_by_class
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import Report, TrialState
 from shadho_celery.core.units import counted
+from shadho_celery.results.study import StudyResults
 from shadho_celery.study.rungs import agreements
 
 #: maximum number of trials whose reports are drawn; the best ones and the latest ones
 MOST_CURVES = 100
 
 
+@StudyChart(section="Search", place=4, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
 def rungs(trials: TrialColumns) -> Chart:
     """Return the losses of COMPLETE trials over their budgets. The title says whether ranks agree between rungs."""
     axes = Axis(name="budget", scale=Scale.LOG), Axis(name="loss", scale=scale_of(trials.loss[trials.is_complete]))
@@ -38,10 +40,8 @@ def rungs(trials: TrialColumns) -> Chart:
         return empty_chart("rungs", "The losses by budget", "This study has no budgets.", *axes)
     places = np.flatnonzero(trials.is_complete & (trials.rung >= 0))
     drawn, note = thin_points(trials.budget[places], trials.loss[places])
-    is_drawn = np.zeros(len(trials), bool)
-    is_drawn[places[drawn]] = True
     origin = np.where(trials.origin >= 0, trials.origin, np.nan)
-    series = [*points_by_class(trials, trials.budget, is_drawn, {"origin": lambda own: cells(origin[own])})]
+    series = [*points_by_class(trials, trials.budget, places[drawn], {"origin": lambda own: cells(origin[own])})]
     known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
     said = f"the order of trials agrees by {', '.join(known)}" if known else "too few trials to compare their order"
     return Chart(
@@ -75,10 +75,11 @@ def _may_have_reports(trials: TrialColumns) -> NDArray[np.bool_]:
     return np.isfinite(trials.started_at) | trials.is_rated
 
 
-def curves(trials: TrialColumns, reports: Iterable[Report]) -> Chart:
+@StudyChart(section="Search", place=5, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
+def curves(trials: TrialColumns, study: StudyResults) -> Chart:
     """Return the reported losses of the `candidates` by step. Trials that were pruned are told apart."""
     by_trial: defaultdict[int, list[Report]] = defaultdict(list)
-    for report in reports:
+    for report in study.reports(candidates(trials)):
         by_trial[report.number].append(report)
     sign = -1.0 if trials.is_maximized else 1.0
     values = sign * np.array([report.loss for each in by_trial.values() for report in each], float)

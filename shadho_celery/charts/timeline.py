@@ -12,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series, cells, empty_chart
-from shadho_celery.charts.columns import AttemptColumns, Session, TrialColumns
+from shadho_celery.charts.columns import AttemptColumns, Depth, Session, TrialColumns
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.records import Leaving
+from shadho_celery.core.settings import BUDGETS
 from shadho_celery.core.units import counted, took
+from shadho_celery.errors import UsageError
 from shadho_celery.predictors.preemption import preemption_rate
+from shadho_celery.results.study import StudyResults
 
 #: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class
 MOST_SLOTS, MOST_HOSTS = 60, 600
@@ -23,6 +27,8 @@ MOST_SLOTS, MOST_HOSTS = 60, 600
 MOST_BARS = 4000
 #: width in pixels for which the chart is made: with more attempts, bars that are narrower than a pixel are joined
 PIXELS = 1200
+#: maximum of a moment in seconds since the epoch, which is before the year 5138
+MOST_MOMENT = 1e11
 #: how the bars of attempts are drawn, by how the attempts ended; other ends are drawn as `light`
 FORMS = {
     "complete": "filled",
@@ -97,6 +103,12 @@ class Rows:
         }
 
 
+def _depth(study: StudyResults, **_: object) -> Depth:
+    has_budgets = any(study.in_force.get(name) for name in BUDGETS)
+    return Depth.FACTS if has_budgets else Depth.LOSSES
+
+
+@StudyChart(section="Machines", place=1, depth=_depth)
 def timeline(
     attempts: AttemptColumns,
     since: float | None = None,
@@ -112,6 +124,8 @@ def timeline(
     share of busy slots; so are bars narrower than a pixel if there are more than `MOST_BARS`. With `trials`, the bars
     of promoted trials have a column `continues`: the number of the trial that they continue.
     """
+    _check(since, until)
+    pixels = min(max(pixels, 100), PIXELS * 4)
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="slot", scale=Scale.CATEGORY)
     known = np.isfinite(attempts.started_at)
     if not known.any():
@@ -164,6 +178,15 @@ def timeline(
     title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots {words}"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
     return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
+
+
+def _check(since: float | None, until: float | None) -> None:
+    """Raise UsageError for what is no moment, or an end that is not after its beginning."""
+    # A NaN fails this comparison too.
+    if not all(each is None or 0 <= each <= MOST_MOMENT for each in (since, until)):
+        raise UsageError("a timeline begins and ends at a moment in seconds since the epoch")
+    if since is not None and until is not None and until <= since:
+        raise UsageError("the end of a timeline must be after its beginning")
 
 
 def _preemptions(attempts: AttemptColumns) -> str:
@@ -324,12 +347,8 @@ def _part(part: object) -> str:
 
 def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[int, int]) -> Iterator[Series]:
     """Yield the bars of single attempts, a series for each class, end and copies. `before` is from `continued`."""
-    within = np.zeros(len(attempts), bool)
-    within[bars] = True
-    ends: NDArray[np.bool_] = attempts.end.codes < 0
-    groups = [("running", within & ends), *((end, within & attempts.end.is_in(end)) for end in attempts.end.names)]
-    for end, is_so in groups:
-        for name, places in attempts.compute_class.places(is_so):
+    for end, ended in [("running", bars[attempts.end.codes[bars] < 0]), *attempts.end.places(bars)]:
+        for name, places in attempts.compute_class.places(ended):
             for is_copy in (False, True):
                 own = places[attempts.is_copy[places] == is_copy]
                 if not len(own):

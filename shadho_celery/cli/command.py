@@ -32,7 +32,7 @@ class Command(click.Command):
         try:
             _, _, given = self.make_parser(ctx).parse_args(args=[*args])
         except click.NoSuchOption as error:
-            names = {name: str(each.words) for name, each in SETTINGS.items()}
+            names = {name: each.flag for name, each in SETTINGS.items()}
             names |= {flag.lstrip("-").replace("-", "_"): flag for each in self.params for flag in each.opts}
             if here := elsewhere(error.option_name.lstrip("-"), names):
                 hint = f"here it is {names.get(here, here)}"

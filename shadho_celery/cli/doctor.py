@@ -342,7 +342,7 @@ def workers(site: Site) -> Finding:
     lonely = [text for text in waiting if text.rpartition(" (")[0] not in serving]
     if lonely:
         return _wrong(f"queues without workers: {_few(lonely)}", "start one: shadho-celery worker --class NAME")
-    stopped = [name for name, each in sorted(fleet.workers.items()) if each.quarantined and not each.draining]
+    stopped = [name for name, each in sorted(fleet.workers.items()) if each.state == "quarantined"]
     if stopped:
         return _wrong(f"quarantined: {_few(stopped)}", "repair the machine, then restart the worker; its log says why")
     if fleet.studies and not serving:

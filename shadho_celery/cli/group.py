@@ -8,6 +8,7 @@ from importlib import import_module
 import click
 
 from shadho_celery.cli.connection_options import refusals
+from shadho_celery.core.actions import ACTIONS
 from shadho_celery.core.checks import guess
 
 #: name -> module, its click command, and one line of help, so that `--help` need not import the modules
@@ -27,14 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "export": ("shadho_celery.cli.export", "export", "Write a study's trials as csv, json or parquet."),
     "report": ("shadho_celery.cli.report", "report", "Write a study's report with charts as one HTML file."),
     "rm": ("shadho_celery.cli.remove", "rm", "Delete a study with its files."),
-    "stop": ("shadho_celery.cli.control", "stop", "End a running study once its trials have finished."),
-    "pause": ("shadho_celery.cli.control", "pause", "Let a running study start no more trials for now."),
-    "unpause": ("shadho_celery.cli.control", "unpause", "Let a paused study start trials again."),
-    "cancel": ("shadho_celery.cli.control", "cancel", "Cancel one trial of a running study."),
-    "enqueue": ("shadho_celery.cli.control", "enqueue", "Let a running study run known points next."),
-    "set": ("shadho_celery.cli.control", "change", "Change settings of a running study."),
-    "drain": ("shadho_celery.cli.control", "drain", "Let a worker take no more trials."),
-    "undrain": ("shadho_celery.cli.control", "undrain", "Let a drained worker take trials again."),
+    **{name: ("shadho_celery.cli.control", name, kind.line) for name, kind in ACTIONS.items()},
     "dashboard": ("shadho_celery.dashboard.command", "dashboard", "Show studies and machines on a web page."),
     "doctor": ("shadho_celery.cli.doctor", "doctor", "Check servers, store, clocks, workers, queues and disks."),
     "status": ("shadho_celery.cli.status", "status", "Show what runs: studies, workers, queues."),
@@ -69,8 +63,10 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
-        found: click.Command = getattr(import_module(module), attribute)
+        place, attribute, _ = COMMANDS[cmd_name]
+        module = import_module(place)
+        kind = ACTIONS.get(cmd_name)
+        found: click.Command = getattr(module, attribute) if kind is None else module.command(kind)
         return found
 
     def resolve_command(

@@ -59,9 +59,9 @@ def logs(
     named = connection_options.environment(**connection)
     os.environ.update(named)
     # Imported late, because `--help` needs none of it.
-    from shadho_celery.control.logs import open_logs
+    from shadho_celery.control.logs import TrialLogs
 
-    with opened(store, name) as study, closing(open_logs(is_fleet=urls.is_fleet(named))) as found:
+    with opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet(named))) as found:
         trial = study.trial(number)
         if attempt is not None and attempt > trial.attempts:
             raise UsageError(

@@ -67,14 +67,13 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
 
 
 def _leave_fleet(deleted: Deleted) -> None:
-    """Remove the messages and Redis keys of a deleted study from the fleet. Print what could not be removed."""
+    """Stop the trials of a deleted study on the fleet, or print why they continue."""
     # Imported late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.fleet.executor import remove
 
     try:
-        dropped = remove(deleted.key, deleted.numbers, deleted.classes)
+        remove(deleted.key, deleted.numbers)
     except ServiceError as error:
         say(f"Warning: the study's running and waiting trials on the fleet continue: {error}", err=True)
         return
-    if dropped:
-        say(f"deleted: {dropped} messages of ended trials that waited in the fleet's queues")
+    say("not deleted: messages of its trials in the fleet's queues, if there are any; workers refuse them")

@@ -5,7 +5,7 @@ Reading takes no lock: all of them work while a study runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +20,7 @@ from shadho_celery.cli.result_options import (
     store_option,
     study_argument,
 )
-from shadho_celery.core.checks import one_line, unbroken
-from shadho_celery.core.failures import read_failure
+from shadho_celery.core.checks import unbroken
 from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, TrialState
@@ -78,9 +77,11 @@ def studies(store: str, as_json: bool) -> None:
         return
     from rich.text import Text
 
-    table = _table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
+    from shadho_celery.cli.tables import make_table, number
+
+    table = make_table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
     for each in found:
-        facts = (each.count(*COUNTED), each.count(TrialState.FAILED), _number(each.best_loss))
+        facts = (each.count(*COUNTED), each.count(TrialState.FAILED), number(each.best_loss))
         running_on, state = each.running_on, each.state
         state = f"{state} on {running_on}" if running_on else state
         table.add_row(Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at))
@@ -112,11 +113,12 @@ def show(name: str, store: str, as_json: bool) -> None:
 
 def _explain(found: StudyResults, *, has_workers: bool) -> None:
     """Print which params matter, and what one more worker would add if trials run on workers."""
+    from shadho_celery.charts.study import CHARTS
     from shadho_celery.pages.reading import StudyData
 
-    charts = StudyData(found).charts
-    for chart in (charts.importance(), *([charts.one_more_worker()] if has_workers else [])):
-        if not chart.empty:
+    data = StudyData(found)
+    for name in ["importance"] + ["one_more_worker"] * has_workers:
+        if not (chart := CHARTS[name].draw(data)).empty:
             say(f"{chart.title}.")
 
 
@@ -310,36 +312,14 @@ def _chosen(
     return sorted(found, key=key)[:most], count
 
 
-def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
-    from rich.text import Text
+def _trials_table(found: Sequence[TrialResult], *, with_errors: bool) -> Table:
+    from shadho_celery.cli import tables
 
-    from shadho_celery.cli.tables import NAME, cut, make_console
-    from shadho_celery.core.units import took
-    from shadho_celery.results.trial import given
-
-    has_room = make_console().width >= NARROW
+    where = ["class", "host"] if tables.make_console().width >= NARROW else []
     # The version of the code shows which failures are from before a fix.
-    has_codes = with_errors and len({each.code for each in found}) > 1
-    where = ["class", "host"] if has_room else []
-    losses = dict.fromkeys(name for each in found for name in each.losses)
-    has_budgets = any(each.budget is not None for each in found)
-    has_steps = any(each.step is not None for each in found)
-    violates = any(not each.is_feasible for each in found)
-    on_rung = [">budget"] * has_budgets + [">step"] * has_steps + [">violation"] * violates
-    names = [">trial", "state", *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), *on_rung]
-    names += [">time", *where]
-    names += ["code"] if has_codes else []
-    table = _table(*names, "error" if with_errors else "what the objective got")
-    for each in found:
-        words = str(read_failure(each.error)) if with_errors else given(each)
-        shown = [each.losses.get(name) for name in losses] or [each.loss]
-        rung = [_number(each.budget)] * has_budgets + ["-" if each.step is None else str(each.step)] * has_steps
-        rung += [f"{each.violation:.3g}" if each.violation else "-"] * violates
-        cells = (str(each.number), each.state.lower(), *map(_number, shown), *rung, took(each.seconds))
-        facts = [each.compute_class or "-", each.host or "-"] if has_room else []
-        facts += [each.code or "-"] if has_codes else []
-        table.add_row(*cells, *map(Text, facts), cut(one_line(words, 1000)))
-    return table
+    code = ["code"] * (with_errors and len({each.code for each in found}) > 1)
+    facts = [">trial", "state", *tables.RESULT, ">time", *where, *code]
+    return tables.trial_table(found, *facts, "error" if with_errors else tables.GOT)
 
 
 def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
@@ -482,20 +462,6 @@ def _listed(title: str, found: Any) -> Iterator[str]:
         yield f"{title}:"
         # A name with a line feed could imitate lines of this output.
         yield from (f"  {name if name.isprintable() else repr(name)}: {found[name]!r}" for name in found)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
-
-
-def _table(*names: str) -> Table:
-    """Return a table with these columns. A > before a name marks a column of numbers. Only the last column shrinks."""
-    from rich.table import Table
-
-    from shadho_celery.cli.tables import fact, last, right
-
-    columns = [right(name[1:]) if name[0] == ">" else fact(name) for name in names[:-1]]
-    return Table(*columns, last(names[-1]))
 
 
 def _print(table: Table) -> None:

@@ -20,7 +20,7 @@ from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.cli.result_options import print_json
 from shadho_celery.cli.shown_output import ShownOutput, WorkerLines
 from shadho_celery.core.units import counted, money
-from shadho_celery.errors import NoSuccessfulTrial, Surface, told
+from shadho_celery.errors import NoSuccessfulTrial
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of, state_at_rest
@@ -58,8 +58,7 @@ def run_study(options: RunOptions) -> int:
         # The objects of the libraries that it imports need no collections either (`without_collections`).
         gc.freeze()
         console = tables.make_console(stderr=options.as_json)
-        stated = {*file.stated}.difference(options.given)
-        with told(Surface.COMMAND, stated), Session(options, file, say_beside) as session:
+        with Session(options, file, say_beside) as session:
             connection_options.warn_of_password("--store", options.store, "PGPASSWORD or ~/.pgpass")
             view: View = view_of(session, console)
             if options.show_output or options.verbose:

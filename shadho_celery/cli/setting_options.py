@@ -57,7 +57,7 @@ def option(setting: Setting, *, multiple: bool = False, is_change: bool = False)
     """
     default = setting.default if setting.shown_default is None else setting.shown_default
     shown = "" if is_change or default in (None, "") else f"  [default: {default}]"
-    flag = setting.words.command
+    flag = setting.flag
     is_switch = isinstance(setting.default, bool)
     form: dict[str, Any] = {"type": click.Choice([*setting.choices]) if setting.choices else Value(setting)}
     if is_switch or setting.value:

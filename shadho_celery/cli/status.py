@@ -217,7 +217,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
         "classes": {
             name: {
                 "workers": len(by_class[name]),
-                "quarantined": sum(worker.quarantined and not worker.draining for worker in by_class[name]),
+                "quarantined": sum(worker.state == "quarantined" for worker in by_class[name]),
                 "draining": sum(worker.draining for worker in by_class[name]),
                 "slots": sum(worker.slots for worker in by_class[name]),
                 "busy": sum(worker.busy for worker in by_class[name]),
@@ -261,7 +261,7 @@ def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:
         "name": name,
         "class": worker.compute_class,
         "host": worker.machine.host,
-        "state": _state(worker),
+        "state": worker.state,
         "slots": worker.slots,
         "busy": worker.busy,
         "gpus": [
@@ -272,13 +272,6 @@ def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:
         "age": age,
         "runs": sorted(runs, key=lambda run: -run["seconds"]),
     }
-
-
-def _state(worker: Worker) -> str:
-    """Return a worker's state in one word. A drained worker whose trials have not ended yet is draining."""
-    if worker.draining:
-        return "drained" if worker.drained and not worker.busy else "draining"
-    return "quarantined" if worker.quarantined else "serving"
 
 
 def codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:

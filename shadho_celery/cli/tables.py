@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from rich.console import Console
@@ -16,8 +16,9 @@ from rich.text import Text
 from shadho_celery.cli.console import PrintableConsole
 from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import listed, one_line, unbroken
+from shadho_celery.core.failures import read_failure
 from shadho_celery.core.names import NO_PRUNER
-from shadho_celery.core.trial import TrialState, violation_of
+from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, took
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.results.preferences import Preference
@@ -130,9 +131,9 @@ def summary(
     `run` has the facts of the run, if this process has run the study.
     """
     if front := report.front:
-        console.print(best_table(spread_out(front), report.objectives))
+        console.print(trial_table(spread_out(front), *BEST_COLUMNS))
     elif best := report.best_few:
-        console.print(best_table(best, report.objectives))
+        console.print(trial_table(best, *BEST_COLUMNS))
     if len(report.classes) > 1 and report.counts[_S.COMPLETE]:
         console.print(placement_table(report))
     if rungs := report.rungs:
@@ -174,7 +175,8 @@ def action_lines(actions: Sequence[Action]) -> list[str]:
         f"{one_line(each.answer.text)}"
         for each in actions[-ACTIONS:]
     ]
-    return lines + [f"and {len(actions) - ACTIONS} earlier requests; all: show --json"] * (len(actions) > ACTIONS)
+    earlier = len(actions) - ACTIONS
+    return lines + [f"and {counted(earlier, 'earlier request')}; all: show --json"] * (earlier > 0)
 
 
 def wrong_lines(report: StudyReport, run: Run | None) -> tuple[Sequence[FailureCount], list[str]]:
@@ -248,19 +250,53 @@ def place_lines(hosts: Mapping[str, int], codes: Iterable[str], versions: Iterab
     ]
 
 
-def best_table(trials: Sequence[TrialResult], objectives: Mapping[str, str] | None = None) -> Table:
-    """Return a table with one row per trial: its losses, and if any trial has them budget and violated constraints."""
-    has_budgets = any(trial.budget is not None for trial in trials)
-    violations = [violation_of(trial.constraints) for trial in trials]
-    names = [one_line(name, NAME) for name in objectives or ()] or ["loss"]
-    names += ["budget"] * has_budgets + ["violation"] * any(violations)
-    table = Table(*map(right, ("trial", *names)), fact("class"), last("what the objective got"))
-    for trial, violation in zip(trials, violations, strict=True):
-        figures = [f"{loss:.6g}" for loss in trial.losses.values()] or [f"{trial.loss or 0.0:.6g}"]
-        figures += ["all" if trial.budget is None else f"{trial.budget:.6g}"] * has_budgets
-        figures += [f"{violation:.3g}" if violation else "-"] * any(violations)
+def number(value: float | None) -> str:
+    """Return text for a number with six digits, or - without one."""
+    return "-" if value is None else f"{value:.6g}"
+
+
+def make_table(*names: str) -> Table:
+    """Return a table with these columns. A > before a name marks a column of numbers. Only the last column shrinks."""
+    return Table(*(right(name[1:]) if name[0] == ">" else fact(name) for name in names[:-1]), last(names[-1]))
+
+
+#: column of a trial's values, columns of its result, and those of the table of the best trials
+GOT, RESULT = "what the objective got", ("losses", ">budget", ">step", ">violation")
+BEST_COLUMNS = (">trial", "losses", ">budget", ">violation", "class", GOT)
+#: columns of a trial's facts, and their texts
+_TEXTS: Mapping[str, Callable[[TrialResult], str]] = {
+    ">trial": lambda trial: str(trial.number),
+    "state": lambda trial: trial.state.lower(),
+    ">budget": lambda trial: "all" if trial.budget is None else number(trial.budget),
+    ">step": lambda trial: "-" if trial.step is None else str(trial.step),
+    ">violation": lambda trial: f"{trial.violation:.3g}" if trial.violation else "-",
+    ">time": lambda trial: took(trial.seconds),
+    "class": lambda trial: trial.compute_class or "-",
+    "host": lambda trial: trial.host or "-",
+    "code": lambda trial: trial.code or "-",
+    "error": lambda trial: one_line(read_failure(trial.error), 1000),
+    GOT: given,
+}
+#: columns that are left out if no trial has their fact
+_OPTIONAL: Mapping[str, Callable[[TrialResult], bool]] = {
+    ">budget": lambda trial: trial.budget is not None,
+    ">step": lambda trial: trial.step is not None,
+    ">violation": lambda trial: not trial.is_feasible,
+}
+
+
+def trial_table(trials: Sequence[TrialResult], *facts: str) -> Table:
+    """Return a table with a row for each trial, and these facts as columns. "losses" stands for a column for each."""
+    shown = [name for name in facts if name not in _OPTIONAL or any(map(_OPTIONAL[name], trials))]
+    place, losses = shown.index("losses"), [*dict.fromkeys(name for each in trials for name in each.losses)]
+    before, after = shown[:place], shown[place + 1 :]
+    table = make_table(*before, *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), *after)
+    for each in trials:
+        values = [each.losses.get(name) for name in losses] or [each.loss]
+        *cells, text = (_TEXTS[name](each) for name in after)
         # Text: rich would read square brackets in a str as its markup.
-        table.add_row(str(trial.number), *figures, Text(str(trial.compute_class)), cut(given(trial)))
+        row = [*(_TEXTS[name](each) for name in before), *map(number, values), *cells]
+        table.add_row(*map(Text, row), cut(text))
     return table
 
 

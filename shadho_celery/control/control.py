@@ -11,7 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from shadho_celery.control.reach import NO_FLEET, Reach, reaches, requester
-from shadho_celery.core.actions import Answer
+from shadho_celery.core import actions
+from shadho_celery.core.actions import MAX_POINTS, Answer, OfStudy, OfWorker
 from shadho_celery.core.checks import as_record, listed, one_line, short
 from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.units import counted
@@ -19,19 +20,12 @@ from shadho_celery.errors import ServiceError, ShadhoError, UsageError
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.transport.control import (
+    CONTROL,
     GRACE_SECONDS,
-    MAX_POINTS,
     MAX_REQUESTS,
     VALID_SECONDS,
-    Cancel,
-    Change,
-    ControlClient,
-    Deed,
-    Enqueue,
-    Pause,
+    Client,
     Request,
-    Stop,
-    Unpause,
 )
 from shadho_celery.transport.drains import Drains
 from shadho_celery.transport.redis import refusals
@@ -64,28 +58,42 @@ class Control:
         """
         self._redis, self._store = redis, store
 
+    def act(self, deed: OfStudy | OfWorker, study: str = "") -> Answer:
+        """Ask for an action, of this `study` or of the worker that the action names."""
+        match deed:
+            case actions.Drain(worker):
+                return self.drain(worker)
+            case actions.Undrain(worker):
+                return self.undrain(worker)
+            case actions.Enqueue(points):
+                deed = actions.Enqueue([_as_json(place, point) for place, point in enumerate(points)])
+                if not 0 < len(deed.points) <= MAX_POINTS:
+                    raise UsageError(f"there are {len(deed.points)} points; give 1 to {MAX_POINTS} at a time")
+            case actions.Set(settings):
+                if not settings:
+                    raise UsageError(f"no setting is given; these can change: {', '.join(CHANGEABLE)}")
+                read_settings(settings)
+        return self._ask(study, deed)
+
     def stop(self, study: str) -> Answer:
         """Send no more trials, and end the study once its running trials have finished, as after one Ctrl-C."""
-        return self._ask(study, Stop())
+        return self.act(actions.Stop(), study)
 
     def pause(self, study: str) -> Answer:
         """Start no more trials until `unpause`. Running trials finish."""
-        return self._ask(study, Pause())
+        return self.act(actions.Pause(), study)
 
     def unpause(self, study: str) -> Answer:
         """Start trials of a paused study again."""
-        return self._ask(study, Unpause())
+        return self.act(actions.Unpause(), study)
 
     def cancel(self, study: str, number: int) -> Answer:
         """Stop the trial with this number. It ends CANCELLED, and does not count towards the limit on trials."""
-        return self._ask(study, as_record({"number": number}, Cancel, "trial"))
+        return self.act(as_record({"number": number}, actions.Cancel, "trial"), study)
 
     def enqueue(self, study: str, points: Iterable[object]) -> Answer:
         """Run known points before other trials. Each is a mapping of labels to values, as for `minimize`."""
-        found = [_as_json(place, point) for place, point in enumerate(points)]
-        if not 0 < len(found) <= MAX_POINTS:
-            raise UsageError(f"there are {len(found)} points; give 1 to {MAX_POINTS} at a time")
-        return self._ask(study, Enqueue(found))
+        return self.act(actions.Enqueue([*points]), study)
 
     def set(self, study: str, **settings: Any) -> Answer:
         """Change settings of a running study: trials, seconds, target, early_stop, weight or trial_timeout.
@@ -93,10 +101,7 @@ class Control:
         A later run of the study has the new values too. `trial_timeout` applies to the trials that are sent from now
         on.
         """
-        if not settings:
-            raise UsageError(f"no setting is given; these can change: {', '.join(CHANGEABLE)}")
-        read_settings(settings)
-        return self._ask(study, Change(settings))
+        return self.act(actions.Set(settings), study)
 
     def drain(self, worker: str) -> Answer:
         """Let a worker finish its trials and take no more, until `undrain`.
@@ -143,15 +148,15 @@ class Control:
             _await(reach, place, is_drained=False)
         return Answer(is_done=True, text=f"undrained {place}: it takes trials again")
 
-    def _ask(self, name: str, deed: Deed) -> Answer:
+    def _ask(self, name: str, deed: OfStudy) -> Answer:
         """Send a request to the scheduler of a study, and wait for the answer. Raises ShadhoError without one."""
         with reaches(self._redis) as found, refusals():
             reach, key, study = self._study(found, name)
             what = f"study {one_line(study.name or key, 80)}"
             if (reason := why_not(what, study.control, reach.control)) is not None:
                 return Answer(is_done=False, text=reason)
-            client = ControlClient(reach.client, reach.control)
-            request = client.request(key, study.fence, requester(), deed)
+            client = Client(reach.client, reach.control, CONTROL)
+            request = client.request(key, requester(), deed, study.fence)
             try:
                 entry = client.send(request)
             except ValueError as error:
@@ -279,11 +284,11 @@ def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> t
     return matches[0]
 
 
-def _awaited(reach: Reach, client: ControlClient, request: Request, entry: str, what: str) -> Answer:
+def _awaited(reach: Reach, client: Client[OfStudy, Answer], request: Request, entry: str, what: str) -> Answer:
     """Return the answer to a request. Raises ServiceError if there is none while it is valid, or if the study ends."""
     registry, deadline = Registry(reach.client, StudyWants, reach.signer), time.monotonic() + VALID_SECONDS
     while (answer := client.wait(request, STUDY_SECONDS)) is None and time.monotonic() < deadline + GRACE_SECONDS:
-        if request.study not in registry.living():
+        if request.to not in registry.living():
             raise ServiceError(f"{what} ended before its scheduler answered")
         if time.monotonic() >= deadline and client.take_back(request, entry):
             raise ServiceError(

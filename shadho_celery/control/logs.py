@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from shadho_celery.control.reach import requester
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, below
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.inline import HOST as IN_PROCESS
 from shadho_celery.runner.output import log_path, read_log, replica_logs
 from shadho_celery.transport import urls
-from shadho_celery.transport.logs import LogClient
+from shadho_celery.transport.control import Client, of_worker
+from shadho_celery.transport.logs import LOGS, ReadLog
 from shadho_celery.transport.redis import Redis, connect, refusals
 from shadho_celery.transport.registry import Registry, Worker
-from shadho_celery.transport.signing import Signer
+from shadho_celery.transport.signing import UNSIGNED, Signer
 
 #: seconds to wait for workers' answers
 ANSWER_SECONDS = 10.0
@@ -43,10 +46,15 @@ class NoLog(NamedTuple):
 class TrialLogs:
     """Reads the logs of trials: those in this folder, and otherwise those on the disks of a fleet's workers."""
 
-    def __init__(self, fleet: Callable[[], FleetLogs] | None = None) -> None:
-        """`fleet` is called when the first log is not in this folder; None without a fleet."""
-        self._make_fleet = fleet
-        self._fleet: FleetLogs | None = None
+    def __init__(self, *, is_fleet: bool = False, seconds: float = ANSWER_SECONDS) -> None:
+        """With `is_fleet`, use the fleet's Redis and signing key that the environment names now.
+
+        Redis is used once a log is not in this folder. Wait at most `seconds` for workers' answers.
+        """
+        self._url, self._seconds = urls.url(urls.REDIS) if is_fleet else "", seconds
+        self._signer = Signer.configured() if is_fleet else UNSIGNED
+        self._redis: Redis | None = None
+        #: held while the connection is made
         self._lock = threading.Lock()
 
     def read(
@@ -66,10 +74,8 @@ class TrialLogs:
             return LogPart(*found)
         if host == IN_PROCESS:
             return NoLog(f"trial {number} ran in the process of its search, whose output is not kept")
-        if self._make_fleet is not None:
-            with self._lock:
-                self._fleet = self._fleet or self._make_fleet()
-            return self._fleet.read(study, number, attempt, host, after=after, source=source)
+        if self._url:
+            return self._from_workers(ReadLog(study=study, number=number, attempt=attempt, after=after), host, source)
         if host in {None, socket.gethostname()}:
             # An embedded study keeps its state in the folder in which all of its trials run.
             is_here = below(EMBEDDED, study).is_dir()
@@ -84,49 +90,28 @@ class TrialLogs:
         """Return the files in this folder that have the output of an attempt's other replicas or ranks."""
         return replica_logs(CHECKPOINTS, study, number, attempt)
 
-    def close(self) -> None:
-        """Close the connection to the fleet."""
-        if self._fleet is not None:
-            self._fleet.close()
-
-
-def open_logs(*, is_fleet: bool, seconds: float = ANSWER_SECONDS) -> TrialLogs:
-    """Return a reader of the logs in this folder and, if there is a fleet, of those of its workers.
-
-    The fleet's Redis and signing key are those that the environment names now.
-    """
-    if not is_fleet:
-        return TrialLogs()
-    url, signer = urls.url(urls.REDIS), Signer.configured()
-    return TrialLogs(lambda: FleetLogs(connect(url), signer, seconds))
-
-
-class FleetLogs:
-    """Reads the logs of trials on the disks of a fleet's workers."""
-
-    def __init__(self, client: Redis, signer: Signer, seconds: float = ANSWER_SECONDS) -> None:
-        """Wait at most `seconds` for workers' answers."""
-        self._redis, self._seconds = client, seconds
-        self._fingerprint = signer.fingerprint
-        self._registry = Registry(client, Worker, signer)
-        self._client = LogClient(client, signer)
-        #: held while the live workers are read
-        self._lock = threading.Lock()
-
-    def read(
-        self, study: str, number: int, attempt: int, host: str | None, *, after: int, source: str | None
-    ) -> LogPart | NoLog:
-        """Return a part of a log, or why no worker has it. Arguments and errors are those of `TrialLogs.read`."""
+    def _from_workers(self, deed: ReadLog, host: str | None, source: str | None) -> LogPart | NoLog:
+        """Return a part of a log, or why no worker has it. Other arguments and errors are those of `read`."""
         with refusals():
-            living, strangers = self._living()
+            with self._lock:
+                self._redis = self._redis or connect(self._url)
+            registry = Registry(self._redis, Worker, self._signer)
+            announced = registry.living()
+            living = {name: worker for name, worker in announced.items() if worker.key == self._signer.fingerprint}
+            strangers = registry.refused + len(announced) - len(living)
             on_host = [name for name, worker in living.items() if worker.machine.host == host]
             # Any worker may have the log, because a disk may be shared.
-            asked: Collection[str] = [source] if source in living and source else on_host or [*living]
+            asked = [source] if source in living and source else on_host or [*living]
+            client = Client(self._redis, self._signer, LOGS)
+            first = client.request("", requester(), deed)
+            requests = {replace(first, to=of_worker(name)): name for name in asked}
+            for request in requests:
+                client.send(request)
             has_answered = False
-            for answer in self._client.ask(asked, study, number, attempt, after=after, seconds=self._seconds):
+            for request, answer in client.answers([*requests], self._seconds):
                 has_answered = True
                 if answer.text is not None:
-                    return LogPart(answer.text, answer.end, answer.worker)
+                    return LogPart(answer.text, answer.end, requests[request])
         if strangers and not has_answered:
             return NoLog(
                 f"{strangers} workers sign with another key than this command, or only one side signs; give the "
@@ -135,7 +120,8 @@ class FleetLogs:
             )
         if not on_host:
             return NoLog(
-                f"no worker is live on {host}, where the log of trial {number} is; start one there in the same folder",
+                f"no worker is live on {host}, where the log of trial {deed.number} is; start one there in the same "
+                "folder",
                 is_error=True,
             )
         if not has_answered:
@@ -144,16 +130,11 @@ class FleetLogs:
                 is_error=True,
             )
         return NoLog(
-            f"trial {number} has printed nothing, or its worker on {host} ran in another folder than the current ones"
+            f"trial {deed.number} has printed nothing, or its worker on {host} ran in another folder than the current "
+            "ones"
         )
 
     def close(self) -> None:
-        """Close the connection."""
-        self._redis.close()
-
-    def _living(self) -> tuple[Mapping[str, Worker], int]:
-        """Return the live workers with our signing key, and the number of the others."""
-        with self._lock:
-            announced = self._registry.living()
-            living = {name: worker for name, worker in announced.items() if worker.key == self._fingerprint}
-            return living, self._registry.refused + len(announced) - len(living)
+        """Close the connection to the fleet."""
+        if self._redis is not None:
+            self._redis.close()

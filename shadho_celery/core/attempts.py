@@ -7,11 +7,11 @@ both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from shadho_celery.core.trial import Attempt, Lost, Report, Result, TrialState
+from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 
 T = TypeVar("T")
 
@@ -47,14 +47,23 @@ class Sent:
         return max(0.0, now - self.began) * self.attempt.slots
 
 
+@dataclass(frozen=True, kw_only=True)
+class Transition:
+    """What an event has changed in the state of a study."""
+
+    #: the trial as it is now; None if the event changes nothing in it
+    trial: Trial | None = None
+    #: the attempts that are no longer live because of the event; None if it is not the end of an attempt
+    ended: Sequence[Sent] | None = None
+    #: True if the trial has no live attempt left because of the event
+    is_over: bool = False
+
+
 class Attempts(Generic[T]):
     """Facts about the live attempts, by the numbers of trial and attempt, in the order of sending."""
 
     def __init__(self) -> None:
         self._live: dict[int, dict[int, T]] = {}
-        #: called after an attempt has ended: with the event, the attempts that are no longer live because of it, and
-        #: whether its trial has no live attempt left
-        self.on_end: Callable[[Lost | Result, Sequence[T], bool], None] = lambda event, gone, is_over: None
 
     def __iter__(self) -> Iterator[T]:
         for attempts in self._live.values():

@@ -16,9 +16,6 @@ BROKER_CONNECT_SECONDS = 3.0
 #: broker: each answer to the scheduler, to `status`, and to a worker that checks its queues for messages
 BROKER_SECONDS = 5.0
 
-#: broker: the deletion of refused messages at the end of a study, and by `rm`; workers delete the rest
-REMOVAL_SECONDS = 3.0
-
 #: broker: half of the seconds of silence after which a worker closes its connection to RabbitMQ and opens another
 BROKER_HEARTBEAT_SECONDS = 30.0
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import msgspec
 
 from shadho_celery.core.names import elsewhere
-from shadho_celery.errors import UsageError, Words
+from shadho_celery.errors import UsageError
 
 R = TypeVar("R")
 
@@ -173,18 +173,25 @@ def guess(name: object, known: Collection[str]) -> str:
     return f"here it is {here}; " if here else similar(name, known)
 
 
+def unknown(how: object, known: Collection[str], others: Collection[str], are: str) -> str:
+    """Return why `how` is not a `known` name. `are` tells what the names in `others`, of another kind, stand for."""
+    if how is None:
+        return "it has no name, `how`"
+    if here := elsewhere(str(how), known):
+        return f"write {here} for {short(how, 60)}"
+    return f"{short(how, 60)} {are}" if elsewhere(str(how), others) else f"there is no {short(how, 60)}"
+
+
 def similar(name: object, known: Iterable[str]) -> str:
     """Return the question whether a known name was meant, with a space after it; "" if none is similar."""
     near = get_close_matches(name, known, n=1) if isinstance(name, str) else []
     return f"did you mean {near[0]}? " if near else ""
 
 
-def check_name(kind: str | Words, name: object, known: Collection[str]) -> None:
+def check_name(kind: str, name: object, known: Collection[str]) -> None:
     """Raise UsageError unless `name` is one of the `known` names of its `kind`."""
     if not isinstance(name, str) or name not in known:
-        raise UsageError(
-            "there is no %s %s; %schoose one of %s", kind, short(name), guess(name, known), ", ".join(known)
-        )
+        raise UsageError(f"there is no {kind} {short(name)}; {guess(name, known)}choose one of {', '.join(known)}")
 
 
 def check_whole(least: float = -math.inf, most: float = math.inf, *, other: str = "", **values: object) -> None:
@@ -247,20 +254,18 @@ def decoder(kind: Any) -> Callable[[str | bytes], Any]:
     return read
 
 
-def as_record(
-    value: object, kind: type[R], where: str = "", form: str = "", words: Mapping[str, Words] | None = None
-) -> R:
+def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> R:
     """Convert plain values to a declared record.
 
-    Raises UsageError with these parts: the key that does not fit, prefixed with `where`, or its name in `words`; the
+    Raises UsageError with these parts: the key that does not fit, prefixed with `where`; the
     problem; the field's description; and `form`, the remedy.
     """
     try:
         return msgspec.convert(plain(value), kind)
     except msgspec.ValidationError as error:
         key, what = misfit(error, value, kind)
-        name = (words or {}).get(key) or ".".join(part for part in (where, key) if part)
-        raise UsageError("%s: %s", name, "; ".join(filter(None, (what, description(kind, key), form)))) from None
+        name = ".".join(part for part in (where, key) if part)
+        raise UsageError(f"{name}: {'; '.join(filter(None, (what, description(kind, key), form)))}") from None
 
 
 def description(kind: type[object], key: str) -> str:

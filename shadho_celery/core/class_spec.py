@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -18,6 +18,7 @@ MAX_CLASSES, MAX_WORKERS = 100, 10_000
 
 _FORM = "write [classes.gpu_large] above slots = 1, max_workers = 4, startup_seconds = 120 and the like"
 
+F = TypeVar("F", bound="ClassFacts")
 _Count = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
@@ -25,19 +26,24 @@ _Count = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 _COME_SECONDS = 60.0
 
 
-class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A compute class that need not have a live worker."""
+class ClassFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Facts about the workers of a compute class, which need not be live."""
 
     #: slots of one worker
     slots: _Count = 1
-    #: number of workers that it may have at a time
-    max_workers: _Count = MAX_WORKERS
     #: RAM of one worker; 0 if it is not known
     memory_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     #: money that a slot costs an hour; None if it is not known
     price: Price | None = None
     #: seconds from the start of a worker until it takes trials
     startup_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+
+
+class ClassSpec(ClassFacts, frozen=True, kw_only=True):
+    """A compute class that need not have a live worker."""
+
+    #: number of workers that it may have at a time
+    max_workers: _Count = MAX_WORKERS
 
     @property
     def most(self) -> int:
@@ -58,13 +64,18 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def read_class_spec(path: Path) -> dict[str, ClassSpec]:
     """Return the classes that a TOML file describes, in its order. Raises UsageError with file, key and remedy."""
-    return read_toml(path, f"the class spec {path}", parse)
+    return read_classes(path, ClassSpec)
 
 
-def parse(content: Mapping[str, object]) -> dict[str, ClassSpec]:
+def read_classes(path: Path, kind: type[F]) -> dict[str, F]:
+    """Return the same as records of another kind."""
+    return read_toml(path, f"the class spec {path}", lambda content: parse(content, kind))
+
+
+def parse(content: Mapping[str, object], kind: type[F], form: str = _FORM) -> dict[str, F]:
     """Return the classes that the content of a file describes. Raises UsageError with the key of an invalid value."""
     found = {}
-    for name, table in as_record(plain(content), _File, form=_FORM).classes.items():
+    for name, table in as_record(plain(content), _File, form=form).classes.items():
         check_class_name(name, "classes")
-        found[name] = as_record(table, ClassSpec, f"classes.{short(name, 60)[1:-1]}", _FORM)
+        found[name] = as_record(table, kind, f"classes.{short(name, 60)[1:-1]}", form)
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar, get_type_hints, overload
 
@@ -17,34 +17,6 @@ from shadho_celery.core.hardware import shortages
 from shadho_celery.core.trial import Number, Outcome, Trial
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Sql:
-    """Type of a column in a store, independent of the kind of database."""
-
-    #: integer, biginteger, float, boolean, text or json
-    kind: str
-    #: maximum number of characters of a text; None without a maximum
-    length: int | None = None
-    #: True if every row has a value in this column (NOT NULL)
-    is_needed: bool = False
-    #: True for text from outside, which may contain characters that databases refuse
-    is_foreign: bool = False
-
-
-INTEGER, BIG, FLOAT, BOOLEAN, TEXT, JSON = map(Sql, ("integer", "biginteger", "float", "boolean", "text", "json"))
-NAME, SHORT = Sql("text", 255), Sql("text", 16)
-
-
-def needed(sql: Sql) -> Sql:
-    """Return the type for a column in which every row has a value."""
-    return replace(sql, is_needed=True)
-
-
-def foreign(sql: Sql) -> Sql:
-    """Return the type for a column with text from outside."""
-    return replace(sql, is_foreign=True)
 
 
 @dataclass(frozen=True)
@@ -87,7 +59,6 @@ class Fact(Generic[T]):
     def __init__(
         self,
         read: Callable[[Trial], T],
-        sql: Sql,
         packed: Packed | None,
         shown: Shown,
         words: str,
@@ -98,7 +69,7 @@ class Fact(Generic[T]):
 
         `column` is the name of the fact in records and stores, if it differs from the attribute's name.
         """
-        self.read, self.sql, self.packed, self.shown = read, sql, packed, shown
+        self.read, self.packed, self.shown = read, packed, shown
         self.name, self.column = "", column
         self.__doc__ = words
 
@@ -128,64 +99,64 @@ class TrialFacts:
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
 
-    number = Fact(lambda t: t.number, needed(INTEGER), COUNT, _FRONT, "Position of the trial in its study, from 0.")
-    state = Fact(lambda t: t.state, needed(SHORT), STATE, _FRONT,
+    number = Fact(lambda t: t.number, COUNT, _FRONT, "Position of the trial in its study, from 0.")
+    state = Fact(lambda t: t.state, STATE, _FRONT,
                  "WAITING, QUEUED, RUNNING, COMPLETE, PRUNED, FAILED or CANCELLED; each is a str.")
-    loss = Fact(lambda t: t.outcome.loss, FLOAT, REAL, _FRONT,
+    loss = Fact(lambda t: t.outcome.loss, REAL, _FRONT,
                 "Loss in minimised form; the first of several losses. For a PRUNED trial, that of its last report.")
-    losses = Fact(lambda t: t.outcome.losses, JSON, ASIDE, _JSON,
+    losses = Fact(lambda t: t.outcome.losses, ASIDE, _JSON,
                   "Losses by name; empty in a study without `objectives`.")
-    constraints = Fact(lambda t: t.outcome.constraints, JSON, ASIDE, _JSON,
+    constraints = Fact(lambda t: t.outcome.constraints, ASIDE, _JSON,
                        "Constraints by name; the trial is feasible if none is above 0.")
-    violation = Fact(lambda t: t.outcome.violation, FLOAT, None, _NO,
+    violation = Fact(lambda t: t.outcome.violation, None, _NO,
                      "Sum of the constraints above 0; 0 for a feasible trial.")
-    subspace = Fact(lambda t: t.subspace, needed(TEXT), NAMED, _FRONT,
+    subspace = Fact(lambda t: t.subspace, NAMED, _FRONT,
                     "Name of the subspace of the params, such as ``kernel=rbf``.")
-    params = Fact(lambda t: dict(t.params), needed(JSON), None, _JSON,
+    params = Fact(lambda t: dict(t.params), None, _JSON,
                   "Drawn value of each active label; for a choice, the index of its option.")
-    given = Fact(lambda t: t.given, TEXT, None, _NO,
+    given = Fact(lambda t: t.given, None, _NO,
                  "Values that the objective gets, as JSON by `space.stored`; None if they are the params.")
-    budget = Fact(lambda t: t.budget, FLOAT, REAL, _FRONT, "Part of the fidelity; None for all of it.")
-    rung = Fact(lambda t: t.rung, INTEGER, RUNG, _JSON, "Rung of its budget, from 0; None in a study without budgets.")
-    origin = Fact(lambda t: t.origin, INTEGER, COUNT, _JSON,
+    budget = Fact(lambda t: t.budget, REAL, _FRONT, "Part of the fidelity; None for all of it.")
+    rung = Fact(lambda t: t.rung, RUNG, _JSON, "Rung of its budget, from 0; None in a study without budgets.")
+    origin = Fact(lambda t: t.origin, COUNT, _JSON,
                   "Number of the trial whose params, seed and checkpoints it continues; None if they are its own.")
-    continued = Fact(lambda t: t.outcome.continued, BOOLEAN, FLAG, _JSON,
+    continued = Fact(lambda t: t.outcome.continued, FLAG, _JSON,
                      "True if a promoted or repeated trial found a checkpoint, False if not; None for others.")
-    step = Fact(lambda t: t.step, BIG, STEP, _FRONT,
+    step = Fact(lambda t: t.step, STEP, _FRONT,
                 "Step of the last report of a trial that was pruned; None for others.")
-    seconds = Fact(lambda t: t.outcome.seconds, FLOAT, REAL, _FRONT, "Seconds that the objective took.")
-    compute_class = Fact(lambda t: t.compute_class, NAME, NAMED, _FRONT,
+    seconds = Fact(lambda t: t.outcome.seconds, REAL, _FRONT, "Seconds that the objective took.")
+    compute_class = Fact(lambda t: t.compute_class, NAMED, _FRONT,
                          "Compute class of its present or last machine.")
-    host = Fact(lambda t: t.host, foreign(NAME), None, _FRONT, "Name of its present or last machine.")
-    attempts = Fact(lambda t: t.attempt, needed(INTEGER), None, _FRONT,
+    host = Fact(lambda t: t.host, None, _FRONT, "Name of its present or last machine.")
+    attempts = Fact(lambda t: t.attempt, None, _FRONT,
                     "Number of times that it was sent to a worker.", column="attempt")
-    sampler = Fact(lambda t: t.sampler, NAME, None, _FRONT,
+    sampler = Fact(lambda t: t.sampler, None, _FRONT,
                    "Sampler that chose the params; or start (of `auto`), promoted, enqueued or added.")
-    lost = Fact(lambda t: t.lost, needed(INTEGER), ASIDE, _JSON,
+    lost = Fact(lambda t: t.lost, ASIDE, _JSON,
                 "Number of attempts that were lost, with their workers or a rank.")
-    vanished = Fact(lambda t: t.vanished, INTEGER, None, _NO,
+    vanished = Fact(lambda t: t.vanished, None, _NO,
                     "Number of further attempts whose machines have vanished; None for none.")
-    seed = Fact(lambda t: t.seed, needed(BIG), None, _JSON, "Seed of the objective's own draws.")
-    slots = Fact(lambda t: t.slots, INTEGER, ASIDE, _NO, "Slots of one class that it takes.")
-    memory = Fact(lambda t: t.outcome.memory, BIG, COUNT, _JSON, "Peak bytes of the objective's resident memory.")
-    gpu_memory = Fact(lambda t: t.outcome.gpu_memory, BIG, COUNT, _JSON,
+    seed = Fact(lambda t: t.seed, None, _JSON, "Seed of the objective's own draws.")
+    slots = Fact(lambda t: t.slots, ASIDE, _NO, "Slots of one class that it takes.")
+    memory = Fact(lambda t: t.outcome.memory, COUNT, _JSON, "Peak bytes of the objective's resident memory.")
+    gpu_memory = Fact(lambda t: t.outcome.gpu_memory, COUNT, _JSON,
                       "Peak bytes of the objective's GPU memory; None if it used none.")
-    outgrown = Fact(lambda t: shortages(t.outgrown, t.outgrown_memory), TEXT, NAMED, _JSON,
+    outgrown = Fact(lambda t: shortages(t.outgrown, t.outgrown_memory), NAMED, _JSON,
                     'Compute classes on which it ran out of memory, each with the kind, the str "gpu" or "host".')
-    outgrown_memory = Fact(lambda t: t.outgrown_memory, TEXT, NAMED, _NO,
+    outgrown_memory = Fact(lambda t: t.outgrown_memory, NAMED, _NO,
                            "Kind of memory that each of these classes had too little of, joined by commas.")
-    code = Fact(lambda t: t.outcome.code, SHORT, NAMED, _JSON,
+    code = Fact(lambda t: t.outcome.code, NAMED, _JSON,
                 "Digest of the code that it ran under; None for a function without a module.")
-    live = Fact(lambda t: t.living, JSON, None, _NO,
+    live = Fact(lambda t: t.living, None, _NO,
                 "Attempts that are queued or run, with class, host and start of each.")
-    metrics = Fact(lambda t: t.outcome.metrics, needed(JSON), None, _JSON, "Further results of the objective.")
-    asked_at = Fact(lambda t: t.asked_at, FLOAT, REAL, _DATE, "Seconds since the epoch at which it was proposed.")
-    started_at = Fact(lambda t: t.started_at, FLOAT, None, _DATE, "Seconds since the epoch at which it began to run.")
-    finished_at = Fact(lambda t: t.finished_at, FLOAT, MOMENT, _DATE, "Seconds since the epoch at which it ended.")
-    error = Fact(lambda t: t.outcome.error, foreign(TEXT), None, _END, "Reason of its failure, with the traceback.")
-    warning = Fact(lambda t: t.outcome.warning, foreign(TEXT), ASIDE, _END,
+    metrics = Fact(lambda t: t.outcome.metrics, None, _JSON, "Further results of the objective.")
+    asked_at = Fact(lambda t: t.asked_at, REAL, _DATE, "Seconds since the epoch at which it was proposed.")
+    started_at = Fact(lambda t: t.started_at, None, _DATE, "Seconds since the epoch at which it began to run.")
+    finished_at = Fact(lambda t: t.finished_at, MOMENT, _DATE, "Seconds since the epoch at which it ended.")
+    error = Fact(lambda t: t.outcome.error, None, _END, "Reason of its failure, with the traceback.")
+    warning = Fact(lambda t: t.outcome.warning, ASIDE, _END,
                    "Message to the user although it ended well, for instance about a dropped metric.")
-    log = Fact(lambda t: t.outcome.log, foreign(TEXT), None, _JSON,
+    log = Fact(lambda t: t.outcome.log, None, _JSON,
                "The last lines of its output, with time stamps, if it has failed.")
 # fmt: on
 
@@ -195,8 +166,12 @@ FACTS: Mapping[str, Fact[Any]] = {each.column: each for each in vars(TrialFacts)
 #: names of the facts that a study keeps of finished trials, and forms of those that are numbers in a packed row
 KEPT = [column for column, fact in FACTS.items() if fact.packed is not None]
 PACKED = {column: fact.packed for column, fact in FACTS.items() if fact.packed is not None and fact.packed.code}
-#: types of the fields of a trial and of its outcome, by name
-HINTS = get_type_hints(Outcome, include_extras=True) | get_type_hints(Trial, include_extras=True)
+#: types of the facts, by name: those of the fields of a trial and of its outcome
+HINTS = {
+    "violation": float | None,
+    **get_type_hints(Outcome, include_extras=True),
+    **get_type_hints(Trial, include_extras=True),
+}
 
 
 class Summary(Struct, frozen=True, kw_only=True):

@@ -358,8 +358,8 @@ def price() -> float | None:
         return msgspec.convert(told, Price, strict=False) if told else None
     except msgspec.ValidationError:
         raise UsageError(
-            "--price, SHADHO_PRICE: %s is not a price; give the money that a slot costs an hour, such as 2.40",
-            short(told, 60),
+            f"--price, SHADHO_PRICE: {short(told, 60)} is not a price; give the money that a slot costs an hour, "
+            "such as 2.40"
         ) from None
 
 
@@ -373,7 +373,7 @@ def slots_per_gpu() -> int | None:
         return None
     if not (told.isascii() and told.isdecimal() and len(told) < 4 and int(told)):
         form = "give a number from 1 to 999, or auto: as many as their measured GPU memory allows"
-        raise UsageError("--slots-per-gpu, %s: %s is not allowed; %s", SLOTS_PER_GPU, short(told, 60), form)
+        raise UsageError(f"--slots-per-gpu, {SLOTS_PER_GPU}: {short(told, 60)} is not allowed; {form}")
     return int(told)
 
 

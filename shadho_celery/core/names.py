@@ -82,6 +82,8 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "run": ("optimize", "fit"),
     "add": ("add_trial", "add_trials"),
     "best": ("best_trial",),
+    "best_loss": ("best_value",),
+    "dataframe": ("trials_dataframe",),
     "front": ("best_trials",),
     "best or front of a study": ("best_trial", "best_trials"),
     "enqueue of a Study, or an argument of minimize": ("enqueue_trial",),
@@ -107,6 +109,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "least_gain": ("min_delta",),
     # a trial's context
     "checkpoint_dir": ("get_checkpoint",),
+    "should_stop": ("should_prune",),
     "trial": ("number", "trial_id"),
 }
 

@@ -22,7 +22,7 @@ from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHA
 from shadho_celery.core.objectives import Direction, Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive, TimeLimit
 from shadho_celery.core.units import seconds_of
-from shadho_celery.errors import UsageError, Words
+from shadho_celery.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,16 +83,9 @@ class Setting:
         return frozenset(get_args(hint) or (hint,))
 
     @property
-    def words(self) -> Words:
-        """Names of the setting in each interface, as a user writes them and messages show them."""
-        in_file, argument = f'STUDY["{self.name}"]', f"{self.name}="
-        return Words(
-            f"--{self.option or self.name.replace('_', '-')}" if self.help else in_file,
-            argument if self.in_python else in_file,
-            # Workers read a setting without an option in the study file.
-            argument if self.in_python and self.help else in_file,
-            self.name,
-        )
+    def flag(self) -> str:
+        """Option of a command; for a setting that has none, its key in a study file."""
+        return f"--{self.option or self.name.replace('_', '-')}" if self.help else f'STUDY["{self.name}"]'
 
 
 def _about(meaning: str, **known: Any) -> Meta:
@@ -418,11 +411,6 @@ CHANGEABLE = tuple(name for name, each in SETTINGS.items() if each.is_changeable
 BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
 
 
-def words(name: str) -> Words:
-    """Return what a user writes to set the setting called `name`, as messages name it."""
-    return SETTINGS[name].words
-
-
 def as_options(settings: Mapping[str, Any]) -> list[str]:
     """Return the options of a command that set these settings. Those that have no option are left out."""
     found = []
@@ -431,7 +419,7 @@ def as_options(settings: Mapping[str, Any]) -> list[str]:
         is_given = isinstance(value, (int, float, str)) and value != setting.default
         if is_given and setting.value in {None, value}:
             # The only settings that are truth values are on by default.
-            flag = setting.words.command if value is not False else f"--no-{setting.option}"
+            flag = setting.flag if value is not False else f"--no-{setting.option}"
             found += [flag] if isinstance(value, bool) or setting.value else [flag, str(value)]
     return found
 
@@ -447,7 +435,7 @@ def read_settings(given: Mapping[str, object]) -> StudySettings:
         name, _, part = key.partition(".")
         # The description is clearer to a user than a regular expression.
         what = f"{short(given[name])} is not allowed" if "regex" in what else f"{part}: {what}" if part else what
-        raise UsageError("%s: %s; %s", words(name), what, SETTINGS[name].meaning) from None
+        raise UsageError(f"{name}: {what}; {SETTINGS[name].meaning}") from None
 
 
 def with_settings(function: F) -> F:
@@ -465,7 +453,7 @@ def _directed(settings: StudySettings) -> StudySettings:
         return settings
     objectives: Objectives | None = {"loss": "maximize"} if settings.direction == "maximize" else None
     if settings.objectives not in (None, objectives):
-        raise UsageError("%s is short for %s; leave out one of them", words("direction"), words("objectives"))
+        raise UsageError("direction (--maximize) is short for objectives; leave out one of them")
     return replace(settings, direction=None, objectives=objectives)
 
 
@@ -484,8 +472,7 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
     if in_force.get("sampler", "") is None and "sampler" not in given:
         raise UsageError(
             'this study was begun with a sampler of its own: pass that function again, as STUDY["sampler"] in a study '
-            "file, or name one, see %s",
-            words("sampler"),
+            "file, or give the name of one (sampler)"
         )
     # The limit on trials applies to one run, and is recorded only to be shown.
     return {name: value for name, value in in_force.items() if value is not None and name != "trials"}

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from shadho_celery.charts.chart import Array, Indices
 from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.fronts import on_front
-from shadho_celery.charts.study import chart_by_name
+from shadho_celery.charts.study import ON_PAGES, chart_by_name
 from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.settings import CHANGEABLE, SETTINGS
 from shadho_celery.core.trial import COUNTED, TrialState
+from shadho_celery.dashboard.actions import buttons
 from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import UsageError
 from shadho_celery.pages.payload import MOST_CHARACTERS, packed
@@ -49,7 +50,7 @@ def studies(cache: Cache) -> Json:
             "name": record.name,
             "module": record.module,
             "created_at": record.created_at,
-            "asked": record.in_force.get("trials") or record.settings.get("trials"),
+            "asked": record.asked,
             "loss": next(iter(record.objectives), "loss"),
             **read,
         }
@@ -80,20 +81,21 @@ def summary(cached: CachedStudy) -> Json:
     # What is read after this number may be newer.
     change = cached.look()
     study, trials = cached.study, cached.trials(Depth.LOSSES)
-    running_on, best = study.running_on, _best(cached, trials)
+    running_on, state, best = study.running_on, study.state, _best(cached, trials)
     counts = {name: len(places) for name, places in trials.state.places()}
     ended = sum(counts.get(state.value, 0) for state in COUNTED)
     return {
         "name": study.name,
         "module": study.module,
         "running_on": running_on,
-        "state": study.state,
+        "state": state,
         "created_at": study.created_at,
         "store": study.store,
         "seed": study.seed,
         "counts": counts,
         "ended": ended,
-        "asked": cached.asked,
+        "asked": study.asked,
+        "actions": [] if state == "stopping" else buttons("study", is_held=state == "paused", study=study.name),
         "changeable": [*map(partial(_changeable, cached), CHANGEABLE)],
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),
         "best": None if best is None else _with_text(best),
@@ -101,6 +103,7 @@ def summary(cached: CachedStudy) -> Json:
         "labels": [{"key": label_key(label), "text": one_line(label, MOST_CHARACTERS)} for label in study.space],
         "has_samplers": len(trials.sampler.names) > 1,
         "has_budgets": bool(np.isfinite(trials.budget).any()),
+        "of_machines": [each.name for each in ON_PAGES if each.section == "Machines"],
         "classes": in_order_of_colours({*trials.compute_class.names}),
         "ran_on": [*trials.compute_class.names],
         "sampler": study.in_force.get("sampler"),
@@ -113,7 +116,7 @@ def summary(cached: CachedStudy) -> Json:
 def _changeable(cached: CachedStudy, name: str) -> Json:
     """Return a setting that may change while the study runs, with its value if that is a number."""
     setting, recorded = SETTINGS[name], cached.study.settings
-    value = cached.asked if name == "trials" else recorded.get(name, setting.default)
+    value = cached.study.asked if name == "trials" else recorded.get(name, setting.default)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return {"name": name, "help": setting.help, "value": plain_json(value) if is_number else None}
 
@@ -132,7 +135,7 @@ def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
     if "label" in texts and texts["label"] not in cached.study.space:
         keys = {label_key(label): label for label in cached.study.space}
         texts["label"] = keys.get(texts["label"], texts["label"])
-    return packed(chart_by_name(cached.charts, name, texts))
+    return packed(chart_by_name(cached, name, texts))
 
 
 def _with_text(trial: TrialResult) -> Json:
@@ -147,10 +150,7 @@ def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:
     """Return the best trial, or None. It is computed from the columns: a database would sort all trials."""
     best = (on_front(cached.trials()) if len(cached.study.objectives) > 1 else [])[:1]
     best = best or ([] if trials.best is None else [trials.best])
-    if found := cached.numbered(best):
-        return found[0]
-    # The best trial cannot be read.
-    return cached.study.best_or_none if best else None
+    return next(iter(cached.numbered(best)), None)
 
 
 def rate_a_minute(ends: Array) -> float | None:
@@ -266,6 +266,7 @@ def trial(cached: CachedStudy, number: int) -> Json:
         "machine": None if at is None else plain_json({name: column[at] for name, column in machines.items()}),
         "reports": [{"attempt": r.attempt, "step": r.step, "loss": plain_json(r.loss), "at": r.at} for r in reports],
         "is_live": not TrialState(found.state).is_finished,
+        "actions": buttons("trial", study=cached.study.name, number=number),
         # The browser may be on another machine, with another clock.
         "now": time.time(),
     }
@@ -273,4 +274,8 @@ def trial(cached: CachedStudy, number: int) -> Json:
 
 def fleet(places: Sequence[Json]) -> Json:
     """Return the fleets and embedded studies that `status` shows."""
-    return {"places": to_builtins(plain_json(places))}
+    found = to_builtins(plain_json(places))
+    for worker in (worker for place in found for worker in place.get("workers", ())):
+        is_held = worker["state"] in {"draining", "drained"}
+        worker["actions"] = buttons("worker", is_held=is_held, worker=worker["name"])
+    return {"places": found}

@@ -15,7 +15,6 @@ from shadho_celery.charts.arrays import reals
 from shadho_celery.charts.chart import Array
 from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
 from shadho_celery.charts.growing import ATTEMPTS, MOST_MOMENT, GrowingAttempts, GrowingTrials, names_of
-from shadho_celery.charts.study import StudyCharts
 from shadho_celery.core.clock import Clock
 from shadho_celery.errors import StudyNotFound
 from shadho_celery.results.study import StudyResults
@@ -93,7 +92,7 @@ class CachedStudy:
             self._growing.put(self.study.rows_of_trials(names, self._trials_until or 0), names)
             self._trials_until, self._trials = change, None
         if self._trials is None:
-            self._growing.asked = self.asked
+            self._growing.asked = self.study.asked
             self._trials = self._growing.columns()
         return self._trials
 
@@ -145,7 +144,7 @@ class CachedStudy:
         return made
 
     def numbered(self, numbers: Sequence[int]) -> list[TrialResult]:
-        """Return the trials with these numbers, in this order. Trials that cannot be read are left out."""
+        """Return the trials with these numbers, in this order. Raises StoreError if one cannot be read."""
         found = {trial.number: trial for trial in map(self.study.result_of, self._store.trials(self._key, numbers))}
         return [found[number] for number in numbers if number in found]
 
@@ -157,16 +156,6 @@ class CachedStudy:
         return ends[~np.isnan(ends)]
 
     @property
-    def charts(self) -> StudyCharts:
-        """The charts of the study."""
-        return StudyCharts(self)
-
-    @property
-    def asked(self) -> int | None:
-        """Limit on the number of trials in the latest run, or None."""
-        limit: int | None = self.study.in_force.get("trials") or self.study.settings.get("trials")
-        return limit
-
     @property
     def _version(self) -> str:
         return f"{self.change or 0}{'' if self.running_on is None else ' running'}"

@@ -63,7 +63,7 @@ def dashboard(
         import uvicorn
 
         from shadho_celery.control.control import Control
-        from shadho_celery.control.logs import open_logs
+        from shadho_celery.control.logs import TrialLogs
         from shadho_celery.dashboard.access import Access, read_token
         from shadho_celery.dashboard.cache import Cache
         from shadho_celery.dashboard.connections import PromptProtocol
@@ -82,7 +82,7 @@ def dashboard(
         with closing(SqlStore(store)):
             say(f"there was no store {missing}; it was created, without a study")
     opened = SqlStore(store, read_only=True)
-    logs = open_logs(is_fleet=urls.is_fleet(named), seconds=ANSWER_SECONDS)
+    logs = TrialLogs(is_fleet=urls.is_fleet(named), seconds=ANSWER_SECONDS)
     # The server ends in order on Ctrl-C, and raises it again.
     with suppress(KeyboardInterrupt), ExitStack() as opening, _listen(port) as listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}/"

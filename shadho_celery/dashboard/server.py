@@ -166,12 +166,12 @@ class Server:
         """Steer a running study. The answer says whether it was done, and what has become of it."""
         body = await request.body()
         cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
-        return await self._acted(partial(actions.on_study, self._control, cached.study.key, body))
+        return await self._acted(partial(actions.act, self._control, body, cached.study.key))
 
     async def act_on_worker(self, request: Request) -> Response:
         """Drain a worker, or undrain it."""
         body = await request.body()
-        return await self._acted(partial(actions.on_worker, self._control, body))
+        return await self._acted(partial(actions.act, self._control, body))
 
     async def _acted(self, act: Callable[[], Answer]) -> Response:
         try:

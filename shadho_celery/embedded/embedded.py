@@ -27,7 +27,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from shadho_celery.core.arguments import RESUME
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.folders import LOCK, LOCK_SECONDS
 from shadho_celery.core.threads import NoThread, start_thread
@@ -100,9 +99,7 @@ class Embedded:
     def raise_if_dead(self) -> None:
         """Raise ServiceError if the supervisor has died, so that nothing runs any more."""
         if self._supervisor.poll() is not None:
-            raise ServiceError(
-                "the embedded supervisor died; see its log in %s, and continue with %s", self.directory, RESUME
-            )
+            raise ServiceError(f"the embedded supervisor died; see its log in {self.directory}, and resume the study")
 
     def serves(self, workers: Mapping[str, int]) -> bool:
         """Return whether the fleet has these slots by class, and was started in the environment of this moment."""

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -212,7 +213,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **environment},
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 -- the supervisor has one thread
+                preexec_fn=partial(prctl, PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 -- the supervisor has one thread
                 umask=umask,
                 pass_fds=pass_fds,
             )
@@ -235,11 +236,6 @@ def cut(log: Path) -> bool:
         file.write(last)
     os.truncate(log, 0)
     return True
-
-
-def _die_with_parent() -> None:
-    """Let Linux kill this process when the supervisor dies for any reason."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fork_watcher() -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Event
 
@@ -13,7 +14,7 @@ from shadho_celery.core.trial import Attempt, Event
 class Executor(Protocol):
     """Runs attempts.
 
-    It has six methods, one more than other roles. While the store cannot be reached, the scheduler keeps its lock on
+    It has seven methods, two more than other roles. While the store cannot be reached, the scheduler keeps its lock on
     the study with `keep`. It cannot use `poll` then, because `poll` confirms events that are not recorded yet.
     """
 
@@ -45,6 +46,12 @@ class Executor(Protocol):
 
         With `running`, also stop the trials that run. With `pruned`, their workers are told that the reason is their
         reports, which they log. The events arrive some time later.
+        """
+
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
+        """Free what the `ended` attempts hold, which are no longer live because of an event of `poll`.
+
+        `is_over` says that their trial has no live attempt left.
         """
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.folders import holds_files
 from shadho_celery.core.hardware import ComputeClass, Machine, ram_bytes, usable_cores
@@ -45,6 +46,9 @@ class LocalExecutor:
         return events
 
     def keep(self) -> None:
+        pass
+
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
         pass
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, short
-from shadho_celery.core.names import FIDELITIES, PRUNERS, elsewhere
-from shadho_celery.core.settings import words
-from shadho_celery.errors import Message, UsageError, Words
+from shadho_celery.core.checks import as_record, short, unknown
+from shadho_celery.core.names import FIDELITIES, PRUNERS
+from shadho_celery.errors import UsageError
 
 #: maximum number of rungs above the lowest one
 HIGHEST = 40
@@ -20,7 +19,9 @@ HIGHEST = 40
 LARGEST = 100_000
 
 _NAMES = ", ".join(FIDELITIES)
-_FORM = "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}"
+_FORM = f"give a dict such as {{'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}}, with how one of {_NAMES}"
+#: what a pruner is, where an algorithm for budgets is needed
+_PRUNES = "stops trials by their reports, see STUDY['pruner']"
 
 Budget = Annotated[
     float,
@@ -41,19 +42,18 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     how: Annotated[str, Meta(description=f"one of {_NAMES}")] = "auto"
 
     @classmethod
-    def of(cls, settings: Mapping[str, object], name: str | Words | None = None) -> Ladder:
+    def of(cls, settings: Mapping[str, object], name: str = "fidelity") -> Ladder:
         """Return the ladder of plain settings. Raises UsageError if they are invalid.
 
-        `name` is the name of the settings in messages, by default that of fidelity.
+        `name` is the name of the settings in messages.
         """
-        name = name or words("fidelity")
         if not isinstance(settings, Mapping):
-            raise UsageError("%s: %s is not a dict of settings; %s", name, short(settings, 60), _FORM)
+            raise UsageError(f"{name}: {short(settings, 60)} is not a dict of settings; {_FORM}")
         if isinstance(how := settings.get("how"), str) and how not in FIDELITIES:
-            raise UsageError("%s: how: %s; %s", name, _unknown(how), _FORM)
+            raise UsageError(f"{name}: how: {unknown(how, FIDELITIES, PRUNERS, _PRUNES)}; {_FORM}")
         ladder = as_record(settings, cls, "fidelity", _FORM)
         if problem := ladder._problem(settings):
-            raise UsageError("%s: %s", name, problem)
+            raise UsageError(f"{name}: {problem}")
         return ladder
 
     def _problem(self, settings: Mapping[str, object]) -> str | None:
@@ -103,15 +103,3 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def ladder_of(settings: Mapping[str, Any]) -> Ladder | None:
     """Return the ladder in a study's settings, or None if they have no fidelity. Raises UsageError if it is invalid."""
     return None if settings.get("fidelity") is None else Ladder.of(settings["fidelity"])
-
-
-def _unknown(how: str) -> str | Message:
-    """Return an error message for an unknown algorithm that gives budgets."""
-    if name := elsewhere(how, FIDELITIES):
-        return f"write {name} for {short(how, 60)}"
-    if elsewhere(how, PRUNERS):
-        return Message(
-            "%s stops trials by their reports, see %s; budgets are given by one of %s",
-            (short(how, 60), words("pruner"), _NAMES),
-        )
-    return f"there is no {short(how, 60)}; choose one of {_NAMES}"

@@ -13,10 +13,9 @@ from typing import Annotated, ClassVar, Protocol
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import as_record, short
-from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, elsewhere, named
+from shadho_celery.core.checks import as_record, short, unknown
+from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, named
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.settings import words
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 
@@ -122,6 +121,9 @@ PrunerSettings = Percentile | Median | Patience | Threshold | Asha
 
 _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
 
+#: what an algorithm for budgets is, where a pruner is needed
+_GIVES = "gives trials budgets, see STUDY['fidelity']: a pruner stops one by its reports"
+
 
 def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> PrunerSettings | None:
     """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict, or None for no pruner.
@@ -141,10 +143,13 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     elif isinstance(given, Mapping):
         settings = dict(given)
     else:
-        raise UsageError("%s: %s is not a pruner; %s", words("pruner"), short(given, 60), _FORM)
+        raise UsageError(f"pruner: {short(given, 60)} is not a pruner; {_FORM}")
     how = settings.get("how")
+    if how == NO_PRUNER:
+        raise UsageError(f"pruner: none takes no settings; {_FORM}")
     if not isinstance(how, str) or how not in PRUNERS:
-        raise UsageError("%s: %s; %s", words("pruner"), _unknown(how), _FORM)
+        reason = unknown(how, (*PRUNERS, NO_PRUNER), FIDELITIES, _GIVES)
+        raise UsageError(f"pruner: {reason}; {_FORM}")
     kind: type[PrunerSettings] = named(PRUNERS[how])
     read = as_record(settings, kind, f"pruner {how}", _FORM)
     if isinstance(read, Threshold):
@@ -155,19 +160,6 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
             raise UsageError(f"pruner threshold: nothing lies between {read.lower:g} and {read.upper:g}; {_FORM}")
         return replace(read, upper=-read.lower, lower=-read.upper) if is_turned else read
     return read
-
-
-def _unknown(how: object) -> str:
-    """Return an error message for an unknown pruner."""
-    if how is None:
-        return "it has no name, `how`"
-    if how == NO_PRUNER:
-        return "none takes no settings"
-    if name := elsewhere(str(how), (*PRUNERS, NO_PRUNER)):
-        return f"write {name} for {short(how, 60)}"
-    if elsewhere(str(how), FIDELITIES):
-        return f"{short(how, 60)} gives trials budgets, see STUDY['fidelity']: a pruner stops one by its reports"
-    return f"there is no {short(how, 60)}"
 
 
 def _number(given: str, number: str) -> float:

@@ -130,20 +130,16 @@ class Dispatch:
         """Yield pairs of a queue's name and a message for it, which together contain these attempts."""
         by_class: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
-            by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=self._other_host(attempt)))
+            others = [sent for which, sent in self.in_flight.of(attempt.number).items() if which != attempt.attempt]
+            # A copy must run on another machine than the attempt that runs.
+            not_on = next((sent.attempt.host or "" for sent in others if sent.is_claimed), None)
+            by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=not_on))
         slots = {compute_class.name: compute_class.slots for compute_class in self.workers.classes}
         for name, group in by_class.items():
             together = [attempt for attempt in group if not _is_alone(attempt)]
             alone = [[attempt] for attempt in group if _is_alone(attempt)]
             for bundle in [*bundles(together, self.pace.seconds.get(name, math.inf), slots.get(name, 1)), *alone]:
                 yield queue_of(bundle[0]), self.payload(bundle, self.template.timeout)
-
-    def _other_host(self, attempt: Attempt) -> str | None:
-        """Return the machine on which another attempt of the trial runs, or None if there is none."""
-        for which, sent in self.in_flight.of(attempt.number).items():
-            if which != attempt.attempt and sent.is_claimed:
-                return sent.attempt.host or ""
-        return None
 
     def payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
         """Return a message with these attempts. Each attempt is stopped after `timeout` seconds."""

@@ -16,35 +16,26 @@ from msgspec import structs
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Result, TrialState
+from shadho_celery.core.trial import Attempt, Event, GangEvent, Result, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
-from shadho_celery.fleet.dispatch import Dispatch, queue_of
+from shadho_celery.fleet.dispatch import Dispatch
 from shadho_celery.fleet.gangs import Gangs, Seated
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
-from shadho_celery.fleet.workers import Workers
+from shadho_celery.fleet.workers import Connection, FleetStudy, Workers
 from shadho_celery.study.recorder import Recorder
-from shadho_celery.transport import broker, urls
-from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping, WorkerChannel
+from shadho_celery.transport import urls
+from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping
 from shadho_celery.transport.control import Inbox, Request
 from shadho_celery.transport.drains import Drain, Drains, DrainWatch
 from shadho_celery.transport.redis import connect, flush, is_outage, outages_pass, refusals, unusable
-from shadho_celery.transport.refused_messages import remove_refused
-from shadho_celery.transport.registry import ANY_CODE, Progress, Worker, obeyed_drains, of_other_protocols
+from shadho_celery.transport.registry import Progress, Worker, obeyed_drains, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
-from shadho_celery.transport.signing import UNSIGNED, Signer
 
 #: seconds after which a study's sources are shipped again, in case Redis has lost them
 SHIP_SECONDS = 30.0
-
-#: seconds within which the seats of a trial's gang should be taken
-GANG_WAIT_SECONDS = 60.0
-
 
 #: maximum number of queues whose messages are counted
 MOST_QUEUES = 100
@@ -53,65 +44,33 @@ MOST_QUEUES = 100
 class QueueExecutor:
     """Executor with one queue per compute class. The classes are those that live workers announce.
 
-    `study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
-    `code`. `live` are the study's live attempts. `sources` are shipped to the workers that accept code. `objectives`
-    are the names and directions of the losses. `progress` and
-    `wanted` return what is announced to other processes: the study's progress, and the slots that it wants by class.
-
-    `weight` determines the study's share of the slots when several studies want them. With `adopt`, the executor waits
-    for attempts that an earlier scheduler left running. Without it, all workers are on this machine, and the workers of
-    an earlier scheduler are gone. A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete
-    after `gang_wait_seconds` gives its slots back and ends LOST. With `one_worker`, a trial takes only slots of one
-    worker. `fence` is the fencing number of the study's lock in
-    its store. `control` signs the requests to this scheduler, which `requests` returns; None to refuse them. `recorder`
-    is told which workers come and go.
+    `live` are the study's live attempts. `progress` and `wanted` are those of `Workers`. `recorder` is told which
+    workers come and go.
 
     Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError for sources without a key.
     """
 
     def __init__(
         self,
-        client: redis.Redis,
-        publisher: Publisher,
-        study: str,
-        module: str,
+        connection: Connection,
+        study: FleetStudy,
         live: Attempts[Sent],
         *,
-        weight: float = 1.0,
-        adopt: bool = True,
-        trial_timeout: float | None = None,
-        gang_wait_seconds: float = GANG_WAIT_SECONDS,
-        one_worker: bool = False,
-        clock: Clock | None = None,
-        signer: Signer = UNSIGNED,
-        control: Signer | None = None,
-        fence: int = 0,
-        name: str = "",
         progress: Callable[[], Progress | None] = lambda: None,
         wanted: Callable[[], Mapping[str, int]] = dict,
-        code: CodeVersion = ANY_CODE,
-        sources: Sources | None = None,
-        objectives: Objectives | None = None,
         recorder: Recorder | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        client, signer, control = connection.client, connection.signer, connection.control
         self._clock = clock or SystemClock()
-        self._adopt, self._module, self._publisher = adopt, module, publisher
+        self._study, self._publisher = study, connection.publisher
         #: counts the refused events, leases and keys (`forged`)
-        self._inbox = None if control is None else Inbox(client, study, fence, control)
-        self.channel = channel = SchedulerChannel(client, study, signer, fence, self._inbox)
-        quarantine = Quarantine(client, study)
+        self._inbox = None if control is None else Inbox(client, study.key, study.fence, control)
+        self.channel = channel = SchedulerChannel(client, study.key, signer, study.fence, self._inbox)
+        quarantine = Quarantine(client, study.key)
         self._breaker = CircuitBreaker(quarantine)
         #: live workers as of the last `poll`
-        self.workers = workers = Workers(
-            *(client, study, module, weight, signer),
-            code=code,
-            name=name,
-            progress=progress,
-            wanted=wanted,
-            fence=fence,
-            one_worker=one_worker,
-            control=None if control is None else control.fingerprint,
-        )
+        self.workers = workers = Workers(connection, study, progress, wanted)
         self._drain_watch = None if control is None else DrainWatch(Drains(client, control))
         #: announcements that were looked through for drains
         self._watched: Mapping[str, Worker] = {}
@@ -119,24 +78,24 @@ class QueueExecutor:
         #: workers that were present when the recorder was last told
         self._recorded: frozenset[str] = frozenset()
         self._in_flight = live
-        live.on_end = self._note_end
         template = Payload(
-            study=study,
-            name=name,
-            module=module,
-            code=code.digest,
-            is_shipped=code.is_shipped,
+            study=study.key,
+            name=study.name,
+            module=study.module,
+            code=study.code.digest,
+            is_shipped=study.code.is_shipped,
             attempts=[],
-            timeout=trial_timeout,
-            one_worker=one_worker,
-            objectives=objectives,
+            timeout=study.trial_timeout,
+            one_worker=study.one_worker,
+            objectives=study.objectives,
         )
-        self._dispatch = Dispatch(template, publisher, channel, workers, live, self._clock, adopt)
+        self._dispatch = Dispatch(template, self._publisher, channel, workers, live, self._clock, study.adopt)
         self._leases = LeaseMonitor(channel, workers, live, self._breaker, self._clock)
-        seats = SchedulerSeats(client, study, signer)
-        self._gangs = Gangs(seats, self._dispatch, workers, live, gang_wait_seconds)
+        seats = SchedulerSeats(client, study.key, signer)
+        self._gangs = Gangs(seats, self._dispatch, workers, live, study.gang_wait_seconds)
         #: ships the sources
-        self._ship = None if sources is None else partial(Shipping(client, signer).send, study, sources)
+        sources = study.sources
+        self._ship = None if sources is None else partial(Shipping(client, signer).send, study.key, sources)
         #: True until the first poll: attempts submitted before it belong to an earlier scheduler
         self._is_new = True
         #: True if `poll` has returned all events from before the last look at leases; they are handled by the next poll
@@ -144,8 +103,6 @@ class QueueExecutor:
         #: pending calls that take attempts back; they are repeated until Redis answers
         self._unwanted: list[Callable[[], object]] = []
         #: queues that may contain messages of attempts that were taken back, and the function that finds these attempts
-        self._stale: set[str] = set()
-        self._are_refused = WorkerChannel(client).are_refused
         #: reason why Redis is unavailable, or None; meanwhile no trial can end
         self.silence: ServiceError | None = None
         self._take_over(quarantine)
@@ -206,7 +163,7 @@ class QueueExecutor:
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""
         found = [*self._breaker.notices, *self._gangs.notices, *self.workers.complaints()]
-        if self.workers.able and (said := of_other_protocols(self.workers.announced, self._module)):
+        if self.workers.able and (said := of_other_protocols(self.workers.announced, self._study.module)):
             found.append(f"some workers get no trials: they {said}")
         if self.channel.forged or self.workers.refused:
             found.append(
@@ -232,7 +189,7 @@ class QueueExecutor:
             # If the store was unavailable, the attempt was recorded long before this moment.
             if (sent := self._in_flight.find(attempt.number, attempt.attempt)) is not None:
                 sent.at = now
-        if self._is_new and not self._adopt:
+        if self._is_new and not self._study.adopt:
             orphans = [(attempt.number, attempt.attempt) for attempt in attempts]
             reason = "it ran on this machine and ended with its scheduler"
             self._unwanted.append(partial(self.channel.give_up, orphans, reason))
@@ -357,9 +314,6 @@ class QueueExecutor:
                     self.channel.unlock()
                 else:
                     self.channel.erase()
-                # On one machine the broker ends with its study.
-                if self._stale and self._adopt:
-                    remove_refused(self._publisher.connection, sorted(self._stale), self._are_refused)
         finally:
             self._publisher.close()
 
@@ -391,8 +345,6 @@ class QueueExecutor:
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
         """Take back (number, attempt) pairs now, or as soon as Redis answers again."""
-        sent = [self._in_flight.find(*each) for each in attempts]
-        self._stale.update(queue_of(each.attempt) for each in sent if each is not None and not each.is_claimed)
         self._unwanted.append(partial(self.channel.cancel, attempts, running=running, pruned=pruned))
         flush(self._unwanted)
 
@@ -405,7 +357,7 @@ class QueueExecutor:
         sent = self._in_flight.find(result.number, result.attempt)
         if sent is None or not result.is_of(sent.attempt.params):
             return result
-        if self._adopt:
+        if self._study.adopt:
             # A worker with an open breaker may try the trial later.
             paused = self.workers.quarantined - self._breaker.quarantined
             result = self._breaker.judge(result, self.workers.able | paused)
@@ -414,20 +366,17 @@ class QueueExecutor:
             self._dispatch.pace.tell(str(sent.attempt.compute_class), result.outcome.seconds or 0.0)
         return result
 
-    def _note_end(self, event: Lost | Result, gone: Sequence[Sent], is_over: bool) -> None:
-        """Count the slot seconds of the `gone` attempts, and free what they hold in Redis.
-
-        If the trial `is_over`, this includes its other attempts.
-        """
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
+        """Count the slot seconds of the `ended` attempts, and free what they hold in Redis."""
         now = self._clock.now()
-        for sent in gone:
+        for sent in ended:
             is_own = sent.attempt.attempt == event.attempt
             seconds = event.outcome.seconds if isinstance(event, Result) and is_own else None
             self.workers.turns.end(sent, now, seconds)
-        if isinstance(event, Result) and is_over and gone:
+        if isinstance(event, Result) and is_over and ended:
             self.channel.note_end(event.number, event.attempt)
             # If this attempt was assumed lost, a later attempt may already be in Redis.
-            if others := [sent.key for sent in gone if sent.attempt.attempt != event.attempt]:
+            if others := [sent.key for sent in ended if sent.attempt.attempt != event.attempt]:
                 self._unwanted.append(partial(self.channel.give_up, others, "another attempt has ended its trial"))
         if self._gangs.is_needed:
             self._gangs.close(event.number, None if is_over else event.attempt)
@@ -436,16 +385,13 @@ class QueueExecutor:
             self._dispatch.reopened.append((event.number, event.attempt))
 
 
-def remove(study: str, numbers: int, classes: Sequence[str]) -> int:
-    """Stop the trials of a study that was deleted from the store, and delete its messages. Return the number of deleted
-    messages.
+def remove(study: str, numbers: int) -> None:
+    """Stop the trials of a study that was deleted from the store. Workers refuse its messages that are still in queues.
 
-    `study` is the study's key. It had `numbers` trials, whose messages are in the queues of `classes`. Raises
-    ServiceError if Redis cannot be used, or if a scheduler runs the study from another copy of the store.
+    `study` is the study's key. It had `numbers` trials. Raises ServiceError if Redis cannot be used, or if a scheduler
+    runs the study from another copy of the store.
     """
-    with connect(urls.url(urls.REDIS)) as client:
-        with refusals():
-            where = SchedulerChannel(client, study).remove(numbers)
-        if where:
-            raise ServiceError(f"the scheduler on {where} runs the study from another copy of the store")
-        return remove_refused(broker.configured(), classes, WorkerChannel(client).are_refused)
+    with connect(urls.url(urls.REDIS)) as client, refusals():
+        where = SchedulerChannel(client, study).remove(numbers)
+    if where:
+        raise ServiceError(f"the scheduler on {where} runs the study from another copy of the store")

@@ -197,7 +197,9 @@ class Gangs:
         for each in self.workers.classes:
             idles = self.workers.had_free_slot(each.name, -math.inf, now, IDLE_SECONDS)
             idle = each.slots - each.busy if idles else 0
-            self._fill_backups(now, each.name, min(idle, spare[each.name] - self.backups(each.name)))
+            most = max(0, min(idle, spare[each.name] - self.backups(each.name)))
+            complete = [place for place in self._backups(each.name) if place.gang.is_complete]
+            self._publish([place for place in complete if self._is_due(place, now)][:most], now)
         return [] if self.dispatch.is_waiting(now) else self._overdue(now)
 
     def backups(self, compute_class: str) -> int:
@@ -264,12 +266,6 @@ class Gangs:
             had_free_slot = self.workers.had_free_slot(name, place.published_at, now, UNCLAIMED_SECONDS)
             return not place.times or place.asked_back or had_free_slot
         return place.state in ("lost", "left") and now - place.published_at >= min(MAX_PAUSE, 2.0**place.times)
-
-    def _fill_backups(self, now: float, name: str, most: int) -> None:
-        """Publish at most `most` seats of backup replicas in a class."""
-        complete = [place for place in self._backups(name) if place.gang.is_complete]
-        due = [place for place in complete if self._is_due(place, now)]
-        self._publish(due[: max(0, most)], now)
 
     def _publish(self, due: Sequence[_Place], now: float) -> None:
         if not due or self.dispatch.is_waiting(now):

@@ -14,16 +14,19 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
+
+import redis
 
 from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
+from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.records import Leaving, MachineRecord, Present
 from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
-from shadho_celery.transport.redis import Redis
+from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.registry import (
     ANNOUNCE_SECONDS,
     ANY_CODE,
@@ -63,36 +66,61 @@ MESSAGE_SECONDS = 0.001
 ROUNDING = 1e-9
 
 
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """The servers of a fleet, and the keys that one scheduler uses there."""
+
+    client: redis.Redis
+    publisher: Publisher
+    #: signer with the key that workers must use
+    signer: Signer = UNSIGNED
+    #: signs the requests to the scheduler; None to refuse them
+    control: Signer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetStudy:
+    """What a fleet must know of a study to run its trials."""
+
+    key: str
+    #: module with which workers must have been started, and its required version
+    module: str
+    code: CodeVersion = ANY_CODE
+    #: what is shipped to the workers that accept code; None to ship nothing
+    sources: Sources | None = None
+    name: str = ""
+    #: fencing number of the study's lock in its store
+    fence: int = 0
+    #: the study's weight when slots are shared with other studies
+    weight: float = 1.0
+    #: names and directions of the losses
+    objectives: Objectives | None = None
+    #: True to wait for attempts that an earlier scheduler left running. Otherwise all workers are on this machine, and
+    #: the workers of an earlier scheduler are gone
+    adopt: bool = True
+    #: seconds after which a trial is stopped; None for never
+    trial_timeout: float | None = None
+    #: seconds after which a trial whose gang is not complete gives its slots back and ends LOST
+    gang_wait_seconds: float = 60.0
+    #: True if all slots of a trial are those of one worker
+    one_worker: bool = False
+
+
 @dataclass
 class Workers:
     """The live workers of a fleet, as one study's scheduler sees them through their announcements."""
 
-    client: Redis
-    #: key of the study
-    study: str
-    #: module with which workers must have been started
-    module: str
-    #: the study's weight when slots are shared with other studies
-    weight: float
-    #: signer with the key that workers must use
-    signer: Signer = UNSIGNED
-    _: KW_ONLY
-    #: required version of the module
-    code: CodeVersion = ANY_CODE
-    #: the study's name and progress, which are announced for people
-    name: str = ""
+    connection: Connection
+    study: FleetStudy
+    #: return what is announced to other processes: the study's progress, and slots by class that would shorten it
     progress: Callable[[], Progress | None] = lambda: None
-    #: slots by class that would shorten the study, which are announced
     wanted: Callable[[], Mapping[str, int]] = dict
-    #: fence of the scheduler's lock, and fingerprint of the key of the requests that it obeys, or None
-    fence: int = 0
-    #: True if all slots of a trial are those of one worker
-    one_worker: bool = False
-    control: str | None = None
 
     def __post_init__(self) -> None:
-        self._workers = Registry(self.client, Worker, self.signer)
-        self._studies = Registry(self.client, StudyWants, self.signer)
+        #: the study's present weight
+        self.weight = self.study.weight
+        self._workers = Registry(self.connection.client, Worker, self.connection.signer)
+        self._studies = Registry(self.connection.client, StudyWants, self.connection.signer)
         #: number of announcements that the last look refused: unsigned or malformed
         self.refused = 0
         #: the study's turns in each class, which it takes with the other studies
@@ -127,8 +155,9 @@ class Workers:
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
         """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
+        study, control = self.study, self.connection.control
         self.announced = self._workers.living()
-        ours, differing = sorted_out(self.announced, self.module, self.signer.fingerprint, self.code)
+        ours, differing = sorted_out(self.announced, study.module, self.connection.signer.fingerprint, study.code)
         before = self._other_code
         self._other_code = {
             name: (said, before[name][1] if name in before else now) for name, said in differing.items()
@@ -139,7 +168,7 @@ class Workers:
         if self.present != (present := self.able | self._draining):
             self.present = frozenset(present)
         running = {name: self.announced[name].studies for name in self.present}
-        beside = {name: sum([of[key].slots for key in of if key != self.study]) for name, of in running.items() if of}
+        beside = {name: sum([of[key].slots for key in of if key != study.key]) for name, of in running.items() if of}
         self.others = {name: slots for name, slots in beside.items() if slots}
         by_class: dict[str, dict[str, Worker]] = defaultdict(dict)
         for name in sorted(self.able):
@@ -149,14 +178,14 @@ class Workers:
             in_flight[str(each.attempt.compute_class)].append(each)
         self._closed = {ours[name].compute_class for name in self.quarantined} - by_class.keys()
         fellows = self._studies.living()
-        fellows.pop(self.study, None)
+        fellows.pop(study.key, None)
         self.refused = self._workers.refused + self._studies.refused
         most = {known.name: known.limit + known.silent for known in self.classes}
         self.classes, wants, turns = [], {}, {}
         for name, workers in by_class.items():
             others = [(fellow.weight, fellow.wants.get(name, 0)) for fellow in fellows.values()]
             known = self._class(name, workers, in_flight[name], others)
-            if self.one_worker:
+            if study.one_worker:
                 known = self._on_machines(known, workers)
             self.classes.append(known)
             taken = sum([each.attempt.slots for each in in_flight[name]])
@@ -171,16 +200,16 @@ class Workers:
             self._note_machines(known, workers, in_flight[name], now)
         # If Redis has lost this announcement, it has lost those of the workers too, which need a moment to return.
         announced = StudyWants(
-            name=self.name,
+            name=study.name,
             progress=self.progress(),
-            fence=self.fence,
-            control=self.control,
+            fence=study.fence,
+            control=None if control is None else control.fingerprint,
             weight=self.weight,
             wants=wants,
             turns=turns,
             wanted_slots=dict(self.wanted()),
         )
-        is_new = self._studies.announce(self.study, announced)
+        is_new = self._studies.announce(study.key, announced)
         if is_new or self._is_late(now):
             self._known_since = now
         self._looked_at = now
@@ -241,7 +270,7 @@ class Workers:
 
     def withdraw(self) -> None:
         """Withdraw the study's announcement, because it wants no slots any more."""
-        self._studies.withdraw(self.study)
+        self._studies.withdraw(self.study.key)
 
     def are_gone(self, sent: Sent, now: float, seconds: float) -> bool:
         """Return whether no worker can claim an attempt: all are quarantined, or none was live for `seconds`."""
@@ -282,7 +311,7 @@ class Workers:
         ours: Counter[str] = Counter()
         wide: dict[str | None, set[int]] = defaultdict(set)
         for attempt in (each.attempt for each in in_flight):
-            ours[attempt.worker] += attempt.slots if self.one_worker else 1
+            ours[attempt.worker] += attempt.slots if self.study.one_worker else 1
             wide[attempt.only_on].add(attempt.slots)
         free: dict[str, list[int]] = {host: [] for host in known.hosts}
         for name, worker in workers.items():
@@ -324,7 +353,7 @@ class Workers:
             storages={host: found.pop() if len(found) == 1 else "" for host, found in storages.items()},
             names=frozenset(named),
             shares_gpus=any(worker.shares_gpus for worker in workers),
-            widest=max([worker.slots for worker in workers]) if self.one_worker else 0,
+            widest=max([worker.slots for worker in workers]) if self.study.one_worker else 0,
         )
 
     def _on_machines(self, known: ComputeClass, named: Mapping[str, Worker]) -> ComputeClass:

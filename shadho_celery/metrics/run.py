@@ -146,8 +146,7 @@ def _workers(run: Run) -> Samples:
     found: Counter[tuple[str, ...]] = Counter()
     for name, workers in run.workers().items():
         for worker in workers:
-            state = "draining" if worker.draining else "quarantined" if worker.quarantined else "serving"
-            found[name, state] += 1
+            found[name, "draining" if worker.draining else worker.state] += 1
     return found
 
 

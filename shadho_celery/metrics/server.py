@@ -35,14 +35,17 @@ class MetricsServer(ThreadingTCPServer):
 
     allow_reuse_address = daemon_threads = True
 
-    def __init__(self, port: int, host: str | None = None) -> None:
-        """Listen on a port, 0 for a free one. Raises UsageError if that is not possible, or without the library."""
+    def __init__(self, port: int, host: str | None = None, *, most: int = MOST_CONNECTIONS) -> None:
+        """Listen on a port, 0 for a free one, with at most `most` connections at a time.
+
+        Raises UsageError if that is not possible, or without the library.
+        """
         if find_spec("prometheus_client") is None:
             raise UsageError('--metrics-port needs the extra metrics; in the checkout: pip install -e ".[metrics]"')
         self._host = host or LOOPBACK
         self.address_family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         #: the latest connections, the oldest first; some of them are closed
-        self._latest: deque[Any] = deque(maxlen=MOST_CONNECTIONS)
+        self._latest: deque[Any] = deque(maxlen=most)
         try:
             super().__init__((self._host, port), BaseRequestHandler)
         except (OSError, OverflowError) as error:
@@ -79,7 +82,7 @@ class MetricsServer(ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, name="shadho-metrics", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._latest) == MOST_CONNECTIONS:
+        if len(self._latest) == self._latest.maxlen:
             with suppress(OSError):
                 self._latest[0].shutdown(socket.SHUT_RDWR)
         self._latest.append(request)

@@ -154,7 +154,10 @@ class Consumer:
         if waits and before:
             log.warning("messages wait in %s but none arrives; reconnecting to the broker", " and ".join(waiting))
             self._consumer.call_soon(_break)
-            _cut(self._consumer)
+            # Its thread may hang in a read. The socket is not part of py-amqp's public interface. If this fails, the
+            # next heartbeat finds the connection dead.
+            with suppress(Exception):
+                self._consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
 
     def _are_waiting(self) -> list[str]:
         """Return the queues in which messages wait. If the broker does not answer, return an empty list."""
@@ -176,10 +179,3 @@ class Consumer:
 def _break() -> None:
     """End the consumer's loop as if the connection was lost: Celery then starts a new one."""
     raise ConnectionResetError("the worker closed its connection")
-
-
-def _cut(consumer: Any) -> None:
-    """Shut down the consumer's socket to RabbitMQ, because its thread may hang in a read."""
-    # The socket is not part of py-amqp's public interface. If this fails, the next heartbeat finds the connection dead.
-    with suppress(Exception):
-        consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)

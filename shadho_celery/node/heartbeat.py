@@ -65,10 +65,8 @@ class Heartbeat:
         self._may_look = True
         #: those of them that use GPUs of this worker, and were named in its log
         self._sharing_gpus: set[str] = set()
-        #: the drain or undrain that it obeys; None if it refuses them
-        self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name))
-        #: the same for this worker alone, which may also be asked to end
-        self._own = None if control is None else Obeyed(Drains(client, control), name)
+        #: the drains or undrains that it obeys: of its place, and of this worker alone, which may also be asked to end
+        self._obeyed = [] if control is None else [Obeyed(Drains(client, control), at) for at in (place_of(name), name)]
         #: called once, with who has asked, when this worker should finish its trials and end
         self.on_end: Callable[[str], None] | None = None
         self._was_drained = False
@@ -94,7 +92,7 @@ class Heartbeat:
     @property
     def is_drained(self) -> bool:
         """True if this worker is drained: it takes no messages."""
-        return any(each is not None and each.drain is not None for each in (self._obeyed, self._own))
+        return any(each.drain is not None for each in self._obeyed)
 
     @property
     def state(self) -> str:
@@ -132,8 +130,7 @@ class Heartbeat:
     def drain(self) -> None:
         """Announce from now on that this worker takes no more messages because it ends."""
         self._is_draining = True
-        if self._is_announced.is_set():
-            self._announce_now()
+        self._announce_now()
 
     def withdraw(self) -> None:
         """Withdraw this worker's announcement, so that schedulers send no new trials to it."""
@@ -152,8 +149,7 @@ class Heartbeat:
             return
         with self._lock:
             self._worker = replace(self._worker, **facts)
-        if self._is_announced.is_set():
-            self._announce_now()
+        self._announce_now()
 
     def beat(self, *, has_free_slot: bool, kept: int = 0, slots: int | None = None) -> None:
         """Announce the worker when that is due, and follow its circuit breakers. Raises redis-py's errors.
@@ -218,24 +214,25 @@ class Heartbeat:
 
     def _follow_drain(self) -> None:
         """Read whether this worker is drained, and pause or resume its messages. Raises redis-py's errors."""
-        if self._obeyed is None:
-            return
         try:
-            self._obeyed.follow()
-            self._follow_own()
+            for obeyed in self._obeyed:
+                obeyed.follow()
         except redis.exceptions.NoPermissionError:
-            self._obeyed = self._own = None
+            self._obeyed = []
             with self._lock:
                 self._worker = replace(self._worker, control=None)
             log.warning(
                 "this worker's Redis user may not read shadho:drains, so it cannot be drained; load "
                 "deploy/redis/users.acl again"
             )
+        drains = [each.drain for each in self._obeyed if each.drain is not None]
+        if self.on_end is not None and (by := next((drain.by for drain in drains if drain.ends), None)) is not None:
+            on_end, self.on_end = self.on_end, None
+            on_end(by)
         before, self._was_drained = self._was_drained, self.is_drained
         if before == self.is_drained:
             return
-        drains = (None if each is None else each.drain for each in (self._obeyed, self._own))
-        drain = next((each for each in drains if each is not None), None)
+        drain = next(iter(drains), None)
         if drain is not None and drain.ends:
             tell(f"ended by {drain.by}: running trials finish, and no others are taken")
         elif drain is not None:
@@ -244,17 +241,7 @@ class Heartbeat:
             tell("undrained: this worker takes trials again")
         if self.consumer is not None:
             (self.consumer.pause if self.is_drained else self.consumer.resume)("drain")
-        if self._is_announced.is_set():
-            self._announce_now()
-
-    def _follow_own(self) -> None:
-        """Read whether this worker alone should end. Raises redis-py's errors."""
-        if self._own is None:
-            return
-        self._own.follow()
-        if self.on_end is not None and (drain := self._own.drain) is not None and drain.ends:
-            on_end, self.on_end = self.on_end, None
-            on_end(drain.by)
+        self._announce_now()
 
     def _compare_clocks(self) -> None:
         """Announce from now on how far this machine's clock is ahead of that of the Redis server.
@@ -305,7 +292,7 @@ class Heartbeat:
         with self._lock:
             studies = self._leases.studies()
             is_drained = self.is_drained
-            latest, own = (None if each is None else each.latest for each in (self._obeyed, self._own))
+            latest, own = [each.latest for each in self._obeyed] or (None, None)
             worker = replace(
                 self._worker,
                 busy=sum([each.slots for each in studies.values()]) + self._kept,
@@ -323,8 +310,9 @@ class Heartbeat:
 
     def _announce_now(self) -> None:
         """Announce a change at once if Redis answers; otherwise the next announcement contains it."""
-        with suppress(redis.RedisError):
-            self._announce()
+        if self._is_announced.is_set():
+            with suppress(redis.RedisError):
+                self._announce()
 
 
 class CoreShare:
@@ -332,21 +320,21 @@ class CoreShare:
 
     def __init__(self, machine: Machine, slots: int) -> None:
         self._machine = machine
-        self._slots = slots
         #: number of slots on the host that share its cores, threads of a trial, and both as last logged
         self._sharing = slots
         self.threads = machine.threads(slots)
         self._said = self._sharing, self.threads
+        #: number of slots and other workers at the last `follow`
+        self._seen: tuple[int, Collection[Worker]] | None = None
 
-    def resize(self, slots: int) -> None:
-        """Divide the cores among another number of slots from the next `follow` on."""
-        self._slots = slots
-
-    def follow(self, neighbours: Collection[Worker]) -> bool:
-        """Divide the cores among this worker and its `neighbours`. Return whether the number of threads has changed."""
+    def follow(self, slots: int, neighbours: Collection[Worker]) -> bool:
+        """Divide the cores among this worker's slots and its `neighbours`. Return whether the threads have changed."""
+        if self._seen is not None and slots == self._seen[0] and neighbours is self._seen[1]:
+            return False
+        self._seen = slots, neighbours
         before, others = self.threads, [(each.machine, each.slots) for each in neighbours]
-        self._sharing = self._slots + sum(slots for machine, slots in others if not machine.is_limited)
-        self.threads = self._machine.threads(self._slots, others)
+        self._sharing = slots + sum(slots for machine, slots in others if not machine.is_limited)
+        self.threads = self._machine.threads(slots, others)
         return self.threads != before
 
     def tell(self) -> None:

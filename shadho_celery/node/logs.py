@@ -20,7 +20,8 @@ from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.runner.output import log_path, read_log
-from shadho_celery.transport.logs import LogRequest, WorkerLogs
+from shadho_celery.transport.control import Asked, Requests
+from shadho_celery.transport.logs import MAX_SENT, LogAnswer, ReadLog
 from shadho_celery.transport.registry import Worker
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ MOST_LINES = 100
 class LogServer:
     """Answers requests for logs below one folder. `beat` is for one thread."""
 
-    def __init__(self, logs: WorkerLogs, folder: Path, clock: Clock) -> None:
+    def __init__(self, logs: Requests[ReadLog, LogAnswer], folder: Path, clock: Clock) -> None:
         self._logs = logs
         self._folder = folder
         self._clock = clock
@@ -52,7 +53,7 @@ class LogServer:
             # The last requests are still being answered, because the disk is slow.
             return
         self._looked_at = now
-        requests = self._logs.requests()
+        _, requests = self._logs.take()
         self._was_asked = bool(requests)
         if requests:
             # The caller's thread also renews the leases, so it must not wait for a disk.
@@ -61,24 +62,24 @@ class LogServer:
                 start_thread(self._answering)
             except NoThread as error:
                 log.warning("requests for logs are not answered: %s", error)
-        if self._logs.refused and not self._has_warned:
+        if self._logs.forged and not self._has_warned:
             self._has_warned = True
             log.warning("requests for logs are refused: they are unsigned, signed with another key, or malformed")
 
-    def _answer(self, requests: Sequence[LogRequest]) -> None:
+    def _answer(self, requests: Sequence[Asked[ReadLog]]) -> None:
         try:
             for request in requests:
-                text, end = self._read(request) or (None, 0)
-                self._logs.answer(request, text, end)
+                self._logs.answer(request, self._read(request.deed))
         except redis.RedisError as error:
             log.warning("a request for a log could not be answered: %s", error)
 
-    def _read(self, request: LogRequest) -> tuple[str, int] | None:
+    def _read(self, asked: ReadLog) -> LogAnswer:
         try:
-            return read_log(log_path(self._folder, request.study, request.number, request.attempt), request.after)
+            found = read_log(log_path(self._folder, asked.study, asked.number, asked.attempt), asked.after)
         except (OSError, UsageError) as error:
-            log.warning("the log of trial %s cannot be read: %s", request.number, error)
-            return None
+            log.warning("the log of trial %s cannot be read: %s", asked.number, error)
+            found = None
+        return LogAnswer() if found is None else LogAnswer(text=found[0][-MAX_SENT:], end=found[1])
 
 
 class TrialLines:

@@ -8,7 +8,7 @@ import os
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -59,7 +59,8 @@ from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.runner.starting import ForkServers
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import Claim, Shipping, WorkerChannel
-from shadho_celery.transport.logs import WorkerLogs
+from shadho_celery.transport.control import Requests, of_worker
+from shadho_celery.transport.logs import LOGS
 from shadho_celery.transport.redis import flush, is_outage, refusals
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
@@ -119,25 +120,22 @@ class Slots:
         self._checkpoints = checkpoints
         self._clock = SystemClock()
         self._lines = TrialLines()
-        self._logs = LogServer(WorkerLogs(client, self.name, signer), checkpoints, self._clock)
+        self._logs = LogServer(Requests(client, of_worker(self.name), signer, LOGS), checkpoints, self._clock)
         self._fork_servers = fork_servers or ForkServers()
-        self._fork_servers.on_complaints = self._tell_complaints
+        self._fork_servers.on_complaints = self._tell
         self._telling = threading.Lock()
         # Each warning about incomplete logs is logged once.
         run = partial(Runner, imports, complain=cache(partial(log.warning, "%s")), start=self._fork_servers.start)
         gpus = machine.gpus_for(compute_class)
         self._free = FreeSlots(count, len(gpus), [gpu.memory for gpu in gpus] if shares_gpus else [])
-        #: number of slots that trials may use now
-        self._open = self._free.open
-        self._core_share = CoreShare(machine, self._open)
+        slots = self._free.open
+        self._core_share = CoreShare(machine, slots)
         #: function: return the variables of the process of a trial that takes these slots of a number of slots
-        self._variables = partial(machine.slot_environment, compute_class, slots=self._open)
+        self._variables = partial(machine.slot_environment, compute_class, slots=slots)
         self._address = {"SHADHO_HOST": address}
         self._runners = [run({**self._variables([slot]), **self._address}) for slot in range(count)]
         #: number of slots whose GPUs and cores the process of each slot has
         self._widths = [1] * count
-        #: other workers that shared the host's cores at the last beat
-        self._neighbours: Collection[Worker] | None = None
         #: whether a slot's last trial was quick and succeeded, and the slot's current bundle, by slot
         self._was_quick = [False] * count
         self._bundles: dict[int, Bundle] = {}
@@ -156,19 +154,23 @@ class Slots:
         self.leases = Leases(self._channel, self._seats)
         self._codes = Codes()
         self._shipped_code = ShippedCode(Shipping(client, signer), code_folder, self._clock) if code_folder else None
-        self.worker = _announced(
-            key=signer.fingerprint,
-            compute_class=compute_class,
-            slots=self._open,
-            shares_gpus=bool(self._free.gpus),
-            imports=imports,
-            accepts_code=code_folder is not None,
-            machine=to_builtins(machine),
-            price=price(),
-            versions=own_versions(),
-            storage=storage_id(checkpoints),
-            control=None if control is None else control.fingerprint,
-        )
+        # Raises UsageError if it is not valid, because schedulers would refuse it.
+        announced = {
+            "protocol": PROTOCOL,
+            "pid": os.getpid(),
+            "key": signer.fingerprint,
+            "compute_class": compute_class,
+            "slots": slots,
+            "shares_gpus": bool(self._free.gpus),
+            "imports": imports,
+            "accepts_code": code_folder is not None,
+            "machine": to_builtins(machine),
+            "price": price(),
+            "versions": own_versions(),
+            "storage": storage_id(checkpoints),
+            "control": None if control is None else control.fingerprint,
+        }
+        self.worker = as_record(announced, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
         self.heartbeat = Heartbeat(
             client, self.name, self.worker, self.leases, self._clock, signer=signer, control=control
         )
@@ -189,7 +191,7 @@ class Slots:
             start_thread(threading.Thread(target=self._beat, name="shadho-beat", daemon=True))
         except NoThread as error:
             raise ServiceError(f"this worker cannot renew leases: {error}") from error
-        for runner in self._runners[: self._open]:
+        for runner in self._runners[: self._free.open]:
             # If a process cannot be started, `run` will give the error to the trial.
             with suppress(OSError):
                 runner.start()
@@ -361,7 +363,10 @@ class Slots:
                 try:
                     outcome, stopped = self._drive(slot, bundle.payload, attempt, bundle.delivery)
                 except OtherCode as other:
-                    self._refuse(bundle, attempt, other.code)
+                    # Announce the code first, so that the scheduler knows it before it sends the attempts again.
+                    reason = self._note_code(bundle.payload, other.code)
+                    log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
+                    self._persist(partial(bundle.refuse, f"on {self._host}: {reason}", attempt))
                     return
                 if stopped == GIVEN_BACK:
                     self._give_back(slot, bundle, attempt)
@@ -385,13 +390,6 @@ class Slots:
         self._runners[slot].recall()
         self._persist(partial(bundle.refuse, reason or f"its worker was {ended}", attempt))
 
-    def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
-        """Give back attempts that need another version of the code than the one on this machine's disk."""
-        # Announce the code first, so that the scheduler knows it before it sends the attempts again.
-        reason = self._note_code(bundle.payload, code)
-        log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
-        self._persist(lambda: bundle.refuse(f"on {self._host}: {reason}", attempt))
-
     def _note_code(self, payload: Payload, code: CodeVersion) -> str:
         """Record and announce the version of the code that a new process has found. Return why it cannot be used."""
         reason = code.problem or "its code was edited meanwhile"
@@ -400,21 +398,19 @@ class Slots:
         else:
             self._codes.learn({payload.module: code})
             reason = self._codes.lacks(payload.module, payload.code) or reason
-        self._tell_codes()
+        self._tell()
         return reason
 
-    def _tell_codes(self) -> None:
-        """Announce which versions of the code this worker has, and which shipped versions it cannot run."""
-        unfit = {} if self._shipped_code is None else self._shipped_code.unfit
-        self.heartbeat.tell(codes={**self._codes.known}, unfit={**unfit})
+    def _tell(self) -> None:
+        """Announce which versions of the code this worker has, which shipped versions it cannot run, and complaints.
 
-    def _tell_complaints(self) -> None:
-        """Announce why the slots' processes start slowly. The slots that start meanwhile wait for the announcement.
-
-        So it comes before the results of their trials, which may be the last ones of a short study.
+        Complaints say why the slots' processes start slowly. The slots that start meanwhile wait for the announcement,
+        so it comes before the results of their trials, which may be the last ones of a short study.
         """
+        unfit = {} if self._shipped_code is None else self._shipped_code.unfit
         with self._telling:
-            self.heartbeat.tell(complaints=[*self._fork_servers.complaints()])
+            complaints = [*self._fork_servers.complaints()]
+            self.heartbeat.tell(codes={**self._codes.known}, unfit={**unfit}, complaints=complaints)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next `count` attempts. Raises NotMine if the breaker is open."""
@@ -639,36 +635,24 @@ class Slots:
 
     def _share_cores(self) -> None:
         """Give each slot's next trial its share of the cores, divided with the other workers of the host."""
-        if self._core_share.follow(self.heartbeat.neighbours):
+        if self._core_share.follow(self._free.open, self.heartbeat.neighbours):
             for runner, width in zip(self._runners, self._widths, strict=True):
                 runner.set_threads(self._core_share.threads * width)
 
     def _beat_once(self) -> None:
         self.tally.renewals += self.leases.renew()
         self._codes.follow([runner.codes() for runner in self._runners])
-        self._tell_codes()
-        self._tell_complaints()
+        self._tell()
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
         self._follow_open()
-        slots = self._free.open
-        self.heartbeat.beat(has_free_slot=self._free.is_any, kept=self._free.kept, slots=slots)
-        if self.heartbeat.neighbours is not self._neighbours or slots != self._open:
-            self._open = slots
-            self._core_share.resize(slots)
-            self._neighbours = self.heartbeat.neighbours
-            self._share_cores()
-            # This is not logged at the start of the worker, when its log is not set up yet.
-            self._core_share.tell()
+        self.heartbeat.beat(has_free_slot=self._free.is_any, kept=self._free.kept, slots=self._free.open)
+        self._share_cores()
+        # This is not logged at the start of the worker, when its log is not set up yet.
+        self._core_share.tell()
         self._logs.beat()
         self._flush_declined()
 
     def _flush_declined(self) -> None:
         with self._declining:
             flush(self._declined)
-
-
-def _announced(**facts: object) -> Worker:
-    """Return the announcement of a worker. Raises UsageError if it is not valid, because schedulers would refuse it."""
-    known = {"protocol": PROTOCOL, "pid": os.getpid(), **facts}
-    return as_record(known, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")

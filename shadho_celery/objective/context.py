@@ -107,9 +107,6 @@ class Context(Protocol):
         A preempted trial should write a checkpoint if it does not have a recent one, because its worker ends soon.
         """
 
-    def should_prune(self) -> bool:
-        """Return the same as `should_stop`, under the name that Optuna has for it."""
-
     def launch(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function(context, *arguments)`` in one process for each of the trial's `gpus`, and return what it
         returns in rank 0.
@@ -276,8 +273,6 @@ class LocalContext:
 
     def should_stop(self) -> bool:
         return bool(self.stop_reason)
-
-    should_prune = should_stop
 
     def launch(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return named(LAUNCH)(self, function, arguments)

@@ -193,19 +193,21 @@ def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     sizes: dict[str, int] = {}
     dropped: dict[str, str] = {}
     # Reading stops once the metrics together are far too large.
-    in_all = _Allowance(4 * MAX_METRICS)
+    in_all = 4 * MAX_METRICS
     for key, value in items.items():
+        left = [most := min(MAX_METRICS, in_all)]
         try:
             name = _name(key)
             if name in kept or (not isinstance(key, str) and name in items):
                 raise _Unfit("the key occurs twice")
-            plain = _plain(value, _Allowance(MAX_METRICS, in_all))
+            plain = _plain(value, left)
             sizes[name] = len(_encode({name: plain}).encode(errors="replace"))
             kept[name] = plain
         except _Unfit as why:
             dropped[short(key)] = str(why)
         except Exception as error:
             dropped[short(key)] = f"{type(error).__name__}: {short(error)}"
+        in_all -= most - max(left[0], 0)
     total = sum(sizes.values())
     for name in sorted(kept, key=sizes.__getitem__, reverse=True):
         if total <= MAX_METRICS:
@@ -225,63 +227,42 @@ def _warning(dropped: Mapping[str, str]) -> str:
     return "metrics dropped: " + "; ".join(parts[:fitting] + rest)
 
 
-class _Allowance:
-    """Number of bytes that the metrics still to be read may take, in this part and in the whole that contains it."""
+def _plain(value: Any, left: list[int], depth: int = 0) -> Any:
+    """Convert `value` to JSON's types: numbers of all kinds to int and float, small arrays to lists.
 
-    def __init__(self, left: int, of: _Allowance | None = None) -> None:
-        self._left = left
-        self._of = of
-
-    def take(self, size: int) -> None:
-        """Subtract `size`. Raises _Unfit if less is left."""
-        self._left -= size
-        if self._left < 0:
-            raise _Unfit(f"it is larger than the {MAX_METRICS} bytes that metrics may take")
-        if self._of is not None:
-            self._of.take(size)
-
-
-def _plain(value: Any, left: _Allowance, depth: int = 0) -> Any:
-    """Convert `value` to JSON's types: numbers of all kinds to int and float, small arrays to lists."""
-    value = scalar(value)
-    if value is None or isinstance(value, (int, float, str, numbers.Real, Decimal)):
-        return _leaf(value, left)
+    `left` has the number of bytes that may still be read; what is read is subtracted. Raises _Unfit.
+    """
+    value, size = scalar(value), 1
+    if is_array := bool(hasattr(value, "tolist") and getattr(value, "ndim", None)):
+        size = 2 * math.prod(value.shape)
+    elif isinstance(value, str):
+        value = str.__str__(value)
+        size += len(value)
+    elif isinstance(value, (int, numbers.Integral)):
+        value = value if isinstance(value, bool) else int(value)
+        size += value.bit_length() // 4
+    elif isinstance(value, (float, numbers.Real, Decimal)) and not math.isfinite(value := float(value)):
+        raise _Unfit(f"it is {value}")
+    left[0] -= size
+    if left[0] < 0:
+        raise _Unfit(f"it is larger than the {MAX_METRICS} bytes that metrics may take")
+    if value is None or isinstance(value, (int, float, str)):
+        return value
     if depth > MAX_DEPTH:
         raise _Unfit("it is nested too deeply, or is circular")
-    if isinstance(value, Mapping):
-        pairs = {}
-        for key in value:
-            name = _name(key)
-            if name in pairs:
-                raise _Unfit(f"the key {short(name)} occurs twice")
-            left.take(len(name))
-            pairs[name] = _plain(value[key], left, depth + 1)
-        return pairs
-    if hasattr(value, "tolist") and getattr(value, "ndim", None):
-        left.take(2 * math.prod(value.shape))
-        value = value.tolist()
+    value = value.tolist() if is_array else value
     if isinstance(value, (list, tuple)):
-        left.take(1)
         return [_plain(each, left, depth + 1) for each in value]
-    raise _Unfit(f"{type(value).__name__} cannot be written as JSON")
-
-
-def _leaf(value: Any, left: _Allowance) -> Any:
-    if value is None or isinstance(value, bool):
-        left.take(4)
-        return value
-    if isinstance(value, str):
-        left.take(len(value))
-        return str.__str__(value)
-    if isinstance(value, int) or (not isinstance(value, float) and isinstance(value, numbers.Integral)):
-        whole = int(value)
-        left.take(1 + whole.bit_length() // 4)
-        return whole
-    left.take(3)
-    found = float(value)
-    if not math.isfinite(found):
-        raise _Unfit(f"it is {found}")
-    return found
+    if not isinstance(value, Mapping):
+        raise _Unfit(f"{type(value).__name__} cannot be written as JSON")
+    pairs: dict[str, Any] = {}
+    for key in value:
+        name = _name(key)
+        if name in pairs:
+            raise _Unfit(f"the key {short(name)} occurs twice")
+        left[0] -= len(name)
+        pairs[name] = _plain(value[key], left, depth + 1)
+    return pairs
 
 
 def _name(key: Any) -> str:

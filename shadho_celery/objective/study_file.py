@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
@@ -51,8 +51,34 @@ class StudyFile:
     code: CodeVersion = field(default_factory=CodeVersion)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportedFile:
+    """A user's module, and the version of its code."""
+
+    module: str
+    #: what it defines, by name
+    names: Mapping[str, Any]
+    #: settings in STUDY
+    stated: Mapping[str, Any]
+    code: CodeVersion
+
+
 def load(module: str) -> StudyFile:
     """Import `module` and read its names. Raises UsageError with cause and remedy if it is not a study file."""
+    found = import_file(module, ("SPACE", "objective"), "study file", "see the README's first study")
+    check_objective(found.names["objective"], f"objective of {found.module}")
+    return StudyFile(
+        module=found.module,
+        space=found.names["SPACE"],
+        objective=found.names["objective"],
+        on_trial=found.names.get("on_trial"),
+        stated=found.stated,
+        code=found.code,
+    )
+
+
+def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> ImportedFile:
+    """Import a user's `module`, a file of this kind. Raises UsageError if it fails, or if it lacks a `needed` name."""
     name = module_name(module)
     _refuse_no_module(name)
     refuse_libraries([name])
@@ -88,27 +114,17 @@ def load(module: str) -> StudyFile:
         # Store and state are in the folder of the command, even if the file changes the working directory for its data.
         os.chdir(here)
     # hasattr is not used: a module may compute its attributes and fail.
-    missing = [part for part in ("SPACE", "objective") if part not in vars(imported)]
+    names = vars(imported)
+    missing = [part for part in needed if part not in names]
     if missing:
-        hint = "".join(similar(part, vars(imported)) for part in missing)
-        raise UsageError(
-            f"{name} is not a study file: it lacks {' and '.join(missing)}; {hint}see the README's first study"
-        )
+        hint = "".join(similar(part, names) for part in missing)
+        raise UsageError(f"{name} is not a {kind}: it lacks {' and '.join(missing)}; {hint}{remedy}")
     if not any(code.files.values()):
         raise UsageError(
             f"the source of {name} cannot be read, because {spec.origin} is not a Python file; workers must compare it"
         )
-    check_objective(imported.objective, f"objective of {name}")
     _refuse_twice(Path(str(spec.origin)))
-    stated = _checked(name, vars(imported).get("STUDY", {}))
-    return StudyFile(
-        module=name,
-        space=imported.SPACE,
-        objective=imported.objective,
-        on_trial=vars(imported).get("on_trial"),
-        stated=stated,
-        code=code,
-    )
+    return ImportedFile(module=name, names=names, stated=_checked(name, names.get("STUDY", {})), code=code)
 
 
 def check_modules(names: Iterable[str]) -> None:
@@ -352,16 +368,14 @@ def _checked(name: str, stated: object) -> dict[str, object]:
     if not isinstance(stated, Mapping):
         raise UsageError(f"STUDY of {name} is not a dict")
     if isinstance(stated.get("classes"), (set, frozenset)):
-        raise UsageError(f'{name}: STUDY["classes"]: a set has no order; {SETTINGS["classes"].meaning}')
+        raise UsageError(f"STUDY of {name}: classes: a set has no order; {SETTINGS['classes'].meaning}")
     try:
         settings = read_settings(stated)
     except UsageError as error:
-        refusal = UsageError("%s: %s", name, error)
-        refusal.stated = frozenset(SETTINGS)
-        raise refusal from None
+        raise UsageError(f"STUDY of {name}: {error}") from None
     if own := [library for library in settings.preload if not _is_library(library)]:
         raise UsageError(
-            f'{name}: STUDY["preload"]: {short(own[0], 60)} is not an installed library; name libraries that the study '
+            f"STUDY of {name}: preload: {short(own[0], 60)} is not an installed library; name libraries that the study "
             "imports, not its own modules"
         )
     # `read_settings` has replaced `direction` by `objectives`.

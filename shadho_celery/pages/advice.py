@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from shadho_celery.charts.columns import Label, TrialColumns
+from shadho_celery.charts.explained import scaled
 from shadho_celery.charts.failures import failures, failures_by_label
 from shadho_celery.charts.machines import are_telling, one_more_worker
+from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import digits
 from shadho_celery.pages.reading import StudyData
 
@@ -30,9 +31,10 @@ def advice(data: StudyData) -> list[str]:
 
 
 def many_failures(data: StudyData) -> Iterator[str]:
-    """If many trials fail, say with what and where in the space."""
+    """If many trials fail, say with what and where in the space. Trials under earlier code do not count."""
     trials = data.trials()
-    failed, ended = len(np.flatnonzero(trials.failure.codes >= 0)), _ended(trials)
+    failed = int(((trials.failure.codes >= 0) & trials.is_current).sum())
+    ended = int((trials.state.is_in(*COUNTED) & trials.is_current).sum())
     if failed and failed >= MANY_FAILED * ended:
         where = failures_by_label(trials)
         yield f"{failures(trials).title}."
@@ -56,7 +58,10 @@ def best_at_an_end(data: StudyData) -> Iterator[str]:
         best = order[label.is_active[order]][:BEST]
         if label.options or len(best) < BEST or best[0] != order[0] or space.get(label.name, "").startswith(_ENDLESS):
             continue
-        places = _within_range(label)[best]
+        # A label with few values, such as the number of layers, has its ends drawn often: that says nothing.
+        if len(np.unique(label.values[label.is_active])) <= LEAST_TRIALS / 2:
+            continue
+        places = scaled(label, label.values)[best]
         for is_near, end in ((places <= END, "lower"), (places >= 1 - END, "upper")):
             if is_near.all():
                 value = digits(float(label.values[order[0]]))
@@ -101,17 +106,3 @@ RULES: tuple[Callable[[StudyData], Iterator[str]], ...] = (
     progress,
     another_worker,
 )
-
-
-def _ended(trials: TrialColumns) -> int:
-    return int(trials.state.is_in("COMPLETE", "PRUNED", "FAILED").sum())
-
-
-def _within_range(label: Label) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Return the places of a label's values between the least drawn value (0) and the greatest (1)."""
-    values = np.log(label.values) if label.is_log else label.values
-    least, most = np.nanmin(values), np.nanmax(values)
-    # A label with few values, such as the number of layers, has its ends drawn often: that says nothing.
-    if len(np.unique(values[np.isfinite(values)])) <= LEAST_TRIALS / 2 or most <= least:
-        return np.full(len(values), 0.5)
-    return np.asarray((values - least) / (most - least), float)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from shadho_celery.charts.chart import Chart
-from shadho_celery.charts.study import StudyCharts
-from shadho_celery.core.checks import one_line
+from shadho_celery.charts.study import CHARTS
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.units import counted, took
 from shadho_celery.pages.document import document, element, joined
 from shadho_celery.pages.figures import Figure
@@ -55,82 +55,27 @@ class Picture:
 
 
 class StudyPictures:
-    """The charts of a study. Each method reads the study and returns a `Picture`, which a notebook displays."""
+    """The charts of a study, by name as methods. Each reads the study and returns a `Picture` that a notebook shows."""
 
     def __init__(self, study: StudyResults) -> None:
         self._study = study
 
-    def history(self, along: str = "trials") -> Picture:
-        """Draw the loss of each trial over the numbers of the "trials", or over "seconds"."""
-        return self._picture(lambda charts: charts.history(along))
+    def __getattr__(self, name: str) -> Callable[..., Picture]:
+        chart = CHARTS.get(name)
+        if chart is None:
+            raise AttributeError(f"there is no chart {short(name)}; charts: {', '.join(sorted(CHARTS))}")
 
-    def samplers(self) -> Picture:
-        """Draw which sampler chose each trial."""
-        return self._picture(lambda charts: charts.samplers())
+        def picture(*given: object, **named: object) -> Picture:
+            data = StudyData(self._study)
+            return Picture(chart.draw(data, *given, **named), data.classes)
 
-    def parallel(self) -> Picture:
-        """Draw a line for each trial over its params and its loss."""
-        return self._picture(lambda charts: charts.parallel())
+        # What `help` and the completion of a notebook show.
+        picture.__name__, picture.__doc__ = name, chart.make.__doc__
+        picture.__signature__ = chart.signature  # type: ignore[attr-defined]
+        return picture
 
-    def slice(self, label: str) -> Picture:
-        """Draw the loss over one label of the space."""
-        return self._picture(lambda charts: charts.slice(label))
-
-    def importance(self) -> Picture:
-        """Draw how much each label matters for the loss and for the seconds."""
-        return self._picture(lambda charts: charts.importance())
-
-    def front(self) -> Picture:
-        """Draw the front of several losses."""
-        return self._picture(lambda charts: charts.front())
-
-    def hypervolume(self) -> Picture:
-        """Draw the hypervolume of the front over the trials."""
-        return self._picture(lambda charts: charts.hypervolume())
-
-    def rungs(self) -> Picture:
-        """Draw the losses by budget."""
-        return self._picture(lambda charts: charts.rungs())
-
-    def curves(self) -> Picture:
-        """Draw the losses that trials have reported while they ran."""
-        return self._picture(lambda charts: charts.curves())
-
-    def failures(self) -> Picture:
-        """Draw the number of failed trials by kind of failure."""
-        return self._picture(lambda charts: charts.failures())
-
-    def failures_by_label(self) -> Picture:
-        """Draw the share of failed trials over the label that best explains the failures."""
-        return self._picture(lambda charts: charts.failures_by_label())
-
-    def timeline(self) -> Picture:
-        """Draw which slot ran which trial (a Gantt chart)."""
-        return self._picture(lambda charts: charts.timeline())
-
-    def throughput(self) -> Picture:
-        """Draw the completed trials per hour by class, beside the bound of what the fleet could complete."""
-        return self._picture(lambda charts: charts.throughput())
-
-    def one_more_worker(self) -> Picture:
-        """Draw how many more trials an hour one more worker of each class would complete."""
-        return self._picture(lambda charts: charts.one_more_worker())
-
-    def predictions(self) -> Picture:
-        """Draw the predicted seconds of trials beside the actual ones."""
-        return self._picture(lambda charts: charts.predictions())
-
-    def waiting(self) -> Picture:
-        """Draw the number of attempts that waited in the queue of each class."""
-        return self._picture(lambda charts: charts.waiting())
-
-    def why_here(self, number: int, attempt: int = 1) -> Picture:
-        """Draw what each class would have cost a trial when an attempt of it was placed."""
-        return self._picture(lambda charts: charts.why_here(number, attempt))
-
-    def _picture(self, draw: Callable[[StudyCharts], Chart]) -> Picture:
-        data = StudyData(self._study)
-        return Picture(draw(data.charts), data.classes)
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *CHARTS]
 
 
 def study_html(study: StudyResults) -> str:

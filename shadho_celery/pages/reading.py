@@ -8,7 +8,6 @@ from functools import cached_property
 
 from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
 from shadho_celery.charts.growing import read_attempts, read_trials
-from shadho_celery.charts.study import StudyCharts
 from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.results.report import StudyReport
 from shadho_celery.results.study import StudyResults
@@ -29,11 +28,6 @@ class StudyData:
     def attempts(self) -> AttemptColumns:
         """Return the attempts and the workers as columns."""
         return self._attempts
-
-    @property
-    def charts(self) -> StudyCharts:
-        """The charts of these columns."""
-        return StudyCharts(self)
 
     @cached_property
     def report(self) -> StudyReport:

@@ -1,4 +1,4 @@
-"""Warnings to the author of a program. They name settings as arguments of a function."""
+"""Warnings to the author of a program."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import inspect
 import warnings
 
 from shadho_celery.core.checks import printable
-from shadho_celery.errors import Message, Surface
 
-#: packages whose frames are skipped in search of the user's line: this one, and contextlib, because of `told`
-_OURS = {__name__.partition(".")[0], "contextlib"}
+#: this package, whose frames are skipped in search of the user's line
+_OURS = __name__.partition(".")[0]
 
 
-def warn(message: str | Message) -> None:
+def warn(message: str) -> None:
     """Warn with `message`. The warning points to the line of the user's program that has called this package."""
-    text = message.on(Surface.PYTHON) if isinstance(message, Message) else message
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _OURS:
         level, frame = level + 1, frame.f_back
-    warnings.warn(printable(text), stacklevel=level)
+    warnings.warn(printable(message), stacklevel=level)

@@ -19,7 +19,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.environment import overridden
 from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.trial import COUNTED
-from shadho_celery.errors import NestedStart, Surface, UsageError, told
+from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.program.notices import warn
 from shadho_celery.program.recorded import ShownStudy
@@ -77,10 +77,7 @@ def search_on_workers(
 
 def _run(options: Options) -> ShownStudy:
     file = study_file.load(options.study)
-    with (
-        told(Surface.WORKERS, {*file.stated}.difference(options.given)),
-        Session(options, file, partial(say, err=True)) as session,
-    ):
+    with Session(options, file, partial(say, err=True)) as session:
         code = session.run(view_of(session, tables.make_console()))
         for line in session.watch.last_news(is_fleet=options.fleet):
             say(line, err=True)

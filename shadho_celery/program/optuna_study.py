@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shadho_celery.core.arguments import refuse_unknown
 from shadho_celery.core.trial import Report, TrialState
 from shadho_celery.core.units import counted
-from shadho_celery.errors import ShadhoError, Surface, UsageError, told
+from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.program.notices import warn
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.trial import TrialResult
@@ -35,7 +35,6 @@ _ATTRIBUTES = {"trial": "number", "class": "compute_class", "seconds": "seconds"
 
 
 @refuse_unknown
-@told(Surface.PYTHON)
 def optuna_study(store: str, name: str) -> optuna.Study:
     """Return a copy of a study in memory as Optuna's `Study`, with its distributions, reports, constraints and times.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shadho_celery.core.arguments import refuse_unknown
 from shadho_celery.core.checks import short
-from shadho_celery.errors import Surface, UsageError, told
+from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
 
@@ -32,7 +32,6 @@ class ShownStudy(StudyResults):
 
 
 @refuse_unknown
-@told(Surface.PYTHON)
 def load_study(store: str, name: str) -> ShownStudy:
     """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
@@ -45,7 +44,6 @@ def load_study(store: str, name: str) -> ShownStudy:
     return ShownStudy(opened, opened.find(name, told=lambda line: None))
 
 
-@told(Surface.PYTHON)
 def list_studies(store: str) -> list[ShownStudy]:
     """Return the studies of the store at a URL, the latest first. Raises StoreError."""
     opened = SqlStore(store, read_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from shadho_celery.core.arguments import Resume, refuse_unknown
 from shadho_celery.core.settings import read_settings, with_settings
-from shadho_celery.errors import Surface, UsageError, told
+from shadho_celery.errors import UsageError
 from shadho_celery.objective.call import Objective, check_objective
 from shadho_celery.program.recorded import ShownStudy
 from shadho_celery.program.study import Study
@@ -23,7 +23,6 @@ BOUNDS = ("trials", "seconds", "target", "max_failures", "early_stop")
 
 @with_settings
 @refuse_unknown
-@told(Surface.PYTHON)
 def minimize(
     objective: Objective | str,
     space: object = None,

@@ -20,7 +20,7 @@ from shadho_celery.core.folders import CHECKPOINTS, below
 from shadho_celery.core.settings import read_settings, with_settings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.core.units import counted
-from shadho_celery.errors import StoreError, Surface, UsageError, told
+from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.inline import ByHandExecutor, InlineExecutor, record_process
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
 from shadho_celery.objective.context import LocalContext, Reports
@@ -80,7 +80,6 @@ class Study(ShownStudy):
 
     @with_settings
     @refuse_unknown
-    @told(Surface.PYTHON)
     def __init__(
         self,
         space: object,
@@ -158,7 +157,6 @@ class Study(ShownStudy):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @told(Surface.PYTHON)
     def enqueue(self, points: Iterable[Mapping[str, Any]]) -> int:
         """Add known points, which are evaluated in this order before all other trials. Return their number.
 
@@ -172,7 +170,6 @@ class Study(ShownStudy):
             self._loop = None
             return len(known_points.enqueue(self._study, self._plan, points))
 
-    @told(Surface.PYTHON)
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
         """Record trials that were evaluated elsewhere: their points, as in `enqueue`, and their results, as in `tell`.
 
@@ -186,7 +183,6 @@ class Study(ShownStudy):
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)
 
-    @told(Surface.PYTHON)
     def ask(self) -> AskedTrial:
         """Return the next trial. The caller evaluates it, and passes its result to `tell`.
 
@@ -222,7 +218,6 @@ class Study(ShownStudy):
         loop.turn()
         return attempt
 
-    @told(Surface.PYTHON)
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
         """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
 
@@ -247,7 +242,6 @@ class Study(ShownStudy):
                 self._reports.pop(number, None)
             return has_ended
 
-    @told(Surface.PYTHON)
     def tell(
         self, trial: AskedTrial, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
@@ -273,7 +267,6 @@ class Study(ShownStudy):
             return self.trial(number)
 
     @refuse_unknown
-    @told(Surface.PYTHON)
     def run(
         self,
         objective: Objective,
@@ -373,7 +366,6 @@ class Study(ShownStudy):
         if self._study.counted and not scheduler.hopeless and (why := self.why_no_best()) is not None:
             warn(why)
 
-    @told(Surface.PYTHON)
     def close(self) -> None:
         """Record the remaining changes and unlock the study. Trials without a result wait for the next run."""
         if self._process != os.getpid():

@@ -1,8 +1,8 @@
 """Process groups: torch.distributed over the slots of a trial, for DistributedDataParallel and other loops.
 
-`process_group` starts or calls the ranks, which run the objective together. `context.launch` starts them within one
+`process_group` calls the ranks, which run the objective together. `context.launch` starts them within one
 worker (`launch`). With `DropCompute` a slow rank stops its step at a deadline. `README.md` beside this file describes
-how to use them. `rendezvous`, `watch`, `forks` and `children` are for internal use.
+how to use them. `rendezvous`, `watch` and `children` are for internal use.
 
 The room imports `core`, `objective`, `errors` and torch. It calls for ranks through the trial's context.
 """

@@ -27,6 +27,7 @@ from shadho_celery.errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shadho_celery.ranks.launch import RankContext
     from shadho_celery.ranks.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class DropCompute:
 
     ::
 
-        drop = DropCompute(pg, model)
+        drop = DropCompute(pg, model)  # in a function of context.launch: DropCompute(context, model)
         for parts in micro_batches_of_each_step:
             optimizer.zero_grad()
             for part in drop.parts(parts):
@@ -54,7 +55,7 @@ class DropCompute:
 
     def __init__(
         self,
-        pg: ProcessGroup,
+        pg: ProcessGroup | RankContext,
         model: nn.Module,
         *,
         keep: float = 0.8,
@@ -66,7 +67,7 @@ class DropCompute:
             raise UsageError(f"keep is {keep!r}; give the share of micro-batches that must count, above 0 and up to 1")
         check_whole(1, record=record)
         check_seconds(deadline=deadline)
-        self._device, self._size, self._now = pg.device, pg.size, now
+        self._device, self._size, self._now = torch.device(pg.device), pg.size, now
         self._unsynced = model.no_sync if isinstance(model, DistributedDataParallel) else nullcontext
         self._parameters = [each for each in model.parameters() if each.requires_grad]
         if not isinstance(model, DistributedDataParallel):

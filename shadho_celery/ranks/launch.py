@@ -64,7 +64,7 @@ LEAVE_SECONDS = 30.0
 #: reasons to stop, as they are broadcast; the first one is for no reason
 _REASONS = ("", "stopped", "timeout", "preempted")
 #: a rank is a new interpreter, because CUDA cannot be used in a fork
-_SPAWN = multiprocessing.get_context("spawn")
+SPAWN = multiprocessing.get_context("spawn")
 #: facts of the trial's context that a rank gets
 _FACTS = (
     *("study", "trial", "attempt", "seed", "budget", "checkpoints", "device", "compute_class", "slot", "slots", "gpus"),
@@ -109,8 +109,6 @@ class RankContext(LocalContext):
         self._reason = _REASONS[int(number.item())]
         return bool(self._reason)
 
-    should_prune = should_stop
-
     @property
     def stop_reason(self) -> str:
         """Reason that the last `should_stop` has found."""
@@ -133,9 +131,9 @@ class _Rank:
     def __init__(self, number: int, variables: Mapping[str, str], facts: Mapping[str, Any], *arguments: Any) -> None:
         """Start the process with further environment variables. `facts` and `arguments` are for `_run`."""
         self._number = number
-        self.pipe, theirs = _SPAWN.Pipe()
+        self.pipe, theirs = SPAWN.Pipe()
         # Not daemonic: it may have children, which load the data.
-        self.process = _SPAWN.Process(target=_run, args=({**facts, "rank": number, "pipe": theirs}, *arguments))
+        self.process = SPAWN.Process(target=_run, args=({**facts, "rank": number, "pipe": theirs}, *arguments))
         with theirs, overridden(variables):
             self.process.start()
         #: the value that it has returned; () until then
@@ -185,7 +183,7 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
     remedy = "give a function at the top level of a module, and plain values"
     _pickled((function, arguments), "its function or arguments to other processes", remedy)
     # By rank: peak of its resident memory, and of that of its GPU.
-    peaks = _SPAWN.RawArray("q", 2 * context.gpus)
+    peaks = SPAWN.RawArray("q", 2 * context.gpus)
     facts = {name: getattr(context, name) for name in _FACTS} | {"size": context.gpus}
     server = listen(LOOPBACK)
     store = open_store(0, LOOPBACK, server.getsockname()[1], server)

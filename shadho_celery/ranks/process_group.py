@@ -7,8 +7,8 @@
         ...
 
 The objective runs in every rank. A trial with several slots calls the other ranks through its queue, where other
-workers run the same objective. A trial with one slot forks them at the beginning of the block. Ranks other than 0 leave
-the objective at the end of the block, so that only rank 0 returns a loss.
+workers run the same objective. A trial with one slot has one rank. Ranks other than 0 leave the objective at the end of
+the block, so that only rank 0 returns a loss.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import logging
 import os
 import socket
 import sys
-import tempfile
 import time
-import traceback
 from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
@@ -28,7 +26,7 @@ from typing import Any, Literal
 
 import torch
 from torch import distributed as dist
-from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
 from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen, make_token, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
@@ -37,7 +35,6 @@ from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
-from shadho_celery.ranks.forks import Forks
 from shadho_celery.ranks.rendezvous import LOST_CONNECTION, End, Rendezvous, describe, open_store, version_of
 from shadho_celery.ranks.watch import Watch, connections
 
@@ -52,12 +49,13 @@ CHECKPOINT = "process-group.pt"
 class ProcessGroup:
     """torch's default process group over the slots of a trial. Use it as a context manager.
 
-    A trial with several slots has a rank in each. A trial with one slot has `ranks` ranks, by default one for each of
-    its GPUs. `backend` is by default NCCL if each rank has a GPU of its own, else gloo on the CPU.
+    Each slot of the trial has a rank; `ranks`, if it is given, must be their number. For several ranks in one slot, or
+    on the GPUs of one worker, call `context.launch`. `backend` is by default NCCL if each rank has a GPU of its own,
+    else gloo on the CPU.
 
-    Rank 0 waits `start_seconds` for the others: by default a minute, or an hour in a trial with several slots, whose
-    scheduler takes an incomplete gang back earlier. A collective may take `timeout_seconds`. A rank whose heartbeat is
-    missing for `deadline_seconds` counts as lost; then every rank ends, and the trial is tried again.
+    Rank 0 waits `start_seconds` for the others; the scheduler takes an incomplete gang back earlier. A collective may
+    take `timeout_seconds`. A rank whose heartbeat is missing for `deadline_seconds` counts as lost; then every rank
+    ends, and the trial is tried again.
 
     torch does not authenticate the connections. On a fleet with a signing key, several slots therefore need
     ``plain=True``. Raises UsageError for arguments that are not valid.
@@ -70,7 +68,7 @@ class ProcessGroup:
         *,
         backend: Literal["nccl", "gloo"] | None = None,
         plain: bool = False,
-        start_seconds: float | None = None,
+        start_seconds: float = 3600.0,
         timeout_seconds: float = 1800.0,
         deadline_seconds: float = 15.0,
     ) -> None:
@@ -81,6 +79,11 @@ class ProcessGroup:
             raise UsageError(f"backend is {backend!r}; it must be 'nccl', 'gloo' or None")
         check_seconds(start_seconds=start_seconds, timeout_seconds=timeout_seconds, deadline_seconds=deadline_seconds)
         check_whole(1, ranks=ranks)
+        if not self._calls and (context.gpus > 1 or (ranks or 1) > 1):
+            raise UsageError(
+                "a process group has one rank in each slot of STUDY['slots']; for several ranks in one slot, or on the "
+                "GPUs of one worker, set STUDY['gpus'] and call context.launch(function)"
+            )
         if self._calls and ranks not in (None, context.slots):
             raise UsageError(f"ranks is {ranks}, but the trial has {context.slots} slots, each with one rank")
         if self._calls and context.encrypted and not plain:
@@ -90,24 +93,19 @@ class ProcessGroup:
             )
         if dist.is_initialized():
             raise UsageError("torch.distributed is in use already; end the group before the next one")
-        gpus = torch.cuda.device_count() if context.device == "cuda" else 0
         #: rank of this process, from 0
         self.rank = 0 if context.replica is None else context.replica.rank
         #: number of ranks
-        self.size = context.slots if self._calls else ranks or max(gpus, context.gpus)
+        self.size = context.slots if self._calls else 1
         #: device of this rank: its GPU with NCCL, else the CPU
         self.device = torch.device("cpu")
-        self._wanted, self._timeout, self._deadline = backend, timeout_seconds, deadline_seconds
-        self._start_seconds = start_seconds or (3600.0 if self._calls else 60.0)
+        self._wanted, self._start_seconds = backend, start_seconds
+        self._timeout, self._deadline = timeout_seconds, deadline_seconds
         self._version = version_of(sys._getframe(1).f_code)
-        self._forks: Forks | None = None
-        self._is_fork = False
         self._rendezvous: Rendezvous | None = None
         self._watch: Watch | None = None
-        #: restores the environment, and deletes the folder, at the end
+        #: restores the environment at the end
         self._until_closed = ExitStack()
-        #: folder in which forked ranks find one another, so that other users of the machine cannot take part
-        self._folder: str | None = None
 
     def __enter__(self) -> ProcessGroup:
         seat = self.context.replica
@@ -115,10 +113,8 @@ class ProcessGroup:
         try:
             if seat is not None:
                 self._join(seat)
-            elif self._calls:
-                self._call()
             else:
-                self._fork()
+                self._assemble()
         except BaseException as error:
             self._leave(error)
             raise
@@ -168,35 +164,17 @@ class ProcessGroup:
             ) from error
         return state
 
-    def _fork(self) -> None:
-        """Become rank 0 of several processes on this machine, or one of them."""
-        token = make_token()
-        self._folder = self._until_closed.enter_context(tempfile.TemporaryDirectory(prefix="shadho-ranks-"))
-        server = listen(LOOPBACK)
-        port = server.getsockname()[1]
-        if self.size > 1:
-            self._forks = Forks()
-            self.rank = self._forks.start(self.size)
-        if not self.rank:
-            self._meet(open_store(0, LOOPBACK, port, server), token, LOOPBACK)
-            return
-        self._is_fork = True
-        server.close()
-        self.context.replica = ReplicaSeat(address=f"{LOOPBACK}:{port}", token=token, rank=self.rank)
-        if hasattr(self.context, "on_report"):
-            # The trial's reports are those of rank 0, which has the connection to the worker.
-            self.context.on_report = lambda step, loss: None
-        self._meet(open_store(self.rank, LOOPBACK, port), token, LOOPBACK)
-
-    def _call(self) -> None:
-        """Become rank 0 of a trial with several slots, and call the other ranks."""
-        host = own_address()
-        server = listen(host, for_others=True)
+    def _assemble(self) -> None:
+        """Become rank 0. In a trial with several slots, call the other ranks."""
+        host = own_address() if self._calls else LOOPBACK
+        server = listen(host, for_others=self._calls)
         token, port = make_token(), server.getsockname()[1]
         store = open_store(0, host, port, server)
-        self.context.call_replicas(f"{host}:{port}", token, 0, is_last=True)
+        if self._calls:
+            self.context.call_replicas(f"{host}:{port}", token, 0, is_last=True)
         self._meet(store, token, host)
-        self.context.gang_assembled()
+        if self._calls:
+            self.context.gang_assembled()
 
     def _join(self, seat: ReplicaSeat) -> None:
         """Become the rank of this seat."""
@@ -207,46 +185,37 @@ class ProcessGroup:
         """Join the other ranks in the store, and initialise torch's process group."""
         self._rendezvous = meeting = Rendezvous(store, token, self.rank, self.size, self._stop_waiting)
         meeting.take_place()
-        self._watch = Watch(meeting.copy(), self._deadline, self._forks.died if self._forks and not self.rank else None)
-        local = self.rank if self._is_fork else 0
-        terms = meeting.meet(self._version, self._gpu(local), self._wanted, self._start_seconds, host)
-        numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": local, "MASTER_PORT": store.port}
+        self._watch = Watch(meeting.copy(), self._deadline)
+        terms = meeting.meet(self._version, self._gpu(), self._wanted, self._start_seconds, host)
+        numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": 0, "MASTER_PORT": store.port}
         # NCCL's own watchdog would end the process. Rank 0 of a script that reads these would listen on all addresses.
         names = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
         names |= {"MASTER_ADDR": store.host} | {name: str(number) for name, number in numbers.items()}
         self._until_closed.enter_context(overridden(names | interface_variables(host)))
         if terms.backend == "nccl":
-            self.device = torch.device("cuda", local)
+            self.device = torch.device("cuda", 0)
             torch.cuda.set_device(self.device)
         elif self.context.device == "cuda" and self._wanted is None and not self.rank:
             logger.warning(
                 "the process group runs on the CPU, because not each of its %d ranks has a GPU of its own; give fewer "
-                "ranks or slots, or backend='gloo' if this is intended",
+                "slots, or backend='gloo' if this is intended",
                 self.size,
             )
         before = connections()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if terms.backend == "nccl" else "gloo",
-            store=meeting.store if self._folder is None else FileStore(f"{self._folder}/store", self.size),
+            store=meeting.store,
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=self._timeout),
         )
         self._watch.opened = connections() - before
 
-    def _gpu(self, local: int) -> str | None:
+    def _gpu(self) -> str | None:
         """Return the name of this rank's own GPU, or None."""
-        if self.context.device != "cuda" and self._wanted != "nccl":
+        if (self.context.device != "cuda" and self._wanted != "nccl") or not torch.cuda.device_count():
             return None
-        if local >= torch.cuda.device_count():
-            return None
-        if self._is_fork and self._wanted != "gloo" and torch.cuda._is_in_bad_fork():
-            raise UsageError(
-                "a forked rank cannot use its GPU, because CUDA was in use before the process group; "
-                "torch.cuda.is_available() counts as use: open the group first, or start the ranks by context.launch"
-            )
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return f"{socket.gethostname()}/{visible}/{local}"
+        return f"{socket.gethostname()}/{os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
 
     def _stop_waiting(self) -> None:
         """Raise if the trial was stopped while it waits for its ranks."""
@@ -261,8 +230,6 @@ class ProcessGroup:
         if self._watch is not None:
             self._watch.pacify()
         end = self._end_of(error)
-        if self._is_fork:
-            self._exit(error, end)
         try:
             if self.rank == 0 and error is None and self._rendezvous is not None:
                 self._await_others(self._rendezvous)
@@ -301,15 +268,6 @@ class ProcessGroup:
             return End(reason=f"rank 0 has ended ({describe(gone)})", is_loss=True)
         return end
 
-    def _exit(self, error: BaseException | None, end: End | None) -> None:
-        """End a forked process: it must not run the rest of the objective."""
-        has_failed = error is not None and end is None
-        if has_failed:
-            traceback.print_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(int(has_failed))
-
     def _await_others(self, meeting: Rendezvous) -> None:
         """Wait until the other ranks have left their blocks. What happens to them no longer matters to the trial."""
         until = time.monotonic() + LEAVE_SECONDS
@@ -327,8 +285,6 @@ class ProcessGroup:
         finally:  # also if the trial is interrupted here
             if dist.is_initialized() and not (is_broken and self.device.type == "cuda"):
                 dist.destroy_process_group()
-        if self._forks is not None:
-            self._forks.close(2.0)
         # The store ends with its last reference.
         self._rendezvous = self._watch = None
         self._until_closed.close()

@@ -12,7 +12,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -36,9 +35,9 @@ Opened = tuple[int, Any, Any]
 class Watch:
     """Thread that watches over one rank's group until `close`."""
 
-    def __init__(self, rendezvous: Rendezvous, deadline: float, died: Callable[[], str | None] | None = None) -> None:
-        """`rendezvous` is for the thread alone. `died` returns how a process of this machine has ended, or None."""
-        self._rendezvous, self._deadline, self._died = rendezvous, deadline, died
+    def __init__(self, rendezvous: Rendezvous, deadline: float) -> None:
+        """`rendezvous` is for the thread alone. A rank that is silent for `deadline` seconds is lost."""
+        self._rendezvous, self._deadline = rendezvous, deadline
         #: end of the group, once this rank knows it
         self.end: End | None = None
         self._ended = threading.Event()
@@ -86,8 +85,7 @@ class Watch:
             time.sleep(BEAT_SECONDS)
 
     def _look(self, seen: dict[int, tuple[int, float]]) -> End | None:
-        """Return the end of the group if a rank has died or is silent, after recording it."""
-        how = self._died() if self._died is not None else None
+        """Return the end of the group if a rank is silent, after recording it."""
         now = time.monotonic()
         for rank in range(1, self._rendezvous.size):
             beats = self._rendezvous.beats(rank)
@@ -95,8 +93,10 @@ class Watch:
             seen[rank] = (beats, now) if beats != before else (before, since)
             # A rank that has not joined yet has no heartbeat, and is waited for elsewhere.
             if beats and now - seen[rank][1] > self._deadline and not self._rendezvous.has_left(rank):
-                how = how or f"rank {rank} was silent for {self._deadline:g} s"
-        return None if how is None else self._rendezvous.end(End(reason=how, is_loss=True))
+                return self._rendezvous.end(
+                    End(reason=f"rank {rank} was silent for {self._deadline:g} s", is_loss=True)
+                )
+        return None
 
     def _break_off(self) -> None:
         """End what the main thread waits for; then raise an exception in it; then exit, unless this is rank 0."""

@@ -23,8 +23,8 @@ DRAWN = "drawn."
 #: columns after labels and metrics: dates, which a store keeps as seconds since the epoch; and at the end texts
 MOMENTS = names(Shown.DATE)
 TEXTS = names(Shown.END)
-#: pandas type of a fact's column, by the kind of its type in a store
-_KINDS = {"float": "float", "biginteger": "Int64"}
+#: pandas type of a column of numbers that may be missing
+_KINDS = {"loss": "float", "budget": "float", "seconds": "float", "step": "Int64"}
 #: first characters of texts that a spreadsheet would run as formulas, and the apostrophe that quotes such texts
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 #: line end that the module csv writes
@@ -80,9 +80,8 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
         frame[name] = pd.to_datetime(pd.Series(columns[name], dtype=float), unit="s", utc=True)
     for name in TEXTS:
         frame[name] = pd.Series(columns[name], dtype=object)
-    for name in FACTS:
-        if (kind := _KINDS.get(getattr(TrialResult, name).sql.kind)) is not None:
-            frame[name] = frame[name].astype(kind)
+    for name, kind in _KINDS.items():
+        frame[name] = frame[name].astype(kind)
     return frame
 
 

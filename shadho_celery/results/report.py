@@ -19,15 +19,14 @@ from shadho_celery import __version__
 from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.settings import words
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
 from shadho_celery.core.units import counted, duration, money
-from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.trial import TrialResult, Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.failures import FailureCount, Failures
+from shadho_celery.study.front import Coverage, coverage
 from shadho_celery.study.rungs import OnClass, RungSummary
 from shadho_celery.study.state import StudyState
 from shadho_celery.study.trials import FinishedTrials, StudyTrials
@@ -107,7 +106,7 @@ class Overview:
     @property
     def asked(self) -> int | None:
         """Limit on the number of trials in the latest run, or None."""
-        return _limit(self.record)
+        return self.record.asked
 
     @property
     def ended(self) -> int:
@@ -122,8 +121,7 @@ class Overview:
         """
         if self.best is None or self.ended < STILL or self.in_force.get("early_stop"):
             return ""
-        option = words("early_stop")
-        remedy = f"{option.command} {ENOUGH} ({option.python}{ENOUGH} in Python) ends a search that makes no progress"
+        remedy = f"--early-stop {ENOUGH} (early_stop={ENOUGH} in Python) ends a search that makes no progress"
         if 2 * self.without_complete >= self.ended:
             why = (
                 "all were pruned or failed, as when a search has converged" if self.counts[_S.PRUNED] else "all failed"
@@ -256,14 +254,9 @@ def overview_of(known: StudyTrials, values: Values | None = None) -> Overview:
     return Overview(**_overview(known, values or Values(known.record)))
 
 
-def _limit(record: StudyRecord) -> int | None:
-    limit: int | None = (record.in_force or {}).get("trials") or record.settings.get("trials")
-    return limit
-
-
 def state_at_rest(record: StudyRecord, steered: Collection[str], ended: int) -> str:
     """Return "stopped" if an action (`Store.steered`) has ended the study before its limit on trials, else "ended"."""
-    return "stopped" if "stop" in steered and ended < (_limit(record) or math.inf) else "ended"
+    return "stopped" if "stop" in steered and ended < (record.asked or math.inf) else "ended"
 
 
 def report_of(
@@ -288,7 +281,7 @@ def report_of(
         state=state,
         best_few=[_result(trial, known, values) for trial in trials.best_few(BEST)],
         front=[_result(trial, known, values) for trial in trials.front],
-        coverage=coverage(trials, known.record.objectives),
+        coverage=coverage(trials.losses(), known.record.objectives),
         classes={name: Ended(**_counts(trials, compute_class=name)) for name in sorted(trials.compute_classes)},
         subspaces={
             name: OfSubspace(

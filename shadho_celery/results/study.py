@@ -13,10 +13,8 @@ from msgspec import Struct
 
 from shadho_celery.core.checks import guess, short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
-from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, Report, Trial, TrialState
-from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
-from shadho_celery.results.coverage import Coverage, coverage
+from shadho_celery.errors import NoSuccessfulTrial, StudyLocked, UsageError
 from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.records import Records
 from shadho_celery.results.report import Recorded, StudyReport, report_of, state_at_rest
@@ -26,6 +24,7 @@ from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.failures import Failures
+from shadho_celery.study.front import Coverage, coverage
 from shadho_celery.study.rungs import RungSummary
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ class Deleted(Struct, frozen=True, kw_only=True):
     trials: int
     #: least number that is greater than the numbers of all its trials
     numbers: int
-    #: compute classes to which its trials were sent
-    classes: Sequence[str]
     #: folders of this machine that were removed
     folders: Sequence[str]
     #: folders of this machine that could not be removed
@@ -95,6 +92,11 @@ class StudyResults:
     def in_force(self) -> Mapping[str, Any]:
         """Settings in force of its latest run, including defaults. The sampler is None if it was a user's own."""
         return self._record.in_force
+
+    @property
+    def asked(self) -> int | None:
+        """Limit on the number of trials in the latest run, or None."""
+        return self._record.asked
 
     @property
     def is_simulated(self) -> bool:
@@ -181,8 +183,6 @@ class StudyResults:
         for trial in self._store.trials(self.key, [number] if 0 <= number <= MAX_COUNT else []):
             return self.result_of(trial)
         numbers = [*self._store.numbers(self.key)]
-        if number in numbers:
-            raise StoreError(f"trial {number} of study {self.name!r} cannot be read; the warning says why")
         known = f"its trials go from {numbers[0]} to {numbers[-1]}" if numbers else "it has none yet"
         raise UsageError(f"study {self.name!r} has no trial {short(number)}; {known}")
 
@@ -232,7 +232,7 @@ class StudyResults:
         return self._numbered(self._store.on_rung(self.key, origin, trial.rung + 1))
 
     def _numbered(self, number: int | None) -> TrialResult | None:
-        """Return the trial with a number, or None if there is none or it cannot be read."""
+        """Return the trial with a number, or None if there is none."""
         return next(map(self.result_of, () if number is None else self._store.trials(self.key, [number])), None)
 
     @property
@@ -262,12 +262,6 @@ class StudyResults:
         An option that has labels itself is its name, and a label within an expression has its drawn value.
         """
         return self._values.by_label(self.best.record)
-
-    @property
-    def best_value(self) -> float | None:
-        """Loss of the best trial as the objective returned it, under the name that other tools have for it."""
-        loss = self.best.loss
-        return None if loss is None else turned_first(loss, self.objectives)
 
     @property
     def best_loss(self) -> float | None:
@@ -311,7 +305,7 @@ class StudyResults:
         worst value of each loss so far, by a tenth of the loss's range. Raises UsageError unless it has a finite number
         for each loss.
         """
-        return coverage(self._recorded.trials, self.objectives, reference)
+        return coverage(self._recorded.trials.losses(), self.objectives, reference)
 
     def read_report(self) -> StudyReport:
         """Return the results of the study so far in one record."""
@@ -335,9 +329,6 @@ class StudyResults:
         """Return the trials as a pandas table: one row per trial, one column per label (its value) and per metric."""
         return make_frame(self.trials, self._values)
 
-    #: Optuna's name for it
-    trials_dataframe = dataframe
-
     def write_csv(self, file: TextIO, *, plain: bool = False) -> None:
         """Write the table of `dataframe` as CSV, without pandas.
 
@@ -349,8 +340,8 @@ class StudyResults:
         """Delete the study with its trials and reports, and its folders below this working directory.
 
         It waits for workers of this folder that are still ending. Raises StudyLocked if the study runs. The result
-        lists the folders on the disks of other machines. A fleet may still have messages of its trials, which
-        `fleet.executor` and `rm` remove.
+        lists the folders on the disks of other machines. A fleet may still have trials of it, which `fleet.executor`
+        and `rm` stop.
         """
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)
@@ -360,7 +351,7 @@ class StudyResults:
                 raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in a few seconds")
             fence = store.lock(self.key, holder_name(), time.time())
             trials, numbers = sum(store.counts(self.key).values()), max(store.numbers(self.key), default=-1) + 1
-            hosts, classes = store.tally(self.key, "host"), sorted(store.tally(self.key, "compute_class"))
+            hosts = store.tally(self.key, "host")
             store.delete(self.key, fence)
         # If this folder has no checkpoints of the study, workers of this machine have stored them in another folder.
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
@@ -374,7 +365,6 @@ class StudyResults:
             key=self.key,
             trials=trials,
             numbers=numbers,
-            classes=classes,
             folders=[str(folder) for folder in found if not folder.exists()],
             left=[str(folder) for folder in found if folder.exists()],
             hosts=[host for host in hosts if host not in here],

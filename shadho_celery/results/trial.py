@@ -184,7 +184,7 @@ class TrialResults(Sequence[TrialResult]):
         self._store = store
         self._record = record
         self._values = values
-        #: numbers of the trials; they have gaps if a repair has moved trials away
+        #: numbers of the trials; they have gaps if rows were deleted
         self._numbers = [*store.numbers(record.key)]
 
     def __len__(self) -> int:
@@ -203,14 +203,14 @@ class TrialResults(Sequence[TrialResult]):
     def __getitem__(self, place: int | slice) -> TrialResult | list[TrialResult]:
         """Return the trial at a position (-1 for the trial with the greatest number), or the trials of a slice.
 
-        Raises StoreError if the trial cannot be read. A slice or a loop leaves it out with a warning.
+        Raises StoreError if a trial cannot be read.
         """
         if isinstance(place, slice):
             return list(self._of(self._numbers[place]))
         number = self._numbers[place]
         for trial in self._of([number]):
             return trial
-        raise StoreError(f"trial {number} of study {self._record.name!r} cannot be read; the warning says why")
+        raise StoreError(f"trial {number} of study {self._record.name!r} was deleted from the store")
 
     def _of(self, numbers: Sequence[int]) -> Iterator[TrialResult]:
         where = self._values, self._store, self._record

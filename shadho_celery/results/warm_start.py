@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import hyperopt
 import numpy as np
 from hyperopt import STATUS_OK, base
 
-from shadho_celery.core.arguments import RESUME, WARM_START
 from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.files import read_table
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, TrialState, taught
 from shadho_celery.core.units import counted
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, quoted, unquoted
+from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.describe import outermost_calls
@@ -38,7 +36,7 @@ from shadho_celery.space.points import complete, given_values
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.stored import shown_options
-from shadho_celery.space.tree import Literal, Node, Switch, evaluate, unshared
+from shadho_celery.space.tree import Switch, evaluate
 from shadho_celery.store.sql import SqlStore
 
 #: for each trial, its params by label, and its loss as the objective returned it
@@ -52,8 +50,6 @@ _STREAM = 0x77
 _LISTED = 4
 #: relative difference up to which two numbers are taken as equal
 _EQUAL = 1e-9
-#: a number as tables have it: no underscores, no digits of other scripts
-_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*|[+-]?(inf|nan)", re.ASCII | re.IGNORECASE)
 #: prefix of the column of a constraint
 _CONSTRAINT = "constraint."
 
@@ -83,8 +79,6 @@ class Source:
     trials: Sequence[Lesson]
     #: number of its trials that cannot be used, such as failed ones, by reason
     left_out: Mapping[str, int] = field(default_factory=dict)
-    #: message, with the remedy, about parts of it that were not read as the user may expect
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +99,7 @@ _Row = tuple[Lesson, str, Any]
 def refuse_if_resumed(given: object, *, resume: bool) -> None:
     """Raise UsageError for a warm start of a study that is resumed."""
     if given is not None and resume:
-        raise UsageError(
-            "a study gets its warm start when it begins, and keeps it; leave out %s or %s", WARM_START, RESUME
-        )
+        raise UsageError("a study gets its warm start when it begins, and keeps it; leave out warm_start or resume")
 
 
 def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, str] | None = None) -> WarmStart:
@@ -141,7 +133,6 @@ def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, 
         _listed(left_out),
         f"dropped because the space lacks them: {listed(sorted(map(str, dropped)), _LISTED)}" if dropped else "",
         f"drawn because trials lack them: {listed(sorted(map(str, drawn)), _LISTED)}" if drawn else "",
-        source.note,
     ]
     words = "; ".join([words, *filter(None, parts)])
     return WarmStart(trials=found, words=words, is_whole=not any(parts))
@@ -265,33 +256,38 @@ def of_table(
     """Return the trials of a CSV file, which has a column with the drawn values of each label, and the column `loss`.
 
     In a file of `export`, a label's column has the values that the objective got, and the column ``drawn.LABEL`` the
-    drawn values where they differ. An empty cell stands for an inactive label. The cell of a choice is an option or its
-    name. In a table written by hand it may also be the index of an option, if it is not the text of any option.
-
-    With `objectives`, the column of each objective replaces the column `loss`. The columns have the losses that the
-    objective returned, except that `loss` in a file of `export` is the loss that was minimised. The columns `state`,
-    `budget` and ``constraint.NAME`` of `export` are used if they exist.
+    drawn values where they differ. An empty cell stands for an inactive label. The cell of a choice is an option as
+    `export` writes it. With `objectives`, the column of each objective replaces the column `loss`. The columns have the
+    losses that the objective returned, except that `loss` in a file of `export` is the loss that was minimised. The
+    columns `state`, `budget` and ``constraint.NAME`` of `export` are used if they exist.
     """
-    names, lines = _lines(path)
-    columns = {label: column for label in space.domains if (column := _column(label, names)) is not None}
-    losses = _loss_columns(names, objectives or {}, {*columns.values()})
-    has_losses = "loss" in names or bool(losses)
-    if not has_losses or not columns:
-        lacking = "a label of the space" if has_losses else "the losses, named loss"
-        note = _note(space, names)
-        more = f"; {note}" if note else ""
-        raise UsageError(f"the warm start {path} lacks a column of {lacking}; its columns are {short([*names])}{more}")
-    reader, is_export = _Reader(space), _is_export(names)
+    names, lines = read_table(path, f"the warm start {path}", "give a file as written by shadho-celery export")
+    is_export = {*FACTS} <= {*names}
+    if is_export:
+        # Only `export` quotes formulas; in a user's own table, an apostrophe is part of the text.
+        lines = [{unquoted(name): unquoted(cell) for name, cell in cells.items()} for cells in lines]
+        names = [*map(unquoted, names)]
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise UsageError(
+            f"the warm start {path} has several columns named {short(twice[0])}; rename or delete all but one"
+        )
+    taken = {*FACTS, *MOMENTS, *TEXTS} if is_export else {"loss", "state", "budget"}
+    columns = _columns(space.domains, "param", {*names}, taken)
+    losses = _columns(objectives or {}, "loss", {*names} - {*columns.values()}, taken)
+    if not columns or not (losses or "loss" in names):
+        wanted = listed([f"param.{name}" if name in taken else name for name in space.domains], _LISTED)
+        raise UsageError(
+            f"the warm start {path} needs the column {' or '.join(['loss', *(objectives or ())])}, and columns named "
+            f"after the labels: {wanted}; its columns are {short(names)}"
+        )
+    reader = _Reader(space)
 
     def row(cells: Mapping[str, str]) -> _Row:
         filled = {label: cell for label, column in columns.items() if (cell := cells.get(column))}
-        drawn = {label: cells.get(f"{DRAWN}{label}") or cell for label, cell in filled.items()}
-        point = {
-            label: reader.of_cell(label, cell, drawn[label] if is_export else None) for label, cell in filled.items()
-        }
+        drawn = {label: cells.get(f"{DRAWN}{label}") or cell for label, cell in filled.items()} if is_export else {}
         state = (cells.get("state") or TrialState.COMPLETE).upper()
         lesson = Lesson(
-            point=point,
+            point={label: reader.of_cell(label, cell, drawn.get(label)) for label, cell in filled.items()},
             loss=_number(cells.get("loss", "")),
             is_minimised=is_export,
             losses={name: _number(cells.get(column, "")) for name, column in losses.items()},
@@ -303,28 +299,13 @@ def of_table(
         )
         return lesson, state, _number(cells.get("budget", ""))
 
-    source = _of_rows(str(path), [row(cells) for cells in lines], least)
-    return replace(source, note="; ".join(filter(None, [_note(space, names), reader.note])))
+    return _of_rows(str(path), [row(cells) for cells in lines], least)
 
 
-def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """Return the column names and the rows of a CSV file. Raises UsageError if it cannot be read as CSV."""
-    form = "give a file as written by shadho-celery export"
-    names, lines = read_table(path, f"the warm start {path}", form)
-    # Only `export` quotes formulas; in a user's own table, an apostrophe is part of the text.
-    if _is_export(names) and not _is_plain([*names, *(cell for cells in lines for cell in cells.values())]):
-        lines = [{unquoted(name): unquoted(cell) for name, cell in cells.items()} for cells in lines]
-        names = [*map(unquoted, names)]
-    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise UsageError(
-            f"the warm start {path} has several columns named {short(twice[0])}; rename or delete all but one"
-        )
-    return names, lines
-
-
-def _is_plain(texts: Iterable[str]) -> bool:
-    """Return whether a table was written with ``--plain``: it has a text that `quoted` would have written otherwise."""
-    return any(quoted(unquoted(text)) != text and not _NUMBER.fullmatch(text) for text in texts)
+def _columns(wanted: Iterable[str], kind: str, names: Collection[str], taken: Collection[str]) -> dict[str, str]:
+    """Return the columns of labels or objectives, by name. `export` gives a column a prefix if its name is taken."""
+    plain = {name: name for name in wanted if name in names and name not in taken}
+    return plain | {name: column for name in wanted if (column := f"{kind}.{name}") in names}
 
 
 def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
@@ -347,38 +328,23 @@ class _Options:
     def __init__(self, label: str, switch: Switch) -> None:
         options, alike = shown_options(label, switch)
         self._options = {place: option for place, option in enumerate(options) if place not in alike}
-        self.count = len(options)
         self._places = {str(option): place for place, option in self._options.items()}
-        constants = {place: unshared(option) for place, option in enumerate(switch.options) if place not in alike}
-        #: a constant's own text, for choices whose options are shown otherwise because some of them look alike
-        own = {place: str(node.value) for place, node in constants.items() if _is_scalar(node)}
-        counts = Counter(own.values())
-        self._own = {text: place for place, text in own.items() if counts[text] == 1}
-        #: texts of several constants, such as 1 and "1"
-        self.shared = {text for text, count in counts.items() if count > 1}
+        # `export` writes a column of values of different types as JSON.
+        self._written = {json.dumps(option): place for place, option in self._options.items()} | self._places
 
     def of_value(self, shown: Any) -> int | None:
         """Return the index of the option that has this value, else of the option that equals this number, or None."""
         place = self._places.get(str(shown))
         if place is not None and type(self._options[place]) in {type(shown), type(None)}:
             return place
-        return self._of_number(shown) if _is_number(shown) else None
+        return self._of_number(shown)
 
-    def of_cell(self, cell: str, *, is_export: bool) -> int | None:
-        """Return the index of the option with this text, else of the option with this JSON text or number, or None.
+    def of_cell(self, cell: str) -> int | None:
+        """Return the index of the option that `export` writes like this, else of the option that equals this number."""
+        return self._written[cell] if cell in self._written else self._of_number(_number(cell))
 
-        In a table of `export`, an option has the text in which this package shows it. In another table it may have the
-        text of the constant itself.
-        """
-        first, second = (self._places, self._own) if is_export else (self._own, self._places)
-        if cell in first or cell in second:
-            return first.get(cell, second.get(cell))
-        written = [place for place, option in self._options.items() if json.dumps(option, ensure_ascii=False) == cell]
-        number = _number(cell)
-        return written[0] if len(written) == 1 else self._of_number(number) if _is_number(number) else None
-
-    def _of_number(self, number: float) -> int | None:
-        equal = [place for place, option in self._options.items() if option == number]
+    def _of_number(self, number: Any) -> int | None:
+        equal = [place for place, option in self._options.items() if _is_number(number) and option == number]
         return equal[0] if len(equal) == 1 else None
 
 
@@ -389,35 +355,15 @@ class _Reader:
         self._space = space
         self._calls = outermost_calls(space.root)
         self._options = {label: _Options(label, switch) for label, switch in space.switches.items()}
-        #: number of cells that were read as indexes of options, by label
-        self._indexed = Counter[str]()
-
-    @property
-    def note(self) -> str:
-        """Message about the cells that were read as indexes of options, or ""."""
-        read = [f"{label} ({count})" for label, count in self._indexed.items()]
-        return f"cells that no option has as its text were read as indexes: {', '.join(read)}" if read else ""
 
     def of_cell(self, label: str, cell: str, drawn: str | None) -> Any:
         """Return the drawn value that a table's cell stands for, like `draw`.
 
         `drawn` is the text of the drawn value in a table of `export`; None for a table written by hand.
         """
-        if label not in self._options:
-            return _number(cell) if drawn is None else self.draw(label, _number(drawn), _number(cell))
-        options, index = self._options[label], _number(cell)
-        if drawn is None and cell in options.shared:
-            return None
-        place = options.of_cell(cell, is_export=drawn is not None)
-        if drawn is not None:
-            # A table written with --plain looks like one with apostrophes if all of its apostrophes could be such. A
-            # table to which rows were added by hand may have texts of both kinds.
-            others = (options.of_cell(text, is_export=True) for text in (quoted(cell), unquoted(cell)))
-            place = next((other for other in (place, *others) if other is not None), None)
-        if place is None and drawn is None and isinstance(index, int) and 0 <= index < options.count:
-            self._indexed[label] += 1
-            return index
-        return place
+        if label in self._options:
+            return self._options[label].of_cell(cell)
+        return _number(cell) if drawn is None else self.draw(label, _number(drawn), _number(cell))
 
     def draw(self, label: str, drawn: Any, shown: Any) -> Any:
         """Return the drawn value of `label` with which the objective gets the value `shown`.
@@ -444,10 +390,6 @@ class _Reader:
         return None
 
 
-def _is_scalar(node: Node) -> TypeGuard[Literal]:
-    return isinstance(node, Literal) and isinstance(node.value, (str, int, float, type(None)))
-
-
 def _are_equal(one: Any, other: Any) -> bool:
     # A whole number may be too long for a float.
     with suppress(OverflowError):
@@ -455,44 +397,12 @@ def _are_equal(one: Any, other: Any) -> bool:
     return False
 
 
-def _column(label: str, names: Sequence[str]) -> str | None:
-    """Return the name of a label's column, or None. `export` gives it a prefix if the label is the name of a fact."""
-    taken = {*FACTS, *MOMENTS}
-    # Last the name with an apostrophe, for a table of `export` that is taken for a plain one because of a cell.
-    known = (f"param.{label}", label, quoted(label))
-    return next((name for name in known if name in names and name not in taken), None)
-
-
-def _note(space: Space, names: Sequence[str]) -> str:
-    """Return a remedy if the column of a label cannot be used because the label is the name of a fact, else ""."""
-    facts = [name for name in space.domains if name in {*FACTS, *MOMENTS} and name in names]
-    unread = [name for name in facts if f"param.{name}" not in names]
-    if not unread or _is_export(names):
-        return ""
-    return f"the column {unread[0]} is a fact of a trial, not a label; name the label's column param.{unread[0]}"
-
-
-def _is_export(names: Sequence[str]) -> bool:
-    return {*FACTS} <= {*names}
-
-
-def _loss_columns(names: Sequence[str], objectives: Mapping[str, str], labels: Collection[str]) -> dict[str, str]:
-    """Return the columns of the objectives, by name. `export` gives a column a prefix if its name is taken."""
-    taken = {*labels, *((*FACTS, *MOMENTS, *TEXTS) if _is_export(names) else ())}
-    found = {
-        objective: [name for name in (f"loss.{objective}", objective) if name in names and name not in taken]
-        for objective in objectives
-    }
-    return {objective: columns[0] for objective, columns in found.items() if columns}
-
-
 def _number(cell: str) -> Any:
     """Return the number in a cell, as int if it is a whole number. Return any other text unchanged."""
-    if not _NUMBER.fullmatch(cell):
-        return cell
-    with suppress(ValueError):
-        return int(cell)
-    return float(cell)
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(cell)
+    return cell
 
 
 def _is_number(value: Any) -> bool:

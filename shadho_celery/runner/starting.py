@@ -266,7 +266,7 @@ class _Server:
 def start_method() -> str:
     """Return how the processes of slots start by SHADHO_START: fork or spawn. Raises UsageError for another one."""
     if (method := os.environ.get(START, "fork")) not in ("fork", "spawn"):
-        raise UsageError("%s=%s is not allowed; set it to fork or spawn, or leave it out", START, short(method))
+        raise UsageError(f"{START}={short(method)} is not allowed; set it to fork or spawn, or leave it out")
     return method
 
 

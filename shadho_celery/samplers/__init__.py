@@ -10,17 +10,18 @@ do not depend on the machines. All samplers learn from failures in the same way 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import Any
 
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS, named
-from shadho_celery.core.settings import words
 from shadho_celery.errors import UsageError
-from shadho_celery.samplers.base import MakeSampler, Sampler
-from shadho_celery.samplers.by_budget import MakeByBudget
+from shadho_celery.samplers.base import MakeSampler, Sampler, spans_space
+from shadho_celery.samplers.by_budget import ByBudget
 from shadho_celery.samplers.optuna import make_optuna_sampler
-from shadho_celery.samplers.own import MakeOwnSampler
-from shadho_celery.samplers.unrepeated import MakeUnrepeated
+from shadho_celery.samplers.own import make_own_sampler
+from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.space.split import Subspace
 
 #: samplers that learn the losses of each budget separately, as those of other libraries do
@@ -32,26 +33,49 @@ OF_ONE_LOSS = ("gp", "cma", "optuna:CmaEsSampler")
 OPTUNA = "optuna:"
 
 
+@dataclass(frozen=True)
+class Maker:
+    """Factory of samplers, which are wrapped in others: by budget, and so that no point is repeated."""
+
+    #: creates the sampler itself
+    make: MakeSampler
+    #: True if it makes one sampler for the whole space
+    spans_space: bool
+    _: KW_ONLY
+    #: budgets of which the sampler learns the losses separately, the lowest first; () if it does not
+    budgets: Sequence[float] = ()
+    #: True if the sampler learns in the whole space, and no point of a finite subspace is tried twice
+    is_whole: bool = False
+
+    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
+        """Return a sampler of a subspace, or of the whole space."""
+        sampler = self.learner(subspace, entropy)
+        return Unrepeated(sampler, subspace, entropy) if self.is_whole else sampler
+
+    def learner(self, subspace: Subspace, entropy: Sequence[int]) -> Any:
+        """Return the sampler that learns. If it `is_whole`, subspaces may share it, each with an `Unrepeated`."""
+        return ByBudget(self.make, self.budgets, subspace, entropy) if self.budgets else self.make(subspace, entropy)
+
+
 def find_sampler(
     name: str | MakeSampler, limit: int | None = None, objectives: int = 1, budgets: Sequence[float] = ()
-) -> MakeSampler:
+) -> Maker:
     """Return a factory of the samplers called `name`, in a study of at most `limit` trials and this many `objectives`.
 
-    With `budgets`, the lowest first, samplers that learn from losses do so separately by budget. A user's own class is
-    its own factory. Raises UsageError for an unknown name, and for a sampler that does not support several objectives.
+    With `budgets`, the lowest first, samplers that learn from losses do so separately by budget. A name may be a user's
+    own class. Raises UsageError for an unknown name, and for a sampler that does not support several objectives.
     """
     if not isinstance(name, str):
-        return MakeOwnSampler(name)
+        return Maker(partial(make_own_sampler, name), spans_space(name))
     if objectives > 1 and name in OF_ONE_LOSS:
         raise UsageError(f"sampler {name} learns one loss, but this study has several; choose auto or tpe")
     if name.startswith(OPTUNA):
         make = make_optuna_sampler(name.removeprefix(OPTUNA), objectives)
-        return MakeByBudget(make, budgets) if budgets else make
-    check_name(words("sampler"), name, (*SAMPLERS, f"{OPTUNA}NAME"))
+        return Maker(make, spans_space(make), budgets=budgets)
+    check_name("sampler", name, (*SAMPLERS, f"{OPTUNA}NAME"))
     make = named(SAMPLERS[name])
     make = partial(make, limit=limit) if name == "auto" else make
-    make = MakeByBudget(make, budgets) if budgets and name in BY_BUDGET else make
-    return MakeUnrepeated(make) if name in WHOLE_SAMPLERS else make
+    return Maker(make, spans_space(make), budgets=budgets if name in BY_BUDGET else (), is_whole=name in WHOLE_SAMPLERS)
 
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:

@@ -76,6 +76,12 @@ def called(make: MakeSampler) -> Any:
     return called(make.func) if isinstance(make, partial) else make
 
 
+def name_of(make: MakeSampler) -> str:
+    """Return the name of a user's class or function that creates samplers."""
+    own = called(make)
+    return getattr(own, "__name__", type(own).__name__)
+
+
 def spans_space(make: MakeSampler) -> bool:
     """Return True if this factory makes one sampler for the whole space."""
     return getattr(called(make), "spans_space", False) is True

@@ -14,7 +14,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
-from shadho_celery.samplers.base import MakeSampler, WholeSampler, spans_space
+from shadho_celery.samplers.base import MakeSampler, WholeSampler
 from shadho_celery.space.split import Subspace, parts_of
 
 #: a budget has enough results if it has this many more results than labels, and at least this many
@@ -84,16 +84,3 @@ class ByBudget:
         if own == budget or trial.state in {TrialState.FAILED, TrialState.CANCELLED}:
             return trial
         return replace(trial, state=TrialState.CANCELLED, outcome=_CANCELLED)
-
-
-class MakeByBudget:
-    """Factory of samplers that learn the losses of each budget separately."""
-
-    def __init__(self, make: MakeSampler, budgets: Sequence[float]) -> None:
-        """`make` creates the sampler of one budget."""
-        self.spans_space = spans_space(make)
-        self._make, self._budgets = make, budgets
-
-    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> ByBudget:
-        """Return a sampler of a subspace, or of the whole space."""
-        return ByBudget(self._make, self._budgets, subspace, entropy)

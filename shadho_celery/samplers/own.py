@@ -12,7 +12,7 @@ from shadho_celery.core.columns import TrialFacts
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import Outcome, Params, Trial
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.samplers.base import MakeSampler, called, spans_space
+from shadho_celery.samplers.base import MakeSampler, name_of
 from shadho_celery.space.split import Subspace
 
 
@@ -57,25 +57,20 @@ class OwnSampler:
             self.sampler.tell([ToldTrial(trial) for trial in trials])
 
 
-class MakeOwnSampler:
-    """Factory of samplers that calls a user's class or function."""
+def make_own_sampler(make: MakeSampler, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
+    """Return the sampler of a subspace that a user's class or function creates.
 
-    def __init__(self, make: MakeSampler) -> None:
-        self._make = make
-        self._own = called(make)
-        self.spans_space = spans_space(make)
-
-    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
-        """Return a sampler of the subspace. Raises UsageError if it cannot be created, or lacks valid methods."""
-        name = getattr(self._own, "__name__", type(self._own).__name__)
-        with _named(name, "its constructor"):
-            sampler = self._make(subspace, entropy)
-        if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:
-            raise UsageError(f"sampler {name} lacks {' and '.join(missing)}; it needs ask(n, pending) and tell(trials)")
-        for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
-            if not accepts(getattr(sampler, verb), len(arguments.split())):
-                raise UsageError(f"{verb} of sampler {name} takes other arguments; write def {verb}(self, {arguments})")
-        return OwnSampler(sampler, subspace, name)
+    Raises UsageError if it cannot be created, or lacks valid methods.
+    """
+    name = name_of(make)
+    with _named(name, "its constructor"):
+        sampler = make(subspace, entropy)
+    if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:
+        raise UsageError(f"sampler {name} lacks {' and '.join(missing)}; it needs ask(n, pending) and tell(trials)")
+    for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
+        if not accepts(getattr(sampler, verb), len(arguments.split())):
+            raise UsageError(f"{verb} of sampler {name} takes other arguments; write def {verb}(self, {arguments})")
+    return OwnSampler(sampler, subspace, name)
 
 
 @contextmanager

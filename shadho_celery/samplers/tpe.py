@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.samplers.base import Learner
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
-from shadho_celery.samplers.pareto import order_of
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Discrete, Domain, Normal, RandInt
 from shadho_celery.space.split import Key, Subspace
+from shadho_celery.study.front import order_of
 
 #: number of results before the model proposes: for the whole space (maximum), and for a small subspace (minimum)
 MOST_RANDOM, LEAST_RANDOM = 10, 5

@@ -5,15 +5,15 @@ Points are repeated only after all points of a finite subspace have been tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from shadho_celery.core.trial import Params, Trial
-from shadho_celery.samplers.base import Learner, Sampler, WholeSampler
+from shadho_celery.samplers.base import Learner, WholeSampler
 from shadho_celery.space.domains import Discrete, Domain
-from shadho_celery.space.split import Key, Subspace, undivided
+from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
 #: number of draws from the prior to replace a point that was tried; after that, all points are searched one by one
@@ -89,22 +89,3 @@ def _values(domain: Domain, generator: np.random.Generator) -> Iterator[Value]:
     for place in chain(range(start, steps.stop), range(steps.start, start)):
         if not isinstance(domain, Discrete) or domain.probability(place) > 0:
             yield place * size
-
-
-class MakeUnrepeated:
-    """Factory of samplers that try no point of a finite subspace twice while there are untried points."""
-
-    def __init__(self, make: Callable[[Subspace, Sequence[int]], WholeSampler]) -> None:
-        """`make` creates the sampler that learns."""
-        self._make = make
-
-    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> Unrepeated:
-        """Return a sampler that learns in one subspace."""
-        return Unrepeated(self._make(subspace, entropy), subspace, entropy)
-
-    def of_study(self, subspaces: Sequence[Subspace], entropy: Sequence[int]) -> dict[str, Sampler]:
-        """Return the samplers of a study's subspaces. They share one sampler that learns from all of them."""
-        if len(subspaces) == 1:
-            return {subspaces[0].name: self(subspaces[0], (*entropy, 0))}
-        whole = self._make(undivided(subspaces[0].space), entropy)
-        return {each.name: Unrepeated(whole, each, (*entropy, place)) for place, each in enumerate(subspaces)}

@@ -104,7 +104,10 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
     whole, entropy = plan.whole, [study.record.seed, _PROPOSAL_STREAM, len(study)]
     known = [each for place, each in enumerate(completed) if place not in partial]
     # This holds for every sampler: its own trials may repeat, but a point that a user names should add information.
-    tried = {whole.key(params) for params in chain(_tried(study), (params for _, params in known))}
+    tried = {whole.key(params) for _, params in known}
+    for trials in chain(_history(study), [study.pending()]):
+        # Points of cancelled trials count as untried.
+        tried |= {whole.key(each.params) for each in trials if each.state is not TrialState.CANCELLED}
 
     def is_new(params: Params) -> bool:
         return whole.key(params) not in tried
@@ -127,12 +130,6 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
             tried.add(whole.key(params))
             found[place] = next(each.name for each in plan.subspaces if each.contains(params)), params
     return found
-
-
-def _tried(study: StudyState) -> Iterator[Params]:
-    """Yield the params of the trials of the study and of its warm start. Cancelled trials are left out as untried."""
-    for trials in [*_history(study), study.pending()]:
-        yield from (each.params for each in trials if each.state is not TrialState.CANCELLED)
 
 
 def _history(study: StudyState) -> Iterator[Sequence[Trial]]:

@@ -14,7 +14,7 @@ import numpy as np
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.names import FIDELITIES, POLICIES, SHARES, named
-from shadho_celery.core.settings import StudySettings, words
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.ladder import Ladder, ladder_of
@@ -26,7 +26,7 @@ from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.results.warm_start import refuse_if_resumed
 from shadho_celery.samplers import find_sampler
-from shadho_celery.samplers.base import MakeSampler, called, spans_space
+from shadho_celery.samplers.base import MakeSampler, name_of, spans_space
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.proposals import Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -103,8 +103,7 @@ class Plan:
     def sampler_name(self) -> str:
         """Name of the sampler, or of a user's own class."""
         sampler = self.settings.sampler
-        own = called(self.make_sampler)
-        return sampler if isinstance(sampler, str) else getattr(own, "__name__", type(own).__name__)
+        return sampler if isinstance(sampler, str) else name_of(sampler)
 
     @property
     def whole(self) -> Subspace:
@@ -113,8 +112,8 @@ class Plan:
 
 
 def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], limits: Limits) -> Plan:
-    check_name(words("policy"), settings.policy, POLICIES)
-    check_name(words("shares"), settings.shares_in_force, SHARES)
+    check_name("policy", settings.policy, POLICIES)
+    check_name("shares", settings.shares_in_force, SHARES)
     if settings.shares == "paper" != settings.policy:
         raise UsageError("shares 'paper' are those of policy paper, which has ranks; choose even, uniform or promise")
     pruner = read_pruner(settings.pruner, settings.objectives)
@@ -165,20 +164,18 @@ def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, 
     if pruner is not None:
         raise UsageError("a pruner judges reports of one loss, but this study has several; leave out one of the two")
     if ladder is not None:
-        raise UsageError(
-            "%s promotes trials by one loss, and this study has several; leave out one of them", words("fidelity")
-        )
+        raise UsageError("fidelity promotes trials by one loss, and this study has several; leave out one of them")
 
 
 def _check_money(settings: StudySettings, limits: Limits) -> None:
     """Raise UsageError if trials cannot be placed by money, or if there is a deadline although they are not."""
     is_by_money = settings.place_by == "money"
     if is_by_money and settings.deadline is None:
-        raise UsageError("%s money needs a deadline; give %s, such as 4h", words("place_by"), words("deadline"))
+        raise UsageError("place_by money needs a deadline, such as 4h")
     if settings.deadline is not None and not is_by_money:
-        raise UsageError("%s is for %s money; give both, or leave it out", words("deadline"), words("place_by"))
+        raise UsageError("deadline is for place_by money; give both, or leave it out")
     if is_by_money and limits.trials is None:
-        raise UsageError("%s is the time for a number of trials; give %s", words("deadline"), words("trials"))
+        raise UsageError("deadline is the time for a number of trials; give trials, too")
 
 
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:

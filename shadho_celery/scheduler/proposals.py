@@ -24,12 +24,13 @@ from shadho_celery.placement.base import Choice, Excess, Fits, Offers, Policy, S
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
+from shadho_celery.samplers import Maker
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.base import MakeSampler, Sampler, WholeSampler, spans_space
 from shadho_celery.samplers.by_budget import ByBudget
 from shadho_celery.samplers.decade import Decade
 from shadho_celery.samplers.own import OwnSampler
-from shadho_celery.samplers.unrepeated import MakeUnrepeated, Unrepeated
+from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.split import UNDIVIDED, Subspace, undivided
 from shadho_celery.study.limits import Limits
@@ -519,9 +520,11 @@ def make_samplers(make: MakeSampler, subspaces: Sequence[Subspace], entropy: Seq
     """Return the samplers by subspace, or a single sampler under WHOLE that draws in the whole space."""
     if spans_space(make):
         return {WHOLE: make(undivided(subspaces[0].space), entropy)}
-    if isinstance(make, MakeUnrepeated):
-        return make.of_study(subspaces, entropy)
-    return {subspace.name: make(subspace, (*entropy, place)) for place, subspace in enumerate(subspaces)}
+    seeded = {subspace: (*entropy, place) for place, subspace in enumerate(subspaces)}
+    if isinstance(make, Maker) and make.is_whole and len(subspaces) > 1:
+        shared = make.learner(undivided(subspaces[0].space), entropy)
+        return {each.name: Unrepeated(shared, each, seed) for each, seed in seeded.items()}
+    return {each.name: make(each, seed) for each, seed in seeded.items()}
 
 
 def tell_samplers(samplers: Mapping[str, Sampler], trials: Iterable[Trial]) -> None:

@@ -172,23 +172,25 @@ class Scheduler:
         told = []
         for event in events:
             if isinstance(event, Lost) and event.is_too_long:
-                self._note_declined(event)
+                if (sent := self.study.live.find(event.number, event.attempt)) is not None:
+                    self._declined.add(event.number, str(sent.attempt.compute_class), self.study.clock.now())
             elif self._declined and not isinstance(event, Lost):
                 self._declined.end(event.number)
-            trial = self.study.tell(self._with_hint(self._with_retry(event)) if isinstance(event, Result) else event)
+            judged = self._judged(event) if isinstance(event, Result) else event
+            change = self.study.tell(judged)
+            trial = change.trial
+            if change.ended is not None:
+                self.executor.note_end(judged, change.ended, is_over=change.is_over)
             if trial is not None and isinstance(event, Report):
                 self._extrapolation.tell(trial, event)
-                if self.pruning is not None:
-                    self._prune(trial, event, self.pruning)
+                if self.pruning is not None and self.pruning.tell(trial, event):
+                    self.study.prune(trial.number)
+                    # Each later report stops the trial again, in case the first request was lost.
+                    self._to_stop.append(trial.number)
             told.append(trial)
             # Checked after each event: a later one of the same turn may be an improvement.
             self.is_stale |= self._is_without_gain()
         self._finish([trial for trial in told if trial is not None and trial.state.is_finished])
-
-    def _note_declined(self, event: Lost) -> None:
-        sent = self.study.live.find(event.number, event.attempt)
-        if sent is not None:
-            self._declined.add(event.number, str(sent.attempt.compute_class), self.study.clock.now())
 
     def _finish(self, finished: Sequence[Trial]) -> None:
         """Let models, samplers and the pruner learn from trials that have just ended."""
@@ -442,12 +444,6 @@ class Scheduler:
         elif not (self.stopping or self.paused) and len(self.classes) > 1:
             self._spill()
 
-    def _prune(self, trial: Trial, report: Report, pruning: Pruning) -> None:
-        """Stop a trial if the pruner says so. Each later report stops it again, in case the first request was lost."""
-        if pruning.tell(trial, report):
-            self.study.prune(trial.number)
-            self._to_stop.append(trial.number)
-
     def _call_on_trial(self) -> None:
         """Call `on_trial` with the ended trials, after they are recorded."""
         if self.on_trial is None or not self._ended or not self.study.commit():
@@ -456,29 +452,24 @@ class Scheduler:
         for trial in ended:
             self.on_trial(trial)
 
-    def _with_retry(self, result: Result) -> Result:
-        """Return the result. If its trial ran out of memory and should be tried on another class, or has lost a rank of
-        its process group, the result has a `retry`.
+    def _judged(self, result: Result) -> Result:
+        """Return a result as the study should take it.
 
-        A trial that ended well on a class of the last resort gets a warning.
+        It has a `retry` if its trial has lost a rank of its process group, or ran out of memory and should be tried on
+        another class. It gets a warning if its trial ended well on a class of the last resort, and a hint in its error
+        if the trial needs ints where the space draws floats.
         """
+        trial, is_short = self.study.find_open(result.number), result.outcome.out_of_memory is not None
         if result.outcome.rank_lost:
-            return replace(result, retry=Retry(reason=headline(result.outcome.error), is_loss=True))
-        trial = self.study.find_open(result.number)
-        if trial is None or (result.outcome.out_of_memory is None and not trial.outgrown):
+            result = replace(result, retry=Retry(reason=headline(result.outcome.error), is_loss=True))
+        elif trial and (is_short or trial.outgrown) and self.study.is_current(result.number, result.attempt):
+            retry = self._memory_fit.retry(result, trial)
+            result = self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
+        if trial is None or (error := result.outcome.error) is None:
             return result
-        if not self.study.is_current(result.number, result.attempt):
-            return result
-        retry = self._memory_fit.retry(result, trial)
-        return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
-
-    def _with_hint(self, result: Result) -> Result:
-        """Return the result, with a hint in its error if the trial needs ints where the space draws floats."""
-        outcome, trial = result.outcome, self.study.find_open(result.number)
-        if outcome.error is None or trial is None:
-            return result
-        hint = self.proposals.members[0].space.whole_number_hint(outcome.error, trial.params)
-        return replace(result, outcome=replace(outcome, error=f"{outcome.error.rstrip()}; {hint}")) if hint else result
+        hint = self.proposals.members[0].space.whole_number_hint(error, trial.params)
+        outcome = replace(result.outcome, error=f"{error.rstrip()}; {hint}")
+        return replace(result, outcome=outcome) if hint else result
 
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         self.proposals.tell(trials, following)

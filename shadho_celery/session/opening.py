@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.arguments import ARGUMENTS, Resume
+from shadho_celery.core.arguments import Resume
 from shadho_celery.core.checks import as_record
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler, read_settings
@@ -64,8 +64,7 @@ class Given:
         return [self.store, *([self.warm_start] if isinstance(self.warm_start, str) else [])]
 
     def __post_init__(self) -> None:
-        names = {"store": self.store, "study": self.name, "resume": self.resume, "seed": self.seed}
-        as_record(names, Names, words=ARGUMENTS)
+        as_record({"store": self.store, "study": self.name, "resume": self.resume, "seed": self.seed}, Names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,6 @@ class Request(Given):
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: limits of the run; None for those of the settings
     limits: Limits | None = None
-    #: called with a line about the repair of a study with trials that cannot be read; None to refuse such a study
-    repaired: Callable[[str], None] | None = None
     #: key of a new study, if its servers were started before it
     key: str | None = None
 
@@ -141,7 +138,6 @@ class Opening:
                 settle=self._settle,
                 tree=to_json(space),
                 given=ValuesRecord(space).of,
-                repaired=request.repaired,
                 warm_start=() if warm_start is None else warm_start.trials,
             )
             opened.pop_all()

@@ -30,6 +30,7 @@ from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.embedded.plan import CONTROL_KEY
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.workers import Connection, FleetStudy
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
@@ -41,7 +42,7 @@ from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import widest
-from shadho_celery.session.notices import Conditions, Kind, Notice
+from shadho_celery.session.notices import Conditions, Notice
 from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
 from shadho_celery.session.signals import Signals
 from shadho_celery.session.steering import Steering
@@ -83,8 +84,6 @@ class Options(Given):
 
     #: module or path of the study file
     study: str
-    #: True if the study is to be repaired: trials that cannot be read are moved away
-    repair: bool = False
     #: number of slots of the embedded workers, by class; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
     #: True if embedded workers are to play all default classes, one slot each
@@ -137,13 +136,10 @@ class Session:
         self.began = time.monotonic()
         self._say = say
         given = {each.name: getattr(options, each.name) for each in fields(Given)}
-        repaired = say if options.repair else None
         key = None if options.early is None else options.early.directory.name
         #: classes that are started on demand, by the option --class-spec
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
-        self._opening = Opening(
-            Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, key=key, **given)
-        )
+        self._opening = Opening(Request(space=file.space, module=file.module, stated=file.stated, key=key, **given))
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         plan = self._opening.plan
@@ -208,7 +204,7 @@ class Session:
     def _open(self, stack: ExitStack) -> None:
         """Open servers, store, study and scheduler. `stack` closes them in reverse order."""
         # The servers come first: if one is down, no empty study should be left in the store.
-        make_executor = self._fleet() if self.options.fleet else None
+        connection = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
         self.study.use_code(self.code.digest)
@@ -216,32 +212,37 @@ class Session:
             self._say(self.opened.warm_start.words)
         #: number of trials that had ended before this run
         self.counted_before = self.study.counted
-        if make_executor is None:
+        if connection is None:
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
             os.environ.update(embedded.urls)
-            client = connect(embedded.urls[urls.REDIS])
-            make_executor = partial(QueueExecutor, client, Publisher.configured(with_folder=False))
+            connection = Connection(
+                client=connect(embedded.urls[urls.REDIS]),
+                publisher=Publisher.configured(with_folder=False),
+                signer=Signer.configured(),
+                control=Signer(read_key(embedded.directory / CONTROL_KEY)),
+            )
         self.study.recorder.class_prices = {name: spec.price for name, spec in self.class_spec.items()}
         settings = self.plan.settings
-        self.executor = make_executor(
-            self.study.record.key,
-            self.file.module,
+        self.executor = QueueExecutor(
+            connection,
+            FleetStudy(
+                key=self.study.record.key,
+                module=self.file.module,
+                code=self.code,
+                sources=self._sources,
+                name=self.study.name,
+                fence=self.study.fence,
+                weight=settings.weight,
+                objectives=settings.objectives,
+                adopt=self.options.fleet,
+                trial_timeout=settings.trial_timeout,
+                gang_wait_seconds=settings.gang_wait_seconds,
+                one_worker=settings.gpus is not None,
+            ),
             self.study.live,
-            weight=settings.weight,
-            adopt=self.options.fleet,
-            trial_timeout=settings.trial_timeout,
-            gang_wait_seconds=settings.gang_wait_seconds,
-            one_worker=settings.gpus is not None,
-            signer=Signer.configured(),
-            control=self._control(),
-            fence=self.study.fence,
-            name=self.study.name,
             progress=self._progress,
-            wanted=self._wanted,
-            code=self.code,
-            sources=self._sources,
-            objectives=settings.objectives,
+            wanted=lambda: {} if self._demand is None else self._demand.wanted,
             recorder=self.study.recorder,
         )
         stack.callback(self._close_executor)
@@ -257,14 +258,19 @@ class Session:
         self.watch = Watch(self)
         self.steering = Steering(self)
 
-    def _fleet(self) -> Callable[..., QueueExecutor]:
-        """Connect to the servers of a fleet. Return a function that creates the executor."""
-        make_executor = partial(QueueExecutor, connect(urls.url(urls.REDIS)), Publisher.configured())
+    def _fleet(self) -> Connection:
+        """Connect to the servers of a fleet."""
+        connection = Connection(
+            client=connect(urls.url(urls.REDIS)),
+            publisher=Publisher.configured(),
+            signer=Signer.configured(),
+            control=Signer.for_control(),
+        )
         unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
         origin = self.options.broker_from
         named = f" (of {origin}; --local runs on this machine alone)" if origin else ""
         self._say(f"fleet: broker {mask(urls.url(urls.BROKER))}{named}, Redis {mask(urls.url(urls.REDIS))}{unset}")
-        return make_executor
+        return connection
 
     def _embed(self) -> Embedded:
         """Return the embedded workers of the study. Their slots by class are given, or fit this machine.
@@ -316,22 +322,12 @@ class Session:
         """Classes that need not have a live worker, the strongest first: those of the study, and of --class-spec."""
         return [*dict.fromkeys([*self.plan.settings.classes, *self.class_spec])]
 
-    def _wanted(self) -> Mapping[str, int]:
-        """Return the slots that the study could use of each class of --class-spec, which the executor announces."""
-        return {} if self._demand is None else self._demand.wanted
-
     def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Record settings that were given while the study runs, and all that are in force now. Raises StoreError."""
         before = self.study.record
         record = dataclasses.replace(before, settings={**before.settings, **settings}, in_force=in_force)
         self.opened.store.keep_settings(record.key, self.study.fence, record.settings, record.in_force)
         self.study.record = record
-
-    def _control(self) -> Signer | None:
-        """Return the signer of requests to this run, or None to refuse them."""
-        if self.embedded is None:
-            return Signer.for_control()
-        return Signer(read_key(self.embedded.directory / CONTROL_KEY))
 
     def _close_executor(self) -> None:
         """Record the results and close the executor, which deletes them from Redis.
@@ -481,7 +477,7 @@ class Watch:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._told = set[Notice]()
+        self._told = set[str]()
         self._looked_at = -math.inf
         #: prices of all slots, as they were told
         self._money_an_hour = 0.0
@@ -515,32 +511,22 @@ class Watch:
         if is_fleet and not session.disk.edited(session.code):
             # A short run has not waited long enough to know whether these workers will read their files again.
             others = sorted(session.executor.workers.with_other_code(0.0))
-            yield from self._untold(_notices({Kind.CODE: others}))
-        found = {
-            Kind.FLEET: session.executor.notices(),
-            Kind.DELETIONS: session.study.deletions(at_end=True),
-            Kind.SEARCH: self._on_search(),
-        }
-        yield from self._untold(_notices(found))
+            yield from self._untold(others)
+        deleted = session.study.deletions(at_end=True)
+        yield from self._untold([*session.executor.notices(), *deleted, *self._on_search()])
 
-    def present(self) -> list[Notice]:
-        """Return the notices about failures, classes and code that are true now."""
+    def present(self) -> Iterator[object]:
+        """Yield the notices about failures, classes and code that are true now."""
         session, study = self._session, self._session.study
-        found: dict[Kind, Iterable[object]] = {
-            Kind.MONEY: self._on_money() if session.scheduler.limits.money or session.scheduler.cheapest else [],
-            Kind.FLEET: session.executor.notices(),
-            Kind.DELETIONS: study.deletions(),
-            Kind.SEARCH: self._on_search(),
-        }
+        if session.scheduler.limits.money or session.scheduler.cheapest:
+            yield from self._on_money()
+        yield from [*session.executor.notices(), *study.deletions(), *self._on_search()]
         if study.best is not None and study.count(TrialState.FAILED):
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
             # The text does not have their number, which changes, because each notice is shown once.
-            found[Kind.FAILURES] = [
-                f"{most} trials and more fail with {each.failure}" for each in failures if each.trials >= most
-            ]
+            yield from [f"{most} trials and more fail with {each.failure}" for each in failures if each.trials >= most]
         edited = session.disk.edited(session.code)
-        found[Kind.CODE] = [self._edited(edited)] if edited else session.executor.workers.with_other_code()
-        return _notices(found)
+        yield from [self._edited(edited)] if edited else session.executor.workers.with_other_code()
 
     def missing(self) -> Iterator[Notice]:
         """Yield a notice for each class without a live worker, and for what live workers lack."""
@@ -566,7 +552,7 @@ class Watch:
             more = [f"-Q {shlex.quote(name)}" for name in classes[1:]] if is_empty else []
             also = f", and others with {listed(more, 5)}" if more else ""
             over = "a worker can run this study now"
-            yield Notice(kind=Kind.MISSING, about="able", text=f"{trouble}{also}", over=over)
+            yield Notice(about="able", text=f"{trouble}{also}", over=over)
             if is_empty or any(module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
@@ -576,7 +562,7 @@ class Watch:
             lacking = f"trials take up to {session.widest} slots of one {of}, and no {of} has that many"
             also = f", or raise slots of class {next(iter(coming))} in the file of --class-spec" if coming else ""
             text = f"{lacking}; start {remedy} with more slots{also}"
-            yield Notice(kind=Kind.MISSING, about="slots", text=text, over=f"a {of} has {session.widest} slots now")
+            yield Notice(about="slots", text=text, over=f"a {of} has {session.widest} slots now")
         # A class whose workers have other modules has workers; the notice above is about these.
         there = {worker.compute_class for worker in live.values()}
         for name in classes:
@@ -585,7 +571,7 @@ class Watch:
                 if name in coming:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
                 over = f"a worker serves the queue {name} now"
-                yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
+                yield Notice(about=f"class {name}", text=text, over=over)
 
     def _on_search(self) -> list[str]:
         scheduler = self._session.scheduler
@@ -610,11 +596,11 @@ class Watch:
             )
             yield f"after --max-cost running trials finish, for up to {money(self._money_an_hour)} an hour, {most}"
 
-    def _untold(self, notices: Iterable[Notice]) -> Iterator[str]:
-        for notice in notices:
-            if notice not in self._told:
-                self._told.add(notice)
-                yield str(notice)
+    def _untold(self, notices: Iterable[object]) -> Iterator[str]:
+        for text in map(str, notices):
+            if text not in self._told:
+                self._told.add(text)
+                yield f"Warning: {text}"
 
     def _edited(self, path: str) -> str:
         """Return the text of a notice that a file of the study was edited after this run had read it."""
@@ -622,10 +608,6 @@ class Watch:
         if self._session.executor.has_workers:
             return f"{path} was edited; this run continues with its earlier code while workers have that: {then}"
         return f"{path} was edited, no worker has its earlier version, and this run waits for one: {then}"
-
-
-def _notices(found: Mapping[Kind, Iterable[object]]) -> list[Notice]:
-    return [Notice(kind=kind, text=str(text)) for kind, texts in found.items() for text in texts]
 
 
 def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[str]) -> Iterator[Notice]:
@@ -637,7 +619,7 @@ def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[
         if name not in live:
             text = f"the embedded worker of class {name} does not answer; see its log in {embedded.directory}"
             over = f"the embedded worker of class {name} answers again"
-            yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
+            yield Notice(about=f"class {name}", text=text, over=over)
     if missing := [name for name in expected if name not in embedded.workers]:
         slots = {**embedded.workers, **dict.fromkeys(missing, 1)}
         wanted = ",".join(f"{name}={count}" for name, count in slots.items())
@@ -645,4 +627,4 @@ def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[
             f"STUDY['classes'] names {', '.join(missing)}, which no embedded worker serves; trials run on "
             f"{', '.join(embedded.workers)} alone, unless you give --workers {shlex.quote(wanted)}"
         )
-        yield Notice(kind=Kind.MISSING, about="classes", text=text)
+        yield Notice(about="classes", text=text)

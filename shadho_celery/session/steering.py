@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from signal import Signals
 from typing import Any, Protocol
 from uuid import uuid4
@@ -11,9 +11,9 @@ from uuid import uuid4
 from msgspec.structs import asdict, replace
 
 from shadho_celery.control.reach import requester
-from shadho_celery.core.actions import Action, Answer
+from shadho_celery.core.actions import Action, Answer, Cancel, Deed, Enqueue, Pause, Set, Stop, Unpause, name_of
 from shadho_celery.core.checks import one_line, short
-from shadho_celery.core.settings import CHANGEABLE, read_settings, words
+from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreOutage, UsageError
@@ -22,7 +22,7 @@ from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.study.state import StudyState, named
-from shadho_celery.transport.control import Cancel, Change, Deed, Enqueue, Pause, Request, Stop, Unpause
+from shadho_celery.transport.control import Request
 from shadho_celery.transport.drains import Drain
 
 
@@ -57,11 +57,11 @@ class Steering:
         for request, answer in self._run.executor.refusals():
             self._record(request, answer)
         for request in self._run.executor.requests():
-            answer = self._carry_out(request.deed)
+            answer = _CARRIED_OUT[type(request.deed)](self, request.deed)
             self._record(request, answer)
             self._unsaid.append((request, answer))
             refused = "" if answer.is_done else ", refused"
-            say(f"{_name(request.deed)}, asked by {one_line(request.by)}{refused}: {answer.text}")
+            say(f"{name_of(request.deed)}, asked by {one_line(request.by)}{refused}: {answer.text}")
         if self._unsaid and self._run.study.commit():
             for request, answer in self._unsaid:
                 self._run.executor.answer(request, answer)
@@ -70,7 +70,7 @@ class Steering:
     def note_signal(self, number: int) -> None:
         """Record that a signal has stopped the study, as a request does."""
         study, by = self._run.study, requester()
-        request = Request(study=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=Stop())
+        request = Request(to=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=Stop())
         self._record(request, _done(f"stopped by {Signals(number).name}"))
 
     def note_drains(self) -> None:
@@ -85,35 +85,20 @@ class Steering:
             id=request.id,
             at=study.clock.wall(),
             by=request.by,
-            action=_name(request.deed),
+            action=name_of(request.deed),
             arguments=_arguments(request.deed),
             answer=answer,
             fence=study.fence,
         )
         study.note_action(action)
 
-    def _carry_out(self, deed: Deed) -> Answer:
-        match deed:
-            case Stop():
-                return self._stop()
-            case Pause():
-                return self._pause()
-            case Unpause():
-                return self._unpause()
-            case Cancel(number):
-                return self._cancel(number)
-            case Enqueue(points):
-                return self._enqueue(points)
-            case Change(settings):
-                return self._change(settings)
-
-    def _stop(self) -> Answer:
+    def _stop(self, deed: Stop) -> Answer:
         before, self.has_stopped = self._run.scheduler.stopping, True
         if not before:
             self._run.scheduler.stop()
         return _done(f"{'already stopping' if before else 'stopping'}: {self._running()}")
 
-    def _pause(self) -> Answer:
+    def _pause(self, deed: Pause) -> Answer:
         if self._run.scheduler.stopping:
             return _refused("the study is stopping")
         before = self._run.scheduler.paused
@@ -121,13 +106,14 @@ class Steering:
             self._run.scheduler.pause()
         return _done(f"{'already paused' if before else 'paused'}: {self._running()}, no others start")
 
-    def _unpause(self) -> Answer:
+    def _unpause(self, deed: Unpause) -> Answer:
         if not self._run.scheduler.paused:
             return _done("the study is not paused")
         self._run.scheduler.unpause()
         return _done("unpaused: trials start again")
 
-    def _cancel(self, number: int) -> Answer:
+    def _cancel(self, deed: Cancel) -> Answer:
+        number = deed.number
         trial = self._run.study.find_open(number)
         if trial is not None and self._run.scheduler.proposals.is_ahead(trial):
             return _refused(f"trial {number} was drawn ahead and is not sent yet; cancel it when it waits or runs")
@@ -141,8 +127,8 @@ class Steering:
         except StoreOutage as error:
             return _refused(f"trial {number} has ended; {error}")
 
-    def _enqueue(self, points: Sequence[object]) -> Answer:
-        run = self._run
+    def _enqueue(self, deed: Enqueue) -> Answer:
+        run, points = self._run, deed.points
         if run.scheduler.stopping:
             return _refused("the study is stopping")
         if len(points) > (left := max(0.0, run.scheduler.left)):
@@ -158,8 +144,8 @@ class Steering:
             return _refused(str(error))
         return _done(f"enqueued {named(numbers)}, which {'runs' if len(numbers) == 1 else 'run'} next")
 
-    def _change(self, given: Mapping[str, Any]) -> Answer:
-        run = self._run
+    def _set(self, deed: Set) -> Answer:
+        run, given = self._run, deed.settings
         if run.scheduler.stopping:
             return _refused("the study is stopping")
         try:
@@ -170,9 +156,8 @@ class Steering:
                 return _refused(f"{ended}; give a larger number, or end the study with shadho-celery stop")
             if refused := [name for name in given if name not in CHANGEABLE]:
                 raise UsageError(
-                    "%s cannot change while the study runs; stop it, and resume it with the new value; these can: %s",
-                    words(refused[0]),
-                    ", ".join(str(words(name)) for name in CHANGEABLE),
+                    f"{refused[0]} cannot change while the study runs; stop it, and resume it with the new value; "
+                    f"these can: {', '.join(CHANGEABLE)}"
                 )
             settings = replace(run.plan.settings, **{name: getattr(checked, name) for name in given})
             plan = run.plan.with_settings(settings)
@@ -183,13 +168,24 @@ class Steering:
         run.scheduler.change_limits(plan.limits)
         run.executor.set_trial_timeout(settings.trial_timeout)
         run.executor.set_weight(settings.weight)
-        changed = ", ".join(f"{words(name)} {short(getattr(settings, name))}" for name in given)
+        changed = ", ".join(f"{name} {short(getattr(settings, name))}" for name in given)
         return _done(f"set {changed}")
 
     def _running(self) -> str:
         if not (running := self._run.study.count(TrialState.RUNNING)):
             return "no trial runs"
         return counted(running, "running trial finishes", "running trials finish")
+
+
+#: by action, the method that carries it out
+_CARRIED_OUT: Mapping[type[Deed], Callable[[Steering, Any], Answer]] = {
+    Stop: Steering._stop,
+    Pause: Steering._pause,
+    Unpause: Steering._unpause,
+    Cancel: Steering._cancel,
+    Enqueue: Steering._enqueue,
+    Set: Steering._set,
+}
 
 
 def _of_drain(place: str, drain: Drain) -> Action:
@@ -202,10 +198,6 @@ def _of_drain(place: str, drain: Drain) -> Action:
         arguments={"worker": place},
         answer=_done(f"{place} takes {'no more trials' if drain.is_drained else 'trials again'}"),
     )
-
-
-def _name(deed: Deed) -> str:
-    return str(deed.__struct_config__.tag)
 
 
 def _arguments(deed: Deed) -> dict[str, Any]:

@@ -6,13 +6,18 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import partial
 from itertools import count
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta, Struct, field
 
-from shadho_celery.core.attempts import Attempts
+from shadho_celery.core.attempts import Attempts, Sent
+from shadho_celery.core.checks import misfit_at
+from shadho_celery.core.class_spec import ClassFacts
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.records import Leaving, MachineRecord, Present
@@ -27,6 +32,8 @@ Play = Callable[[Attempt, str], Outcome]
 #: (attempt, seconds for which it ran, True if its worker was told before it ended), for an attempt that its worker ends
 Interrupted = Callable[[Attempt, float, bool], None]
 
+GIB = 2**30
+
 #: mixed into the seed for the times of preemptions
 _PREEMPTIONS = 0x50
 
@@ -34,31 +41,74 @@ _PREEMPTIONS = 0x50
 LEASE_SECONDS, NO_WORKER_SECONDS = 30.0, 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A change of a class's slots: some are added, or some die with their trials."""
+#: maximum values of numbers in a description, set by memory, time and the precision of a float
+LARGEST, MOST_WORKERS = 1e15, 10**6
 
-    #: time on the clock in seconds
-    at: float
-    compute_class: str
-    #: number of slots that are added; if negative, number of slots that die, the slots added last first
-    slots: int
+#: maximum number of reports of a trial, each of which takes the simulator a moment
+MOST_STEPS = 1000
+
+_Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
+#: times of workers: with shorter ones a simulation would hardly advance
+_LongSeconds = Annotated[float, Meta(ge=1, le=LARGEST)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stay:
-    """How long the workers of a class stay, and whether others take their places."""
+class SimulatedClass(ClassFacts, frozen=True, kw_only=True):
+    """A compute class of a simulated fleet, and how long its workers stay."""
 
-    #: seconds from the start of a worker until it takes trials
-    startup_seconds: float = 0.0
-    #: mean seconds from then until it is preempted; they have an exponential distribution. None for no preemption
-    preemption_seconds: float | None = None
+    #: number of workers at the start, each of which is a machine of its own
+    workers: Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
+    #: mean seconds from the moment at which a worker takes trials until it is preempted; they have an exponential
+    #: distribution. None for no preemption
+    preemption_seconds: _LongSeconds | None = None
     #: True if its trials are told and given back, as with ``worker --grace``; False if its machine vanishes
     notice: bool = True
-    #: seconds from then until it ends by itself, as with ``worker --for``; None for no such limit
-    for_seconds: float | None = None
-    #: seconds from its end until the start of a worker in its place; None if none is started
-    return_seconds: float | None = None
+    #: seconds from that moment until it ends by itself, as with ``worker --for``; None for no such limit
+    for_seconds: _LongSeconds | None = None
+    #: seconds from the end of a worker until the start of one in its place; None if none is started
+    return_seconds: _Amount | None = None
+
+    def __post_init__(self) -> None:
+        leaves = self.preemption_seconds is not None or self.for_seconds is not None
+        if self.return_seconds is not None and not leaves:
+            raise misfit_at("return_seconds", "its workers stay; give preemption_seconds or for_seconds, too")
+        if not self.notice and self.preemption_seconds is None:
+            raise misfit_at("notice", "its workers are not preempted; give preemption_seconds, too")
+
+
+class Change(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change of a class's workers: some are added, or some die with their trials."""
+
+    #: simulated seconds
+    at: _Amount
+    compute_class: str = field(name="class")
+    #: number of workers that are added; if negative, number of workers that die, those added last first
+    workers: Annotated[int, Meta(ge=-MOST_WORKERS, le=MOST_WORKERS)]
+
+
+class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A simulated fleet: the content of CLUSTER in a cluster file."""
+
+    #: the strongest class first
+    classes: Mapping[str, SimulatedClass]
+    changes: Annotated[Sequence[Change], Meta(description='write [{"at": 60, "class": "gpu", "workers": -1}]')] = ()
+    #: decides all draws; the command's --seed replaces it
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    #: seconds after which a dead worker's trial is known to be lost
+    lease_seconds: _Amount = LEASE_SECONDS
+    #: where trials find the checkpoints of trials and attempts that they continue
+    checkpoints: Literal["none", "machine", "shared"] = "none"
+    #: seconds to read the checkpoint of another machine
+    handover_seconds: _Amount = 0.0
+    #: seconds of work between two checkpoints, from which a trial continues after its worker has ended; None if it
+    #: begins again
+    checkpoint_seconds: _Amount | None = None
+    #: number of steps after each of which a trial reports, as a training does after its epochs; 0 for no reports
+    steps: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_seconds is not None and self.checkpoints != "shared":
+            words = "a trial goes on elsewhere only from a shared checkpoint; give checkpoints shared"
+            raise misfit_at("checkpoint_seconds", words)
 
 
 @dataclass
@@ -86,26 +136,20 @@ class _Class:
     name: str
     #: rank of the class, 0 for the strongest
     place: int
-    stay: Stay = Stay()
+    facts: SimulatedClass
     #: number of slots, live or to come
     size: int = 0
     #: numbers of the live slots, and of each slot the number of its latest worker
-    live: set[int] = field(default_factory=set)
-    workers: dict[int, int] = field(default_factory=dict)
+    live: set[int] = dataclass_field(default_factory=set)
+    workers: dict[int, int] = dataclass_field(default_factory=dict)
     #: by slot: the time at which its worker leaves by itself, and the trials that would have ended after it
-    leaves_at: dict[int, float] = field(default_factory=dict)
-    too_long: dict[int, set[int]] = field(default_factory=dict)
-    #: number of slots of a worker, which is a machine of its own
-    per_worker: int = 1
-    free: list[int] = field(default_factory=list)
-    running: dict[int, _Running] = field(default_factory=dict)
-    queue: deque[Attempt] = field(default_factory=deque)
-    #: memory of its machines, bytes; 0 for no limit
-    memory: int = 0
-    #: money that one of its slots costs an hour; None if it is not known
-    price: float | None = None
+    leaves_at: dict[int, float] = dataclass_field(default_factory=dict)
+    too_long: dict[int, set[int]] = dataclass_field(default_factory=dict)
+    free: list[int] = dataclass_field(default_factory=list)
+    running: dict[int, _Running] = dataclass_field(default_factory=dict)
+    queue: deque[Attempt] = dataclass_field(default_factory=deque)
     #: slots by machine
-    hosts: Mapping[str, int] = field(default_factory=dict)
+    hosts: Mapping[str, int] = dataclass_field(default_factory=dict)
     #: time at which the last of its slots died
     empty_since: float = 0.0
     #: slot seconds of ended attempts, and total slot seconds until `counted_at`
@@ -118,14 +162,19 @@ class _Class:
         """Number of live slots."""
         return len(self.live)
 
+    @property
+    def memory(self) -> int:
+        """Memory of its machines, bytes; 0 for no limit."""
+        return int(self.facts.memory_gib * GIB)
+
     def host_of(self, slot: int) -> str:
         """Return the name of the machine that has a slot."""
-        return f"{self.name}.{slot // self.per_worker}"
+        return f"{self.name}.{slot // self.facts.slots}"
 
     def beside(self, slot: int) -> set[int]:
         """Return the slots of the worker that has a slot."""
-        first = slot - slot % self.per_worker
-        return {*range(first, min(first + self.per_worker, self.size))}
+        first = slot - slot % self.facts.slots
+        return {*range(first, min(first + self.facts.slots, self.size))}
 
     def take(self, attempt: Attempt) -> list[int]:
         """Take free slots for an attempt, and return their numbers.
@@ -160,60 +209,34 @@ class SimulatedExecutor:
 
     def __init__(
         self,
-        slots: Mapping[str, int],
+        fleet: Fleet,
         play: Play,
         clock: ManualClock,
         ahead: int = 0,
         *,
-        changes: Iterable[Change] = (),
-        memory: Mapping[str, int] | None = None,
-        prices: Mapping[str, float | None] | None = None,
-        per_worker: Mapping[str, int] | None = None,
-        lease_seconds: float = LEASE_SECONDS,
-        storage: str = "",
         recorder: Recorder | None = None,
-        stays: Mapping[str, Stay] | None = None,
         interrupted: Interrupted = lambda attempt, seconds, told: None,
-        steps: int = 0,
-        seed: int = 0,
     ) -> None:
-        """Use `slots` by class, the strongest class first. `ahead` trials may wait in each class's queue.
+        """Run trials on `fleet`. `ahead` trials may wait in each class's queue.
 
-        `changes` refer to classes in `slots`, which may have no slots at first. `memory` is the memory of a class's
-        machines in bytes, and `prices` has the money that a slot of a class costs an hour. All machines keep their
-        checkpoints on `storage`; if that is "", each machine has its own. `recorder` is told which machines, each with
-        one worker, come and go. With `per_worker`, the number of slots of a worker by class, a trial takes only slots
-        of one worker; otherwise workers have one slot.
-
-        `stays` say how long the workers of a class stay. `interrupted` is told of each attempt that ends with its
-        worker, and `seed` decides when workers are preempted: at the same times whatever the trials are. Each trial
-        reports after each of its `steps`, which take equally long.
+        With shared checkpoints all machines have one storage, else each has its own. If a class has workers of several
+        slots, a trial takes only slots of one worker. Workers are preempted at the same times whatever the trials are.
+        `recorder` is told which machines, each with one worker, come and go. `interrupted` is told of each attempt that
+        ends with its worker.
         """
+        self._fleet = fleet
         self._play = play
         self._clock = clock
         self._ahead = ahead
-        self._lease_seconds = lease_seconds
-        self._storage = storage
         self._recorder = recorder
         self._interrupted = interrupted
-        self._steps = steps
-        self._seed = seed
         #: by class and slot: draws of the times until its preemptions
         self._draws: dict[tuple[str, int], np.random.Generator] = {}
         self._worker = count()
-        sizes, prices, stays, now = memory or {}, prices or {}, stays or {}, clock.now()
-        self._on_one = per_worker is not None
+        self._on_one = any(facts.slots > 1 for facts in fleet.classes.values())
         self._classes = {
-            name: _Class(
-                name,
-                place,
-                per_worker=(per_worker or {}).get(name, 1),
-                stay=stays.get(name, Stay()),
-                memory=sizes.get(name, 0),
-                price=prices.get(name),
-                counted_at=now,
-            )
-            for place, name in enumerate(slots)
+            name: _Class(name, place, facts, counted_at=clock.now())
+            for place, (name, facts) in enumerate(fleet.classes.items())
         }
         #: heap of (time, counter, action, attempt that it ends); the counter puts ties in first-in-first-out order
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
@@ -222,15 +245,15 @@ class SimulatedExecutor:
         #: reports since the last poll; they do not end a wait, because the scheduler sends nothing after a report
         self._reports: list[Event] = []
         self._live: Attempts[Attempt] = Attempts()
+        for name, facts in fleet.classes.items():
+            self._resize(name, facts.workers)
         #: True if workers have started or died since the last poll
         self._has_changed = False
-        for name, number in slots.items():
-            self._resize(name, number)
-        self._has_changed = False
-        for change in changes:
-            self._at(change.at, partial(self._resize, change.compute_class, change.slots))
+        for change in fleet.changes:
+            self._at(change.at, partial(self._resize, change.compute_class, change.workers))
 
     def classes(self) -> Sequence[ComputeClass]:
+        storage = "shared" if self._fleet.checkpoints == "shared" else ""
         classes = [
             ComputeClass(
                 name=name,
@@ -240,7 +263,7 @@ class SimulatedExecutor:
                 ahead=self._ahead,
                 memory=each.memory,
                 hosts=each.hosts,
-                storages=dict.fromkeys(each.hosts, self._storage),
+                storages=dict.fromkeys(each.hosts, storage),
             )
             for name, each in self._classes.items()
             if each.alive
@@ -285,6 +308,9 @@ class SimulatedExecutor:
         return events
 
     def keep(self) -> None:
+        pass
+
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
         pass
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
@@ -344,13 +370,13 @@ class SimulatedExecutor:
             self._at(now + (one.outcome.seconds or 0.0), partial(self._end, name, one), one)
             self._report_after(one, 1)
             key = {"number": attempt.number, "attempt": attempt.attempt}
-            slot = slots[0] % each.per_worker
+            slot = slots[0] % each.facts.slots
             self._events.append(Started(**key, host=one.host, at=now, worker=one.host, slot=slot))
 
     def _report_after(self, one: _Running, step: int) -> None:
         """Schedule the report after a step of an attempt. That after the last step comes with the attempt's end."""
-        if step < self._steps:
-            moment = one.began + step / self._steps * (one.outcome.seconds or 0.0)
+        if step < self._fleet.steps:
+            moment = one.began + step / self._fleet.steps * (one.outcome.seconds or 0.0)
             self._at(moment, partial(self._report, one, step), one)
 
     def _report(self, one: _Running, step: int) -> None:
@@ -363,8 +389,8 @@ class SimulatedExecutor:
         now = self._clock.now()
         number, which = one.attempt.number, one.attempt.attempt
         outcome = one.outcome.cancelled(now - one.began) if cancelled else one.outcome
-        if self._steps and outcome.state in WELL:
-            self._report(one, self._steps)
+        if self._fleet.steps and outcome.state in WELL:
+            self._report(one, self._fleet.steps)
         self._vacate(name, one)
         is_alone = len(self._live.of(number)) <= 1
         if self._live.finish(number, which, well=outcome.state in WELL) and not is_alone:
@@ -414,14 +440,14 @@ class SimulatedExecutor:
                 self._end_worker(name, slot, each.workers[slot], Leaving.STOPPED)
         return True
 
-    def _resize(self, name: str, by: int) -> None:
-        """Start workers of a class with this number of slots in total, or let the last ones die.
+    def _resize(self, name: str, workers: int) -> None:
+        """Start this number of workers of a class, or let the last ones die if it is negative.
 
         The trials of dead workers are LOST when the lease ends.
         """
         each = self._classes[name]
-        before, each.size = each.size, max(0, each.size + by)
-        if by > 0:
+        before, each.size = each.size, max(0, each.size + workers * each.facts.slots)
+        if workers > 0:
             self._start_workers(name, range(before, each.size))
             return
         for slot in range(each.size, before):
@@ -433,8 +459,8 @@ class SimulatedExecutor:
         each = self._classes[name]
         started = {slot: next(self._worker) for slot in slots}
         each.workers.update(started)
-        if each.stay.startup_seconds > 0:
-            self._at(self._clock.now() + each.stay.startup_seconds, partial(self._arrive, name, started))
+        if each.facts.startup_seconds > 0:
+            self._at(self._clock.now() + each.facts.startup_seconds, partial(self._arrive, name, started))
         else:
             self._arrive(name, started)
 
@@ -449,12 +475,12 @@ class SimulatedExecutor:
         each.free += slots
         heapq.heapify(each.free)
         self._record_workers(now)
-        stay = each.stay
+        stay = each.facts
         for slot in slots if stay.preemption_seconds or stay.for_seconds else ():
             ends = [(now + stay.for_seconds, Leaving.STOPPED)] if stay.for_seconds else []
             if stay.for_seconds:
                 each.leaves_at[slot] = now + stay.for_seconds
-            if slot % each.per_worker:
+            if slot % stay.slots:
                 continue
             if stay.preemption_seconds:
                 ends.append((now + stay.preemption_seconds * self._draw(name, slot), Leaving.PREEMPTED))
@@ -467,7 +493,7 @@ class SimulatedExecutor:
         key = name, slot
         if key not in self._draws:
             place = self._classes[name].place
-            self._draws[key] = np.random.default_rng([self._seed, _PREEMPTIONS, place, slot])
+            self._draws[key] = np.random.default_rng([self._fleet.seed, _PREEMPTIONS, place, slot])
         return float(self._draws[key].exponential())
 
     def _end_worker(self, name: str, slot: int, worker: int, leaving: Leaving) -> None:
@@ -480,10 +506,10 @@ class SimulatedExecutor:
             each.leaves_at.pop(own, None)
             each.too_long.pop(own, None)
             each.workers.pop(own, None)
-        has_vanished = leaving is Leaving.PREEMPTED and not each.stay.notice
+        has_vanished = leaving is Leaving.PREEMPTED and not each.facts.notice
         self._remove(name, slots, Leaving.LOST if has_vanished else leaving, has_vanished=has_vanished)
-        if each.stay.return_seconds is not None:
-            moment = self._clock.now() + each.stay.return_seconds
+        if each.facts.return_seconds is not None:
+            moment = self._clock.now() + each.facts.return_seconds
             self._at(moment, partial(self._replace, name, slot))
 
     def _replace(self, name: str, slot: int) -> None:
@@ -515,7 +541,7 @@ class SimulatedExecutor:
             if is_told:
                 lose()
             else:
-                self._at(now + self._lease_seconds, lose)
+                self._at(now + self._fleet.lease_seconds, lose)
         self._start(name)
         if not each.alive and each.queue:
             each.empty_since = now
@@ -533,7 +559,7 @@ class SimulatedExecutor:
         def present(host: str) -> Present:
             name = class_of[host]
             of = self._classes[name]
-            return Present(name, of.hosts[host], MachineRecord(host=host, memory=of.memory), of.price)
+            return Present(name, of.hosts[host], MachineRecord(host=host, memory=of.memory), of.facts.price)
 
         self._recorder.see(class_of.keys(), now, present, lambda host: leaving)
 

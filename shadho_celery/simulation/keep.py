@@ -15,7 +15,8 @@ from shadho_celery.core.folders import new_key
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import StoreError
 from shadho_celery.simulation.simulation import Simulation
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.space.stored import ValuesRecord
+from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 
@@ -42,7 +43,7 @@ def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> Stu
     ends. It must not lie in the future, because readers assume that nothing has happened after the time of reading.
     Raises StoreError.
     """
-    began_at = ended_at - found.seconds
+    began_at, given = ended_at - found.seconds, ValuesRecord(found.plan.space)
     key = new_key()
     name = f"simulated-{_UNUSUAL.sub('-', title)[:MAX_TITLE]}-{found.policy}-{key[:KEY_LENGTH]}"
     kept = found.study.record
@@ -53,11 +54,11 @@ def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> Stu
     fence = store.lock(key, holder_name(), ended_at)
     try:
         sessions = [_shifted(each, began_at) for each in found.store.sessions()]
-        store.write(key, fence, ended_at, seen=[*sessions, *found.store.machines()])
+        store.write(key, fence, ended_at, Turn(seen=[*sessions, *found.store.machines()]))
         for trials in _pages(found.store.trials()):
-            store.write(key, fence, ended_at, new=[_shifted_trial(found, each, began_at) for each in trials])
+            store.write(key, fence, ended_at, Turn(new=[_shifted_trial(given, each, began_at) for each in trials]))
         for attempts in _pages(found.store.attempts()):
-            store.write(key, fence, ended_at, attempted=[_shifted(each, began_at) for each in attempts])
+            store.write(key, fence, ended_at, Turn(attempted=[_shifted(each, began_at) for each in attempts]))
     except BaseException:
         # A part of a study would look like all of it.
         with suppress(StoreError):
@@ -79,6 +80,6 @@ def _shifted(record: S, by: float) -> S:
     return structs.replace(record, **moments)
 
 
-def _shifted_trial(found: Simulation, trial: Trial, by: float) -> Trial:
+def _shifted_trial(given: ValuesRecord, trial: Trial, by: float) -> Trial:
     live = trial.live and tuple(_shifted(each, by) for each in trial.live)
-    return structs.replace(_shifted(trial, by), live=live, given=found.given(trial.params))
+    return structs.replace(_shifted(trial, by), live=live, given=given.of(trial.params))

@@ -26,7 +26,7 @@ from shadho_celery.space.tree import (
 )
 
 #: version of these texts, which is stored with them: a study with texts of another version is refused
-VERSION = 3
+VERSION = 4
 
 #: maximum length of a text: a longer one is replaced by its beginning and its hash
 MAX_TEXT = 200

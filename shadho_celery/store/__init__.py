@@ -6,5 +6,5 @@ searches that end with it.
 One scheduler owns a study and is its only writer. Its lock has a fencing number, which every write checks in its own
 transaction, so a scheduler that was replaced cannot write. A trial is recorded before it is sent, and one turn of the
 loop is one transaction. The store accepts one result per trial. Rows are checked when they are read: an error names an
-invalid row, and `repair` moves it away.
+invalid row.
 """

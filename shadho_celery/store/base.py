@@ -47,6 +47,12 @@ class StudyRecord:
     classes: tuple[Name, ...] = ()
 
     @property
+    def asked(self) -> int | None:
+        """Limit on the number of trials in the latest run, or None."""
+        limit: int | None = self.in_force.get("trials") or self.settings.get("trials")
+        return limit
+
+    @property
     def is_simulated(self) -> bool:
         """True if its trials were simulated, so that it cannot continue."""
         return bool(self.in_force.get("simulated"))
@@ -55,6 +61,25 @@ class StudyRecord:
     def objectives(self) -> Mapping[str, str]:
         """By name of each loss: its direction. Empty in a study of one loss without a name."""
         return self.in_force.get("objectives") or {}
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """The changes of one turn of the loop. Facts of the study are None if they have not changed."""
+
+    new: Sequence[Trial] = ()
+    changed: Sequence[Trial] = ()
+    reported: list[Report] = field(default_factory=list)
+    choices: Mapping[str, str] | None = None
+    decade: float | None = None
+    money_plan: MoneyPlan | None = None
+    #: one record for each attempt that has changed
+    attempted: Sequence[AttemptRecord] = ()
+    #: new or ended sessions, and machines
+    seen: Sequence[SessionRecord | MachineRecord] = ()
+    classes: Sequence[str] | None = None
+    #: requests to the study that were answered
+    asked: list[Action] = field(default_factory=list)
 
 
 class Store(Protocol):
@@ -76,27 +101,8 @@ class Store(Protocol):
     def numbers(self, key: str) -> Iterable[int]:
         """Return the numbers of the study's trials."""
 
-    def write(
-        self,
-        key: str,
-        fence: int,
-        now: float,
-        *,
-        new: Sequence[Trial],
-        changed: Sequence[Trial],
-        reported: Iterable[Report],
-        choices: Mapping[str, str] | None = None,
-        decade: float | None = None,
-        money_plan: MoneyPlan | None = None,
-        attempted: Sequence[AttemptRecord] = (),
-        seen: Sequence[SessionRecord | MachineRecord] = (),
-        classes: Sequence[str] | None = None,
-        asked: Sequence[Action] = (),
-    ) -> Collection[int]:
-        """Record one turn of the loop in one transaction. Facts of the study are None if they have not changed.
-
-        `attempted` has one record for each attempt that has changed. `seen` are new or ended sessions, and machines.
-        `asked` are requests to the study that were answered.
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
+        """Record one turn of the loop in one transaction.
 
         Returns the numbers of the `changed` trials that were missing and have been written again in full. Raises
         LockLost if `fence` is old: another scheduler has locked the study since.

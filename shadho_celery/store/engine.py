@@ -20,7 +20,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shadho_celery.core.arguments import RESUME, STORE
 from shadho_celery.core.bounds import (
     DATABASE_CONNECT_SECONDS,
     GRACE_SECONDS,
@@ -58,6 +57,9 @@ PASSING = ("08", "57P", "53", "25006", "28", "42501", "40", "55P03", "57014", "2
 
 #: code of a cancelled statement, and the number of cancellations in a row after which it is not tried again
 CANCELLED, MAX_CANCELLED = "57014", 3
+
+#: seconds between two looks for connections that do not answer
+TICK_SECONDS = 0.2
 
 #: suffixes of the files that SQLite opens beside a database
 JOURNALS = ("-journal", "-wal", "-shm")
@@ -138,15 +140,14 @@ def _parsed(url: str) -> sa.URL:
             raise ValueError(parsed.host)  # sqlite://FILE
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is not a number
         raise StoreError(
-            "%s: %r is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME", STORE, mask(url)
+            f"store: {mask(url)!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in DRIVERS:
         raise StoreError(
-            "%s: %r stores are not supported; write sqlite:///FILE or postgresql://USER@HOST/NAME",
-            STORE,
-            parsed.drivername,
+            f"store: {parsed.drivername!r} stores are not supported; write sqlite:///FILE or "
+            "postgresql://USER@HOST/NAME"
         )
     return parsed
 
@@ -178,11 +179,9 @@ class _Watch:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        #: by connection: the time at which it will be closed, and the seconds that its request may take
+        #: by connection in use: the time at which it will be closed, and the seconds that its request may take
         self._due: dict[Any, tuple[float, float]] = {}
-        self._changed = threading.Condition()
-        #: time until which the closing thread sleeps; None while there is no thread
-        self._wakes_at: float | None = None
+        self._lock, self._has_thread = threading.Lock(), False
         #: by closed connection: the seconds that its request was allowed
         self._cut: dict[Any, float] = {}
         #: by connection: the time at which its current statement started
@@ -192,13 +191,10 @@ class _Watch:
         # Inserted at the front, so that it runs before the dialect's own first statements.
         sa.event.listen(engine, "connect", self._on_connect, insert=True)
         sa.event.listen(engine, "checkout", self._on_checkout)
-        sa.event.listen(engine, "reset", lambda dbapi, *_: self._arm(dbapi, DATABASE_CONNECT_SECONDS))
         sa.event.listen(engine, "checkin", lambda dbapi, _: self._disarm(dbapi))
         sa.event.listen(engine, "close", lambda dbapi, _: self._forget(dbapi))
         sa.event.listen(engine, "before_cursor_execute", self._before)
         sa.event.listen(engine, "after_cursor_execute", self._after)
-        sa.event.listen(engine, "commit", lambda connection: self._arm(_dbapi(connection), STATEMENT_SECONDS))
-        sa.event.listen(engine, "rollback", self._on_rollback)
         sa.event.listen(engine, "handle_error", self._on_error)
 
     def _on_connect(self, dbapi: Any, _: object) -> None:
@@ -224,17 +220,14 @@ class _Watch:
             raise sa.exc.DisconnectionError from None
         self._disarm(dbapi)
 
-    def _on_rollback(self, connection: sa.Connection) -> None:
-        if not connection.invalidated:
-            self._arm(_dbapi(connection), DATABASE_CONNECT_SECONDS)
-
     def _before(self, connection: sa.Connection, *_: object) -> None:
         dbapi = _dbapi(connection)
         self._began[dbapi] = time.monotonic()
         self._arm(dbapi, connection.get_execution_options()[SECONDS] + GRACE_SECONDS)
 
     def _after(self, connection: sa.Connection, _: object, statement: str, *__: object) -> None:
-        self._disarm(_dbapi(connection))
+        # For the commit, if no other statement follows.
+        self._arm(_dbapi(connection), STATEMENT_SECONDS + GRACE_SECONDS)
         self._cancelled.pop(_name(statement), None)
 
     def _on_error(self, context: sa.ExceptionContext) -> None:
@@ -243,7 +236,6 @@ class _Watch:
         error, connection = context.sqlalchemy_exception, context.connection
         # An invalidated connection no longer has a driver connection.
         dbapi = None if connection.invalidated else _dbapi(connection)
-        self._disarm(dbapi)
         if (allowed := self._cut.pop(dbapi, None)) is not None:
             error.add_detail(f"the server has not answered for {allowed:.0f} s")
         seconds = connection.get_execution_options()[SECONDS]
@@ -259,22 +251,17 @@ class _Watch:
                 ) from error
 
     def _arm(self, dbapi: Any, seconds: float) -> None:
-        """Let the thread close a connection after this many seconds, unless it is disarmed or armed again before."""
-        with self._changed:
-            due = time.monotonic() + seconds
-            self._due[dbapi] = due, seconds
-            if self._wakes_at is None:
-                try:
+        """Close a connection after this many seconds, unless it is disarmed or armed again before."""
+        with self._lock:
+            self._due[dbapi] = time.monotonic() + seconds, seconds
+            # If the system refuses a thread, statements have no limit until the next try.
+            with suppress(NoThread):
+                if not self._has_thread:
                     start_thread(threading.Thread(target=self._run, name="shadho-store", daemon=True))
-                except NoThread:
-                    # Until the thread can be started, statements have no limit.
-                    return
-            if self._wakes_at is None or due < self._wakes_at:
-                self._wakes_at = due
-                self._changed.notify()
+                    self._has_thread = True
 
     def _disarm(self, dbapi: Any) -> None:
-        with self._changed:
+        with self._lock:
             self._due.pop(dbapi, None)
 
     def _forget(self, dbapi: Any) -> None:
@@ -283,18 +270,18 @@ class _Watch:
         self._began.pop(dbapi, None)
 
     def _run(self) -> None:
-        with self._changed:
-            while self._due:
-                now = time.monotonic()
-                for dbapi in [dbapi for dbapi, (due, _) in self._due.items() if due <= now]:
+        """Close connections until none is in use."""
+        is_over = False
+        while not is_over:
+            time.sleep(TICK_SECONDS)
+            with self._lock:
+                for dbapi in [dbapi for dbapi, (due, _) in self._due.items() if due <= time.monotonic()]:
                     self._cut[dbapi] = self._due.pop(dbapi)[1]
                     closed = OSError, self._engine.dialect.loaded_dbapi.Error
                     with suppress(*closed), socket.socket(fileno=os.dup(dbapi.fileno())) as copy:
                         copy.shutdown(socket.SHUT_RDWR)
-                if self._due:
-                    self._wakes_at = min(due for due, _ in self._due.values())
-                    self._changed.wait(self._wakes_at - now)
-            self._wakes_at = None
+                is_over = not self._due
+                self._has_thread = not is_over
 
 
 def _dbapi(connection: sa.Connection) -> Any:
@@ -319,21 +306,17 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     try:
         opened = _create(path)
     except OSError as error:
-        raise StoreError("the store %s cannot be opened: %s; check %s", path, error.strerror, STORE) from None
+        raise StoreError(f"the store {path} cannot be opened: {error.strerror}; check its name (store)") from None
     _refuse_pipes(path)
 
-    def check_file(connection: sa.Connection) -> None:
+    def check_file(_: sa.Connection) -> None:
         # SQLite would continue to write to a file that has been deleted.
         try:
             now = path.stat()
         except FileNotFoundError:
-            raise StoreError(
-                "the store %s was moved or deleted; %s, and carry on with %s", path, _rescue(connection, path), RESUME
-            ) from None
+            raise StoreError(f"the store {path} was moved or deleted; put it back, and resume the study") from None
         if not os.path.samestat(now, opened):
-            raise StoreError(
-                "the store %s was replaced by another file; put it back, and carry on with %s", path, RESUME
-            )
+            raise StoreError(f"the store {path} was replaced by another file; put it back, and resume the study")
 
     engine = sa.create_engine(url, connect_args={"timeout": LOCKED_SECONDS}, hide_parameters=True)
     sa.event.listen(engine, "connect", _set_up_sqlite)
@@ -344,7 +327,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 def _refuse_network(path: Path) -> None:
     if (kind := file_system(path)) in NETWORK_FILE_SYSTEMS:
         raise StoreError(
-            "%s lies on a network file system (%s) where SQLite loses data; choose another disk: %s", path, kind, STORE
+            f"{path} lies on a network file system ({kind}) where SQLite loses data; give a store on another disk"
         )
 
 
@@ -367,7 +350,7 @@ def commit_seconds(url: str) -> float:
                     took.append(_timed(partial(os.fsync, file.fileno())))
         except OSError as error:
             said = error.strerror or str(error)
-            raise StoreError("the store %s cannot be written: %s; %s", path, said, remedy(said)) from error
+            raise StoreError(f"the store {path} cannot be written: {said}; {remedy(said)}") from error
         return median(took)
     engine = make_engine(url)
     try:
@@ -377,7 +360,7 @@ def commit_seconds(url: str) -> float:
                 took.append(_timed(connection.commit))
     except sa.exc.DBAPIError as error:
         said = one_line(error.orig)
-        raise StoreError("the store %s cannot be written: %s; %s", mask(url), said, remedy(said)) from error
+        raise StoreError(f"the store {mask(url)} cannot be written: {said}; {remedy(said)}") from error
     finally:
         engine.dispose()
     return median(took)
@@ -393,7 +376,7 @@ def _reading_engine(url: sa.URL) -> sa.Engine:
     """Return the engine of an SQLite file that is only read."""
     path = _file_to_read(url)
     if not path.is_file():
-        raise StoreError("there is no store %s; check %s, and the folder you are in", path, STORE)
+        raise StoreError(f"there is no store {path}; check its name (store), and the folder you are in")
     _refuse_pipes(path)
     creator = partial(_connect_to_read, path)
     return sa.create_engine("sqlite://", creator=creator, poolclass=sa.NullPool, hide_parameters=True)
@@ -450,27 +433,10 @@ def folder_of(url: str) -> Path | None:
     return file_of(parsed).parent if is_file else None
 
 
-def copy_file(connection: sa.Connection, path: Path) -> None:
-    """Copy an SQLite database to a new file. Raises OSError or sqlite3.Error."""
-    _create(path)
-    with closing(sqlite3.connect(path)) as copy:
-        connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
-
-
 def _create(path: Path) -> os.stat_result:
     """Create a file that only its owner can read, unless it exists. Return its status, which identifies it."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)) as file:
         return os.fstat(file.fileno())
-
-
-def _rescue(connection: sa.Connection, path: Path) -> str:
-    """Copy the content of a deleted database to a new file beside it. Return the remedy for the user."""
-    rescued = path.with_name(f"{path.name}.rescued")
-    try:
-        copy_file(connection, rescued)
-    except (OSError, sqlite3.Error):
-        return "put it back"
-    return f"put it back, or replace it with {rescued.name}, which has all its contents"
 
 
 def _distrust(connection: sqlite3.Connection) -> None:

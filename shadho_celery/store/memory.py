@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from shadho_celery.core.actions import Action
-from shadho_celery.core.records import AttemptRecord, MachineRecord, MoneyPlan, SessionRecord
+from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Report, Trial
 from shadho_celery.errors import LockLost
+from shadho_celery.store.base import Turn
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AttemptRecord).decode
@@ -32,34 +32,18 @@ class MemoryStore:
         self._machines: dict[str, MachineRecord] = {}
         self._classes: Sequence[str] = ()
 
-    def write(
-        self,
-        key: str,
-        fence: int,
-        now: float,
-        *,
-        new: Sequence[Trial] = (),
-        changed: Sequence[Trial] = (),
-        reported: Iterable[Report] = (),
-        choices: Mapping[str, str] | None = None,
-        decade: float | None = None,
-        money_plan: MoneyPlan | None = None,
-        attempted: Sequence[AttemptRecord] = (),
-        seen: Sequence[SessionRecord | MachineRecord] = (),
-        classes: Sequence[str] | None = None,
-        asked: Sequence[Action] = (),
-    ) -> Collection[int]:
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         if fence != self._fence:
             raise LockLost
-        self._trials |= {trial.number: trial for trial in (*new, *changed)}
-        self._reports += reported
-        self._classes = self._classes if classes is None else classes
-        for each in seen:
+        self._trials |= {trial.number: trial for trial in (*turn.new, *turn.changed)}
+        self._reports += turn.reported
+        self._classes = self._classes if turn.classes is None else turn.classes
+        for each in turn.seen:
             if isinstance(each, MachineRecord):
                 self._machines[each.host] = each
             else:
                 self._sessions[each.worker, each.since] = each
-        for record in attempted:
+        for record in turn.attempted:
             place = record.number, record.attempt
             known = self._live.pop(place, None)
             whole = record if known is None else known.merged(record)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 import sqlalchemy as sa
@@ -27,15 +29,17 @@ from shadho_celery.core.trial import (
     TrialState,
 )
 from shadho_celery.store.base import StudyRecord
-from shadho_celery.store.tables import trials
+from shadho_celery.store.tables import actions, attempts, machines, reports, sessions, studies, trials, warm_starts
 
-#: names of a trial's columns, and of an attempt's
+R = TypeVar("R")
+K = TypeVar("K", bound=msgspec.Struct)
+
+#: names of a trial's columns
 COLUMNS = [*FACTS]
-ATTEMPT_COLUMNS = [*AttemptRecord.__struct_fields__]
 #: columns with text from outside this package
-_TEXTS = [name for name, fact in FACTS.items() if fact.sql.is_foreign]
+_TEXTS = ("host", "error", "warning", "log")
 #: columns with JSON
-JSON = [name for name, fact in FACTS.items() if fact.sql.kind == "json"]
+JSON = [name for name in FACTS if isinstance(trials.c[name].type, sa.JSON)]
 #: columns with JSON that are read with every row: mappings of names to numbers
 _NUMBERS = [name for name in JSON if name in KEPT]
 #: columns that a study does not need of earlier trials, and that have most bytes of a row
@@ -47,8 +51,6 @@ _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 #: exceptions that reading a damaged row may raise
 UNREADABLE = (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError)
 
-#: columns of the table `studies` with JSON
-RECORD_JSON = ("space", "settings", "in_force", "choices", "tree", "classes", "money_plan")
 _SETTINGS = get_type_hints(StudySettings, include_extras=True)
 #: maximum length of a text that is read from a store; this package has not written longer ones
 LONGEST = 20_000_000
@@ -93,10 +95,7 @@ def unchecked(columns: Iterable[sa.Column[Any]], *, are_bytes: bool) -> sa.Selec
 
 def as_study(row: sa.Row[Any]) -> StudyRecord:
     """Return the study of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""
-    found = _facts(row, RECORD_JSON)
-    found |= {name: found[name] or {} for name in ("settings", "in_force", "choices")}
-    found["classes"] = found["classes"] or ()
-    record: StudyRecord = msgspec.convert(found, StudyRecord)
+    record: StudyRecord = msgspec.convert(_facts(row, studies), StudyRecord)
     for name, value in [*record.settings.items(), *record.in_force.items()]:
         if value is not None and name in _SETTINGS:
             msgspec.convert(value, _SETTINGS[name])
@@ -105,9 +104,9 @@ def as_study(row: sa.Row[Any]) -> StudyRecord:
 
 def as_lesson(row: sa.Row[Any]) -> Trial:
     """Return the trial of a row of `warm_starts`. Raises an exception of UNREADABLE if the row is damaged."""
-    found = _facts(row, JSON)
+    found = _facts(row, warm_starts)
     facts = {"number": found["place"], "subspace": found["subspace"], "params": found["params"], "state": "COMPLETE"}
-    outcome = {"state": "COMPLETE", "loss": found["loss"], **{name: found[name] or {} for name in _NUMBERS}}
+    outcome = {"state": "COMPLETE", "loss": found["loss"], **{name: found.get(name, {}) for name in _NUMBERS}}
     trial: Trial = msgspec.convert({**facts, "outcome": outcome}, Trial)
     _check(trial.outcome)
     return trial
@@ -118,53 +117,36 @@ def _storable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
+def record_row(key: str, record: msgspec.Struct, **more: object) -> dict[str, object]:
+    """Return the row of a record of a study, with `more` values: values by column name."""
+    return {"study": key, **msgspec.to_builtins(asdict(record), builtin_types=(bytes,)), **more}
+
+
 def action_row(key: str, action: Action) -> dict[str, object]:
     """Return the row of an action in `actions`: values by column name."""
-    facts = {name: fact for name, fact in asdict(action).items() if name != "answer"}
-    return {"study": key, **facts, "is_done": action.answer.is_done, "answer": _storable(action.answer.text)}
+    return record_row(key, action, is_done=action.answer.is_done, answer=_storable(action.answer.text))
 
 
 def as_action(row: sa.Row[Any]) -> Action:
     """Return the action of a row. Raises an exception of UNREADABLE if the row is damaged."""
-    found = _facts(row, ["arguments"])
+    found = _facts(row, actions)
     return msgspec.convert({**found, "answer": {"is_done": found["is_done"], "text": found["answer"]}}, Action)
 
 
 def as_report(row: sa.Row[Any]) -> Report:
     """Return the report of a row. Raises an exception of UNREADABLE if the row is damaged."""
-    return msgspec.convert(_facts(row) | {"loss": math.nan if row.loss is None else row.loss}, Report)
+    return msgspec.convert({"loss": math.nan, **_facts(row, reports)}, Report)
 
 
-def as_attempt(row: sa.Row[Any]) -> AttemptRecord:
-    """Return the attempt of a row. Raises an exception of UNREADABLE if the row is damaged."""
-    values = row._mapping
-    placed = values["placed"]
-    # A driver may return a memoryview.
-    facts = [*(values[name] for name in ATTEMPT_COLUMNS[:-1]), None if placed is None else bytes(placed)]
-    return msgspec.convert(facts, AttemptRecord)
-
-
-def as_session(row: sa.Row[Any]) -> SessionRecord:
-    """Return the session of a row. Raises an exception of UNREADABLE if the row is damaged."""
-    found = _facts(row, ("others",))
-    return msgspec.convert({**found, "others": found["others"] or ()}, SessionRecord)
-
-
-def as_machine(row: sa.Row[Any]) -> MachineRecord:
-    """Return the machine of a row. Raises an exception of UNREADABLE if the row is damaged."""
-    return msgspec.convert(_facts(row, ("gpus", "versions")), MachineRecord)
-
-
-def _facts(row: sa.Row[Any], of_json: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of a row by column name, with JSON decoded."""
+def _facts(row: sa.Row[Any], table: sa.Table) -> dict[str, Any]:
+    """Return the values of a row by column name, with JSON decoded. Columns with null are left out."""
     # SQLAlchemy's names are of a subclass of str.
-    return {str.__str__(name): _decoded(value) if name in of_json else value for name, value in row._mapping.items()}
+    named = ((str.__str__(name), value) for name, value in row._mapping.items() if value is not None)
+    return {name: _decoded(value) if isinstance(table.c[name].type, sa.JSON) else value for name, value in named}
 
 
-def _decoded(text: str | None) -> Any:
-    """Return the value of a JSON text, or None for None. It may have been written by Python's json module."""
-    if text is None:
-        return None
+def _decoded(text: str) -> Any:
+    """Return the value of a JSON text. It may have been written by Python's json module."""
     try:
         found = msgspec.json.decode(text)
     except msgspec.MsgspecError:
@@ -176,18 +158,43 @@ def _decoded(text: str | None) -> Any:
     return found
 
 
-class Reader:
-    """Makes trials, or summaries of them, from rows that were selected with its `query`."""
+class Reader(Generic[R]):
+    """Makes records from the rows of a table that were selected with its `query`."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
+    def __init__(
+        self,
+        table: sa.Table,
+        columns: Iterable[str],
+        make: Callable[[sa.Row[Any]], R],
+        order: Sequence[str] | None = None,
+    ) -> None:
+        """`make` raises an exception of UNREADABLE for a damaged row.
+
+        `order` has the columns by which the rows are ordered, which identify a row of a study; by default those of the
+        primary key.
+        """
+        keys = [column.name for column in table.primary_key if column.name != "study"]
+        self.table, self.make = table, make
+        #: these columns are the first ones of each row
+        self.order = [table.c[name] for name in order or keys]
+        self.columns = [*dict.fromkeys([*(column.name for column in self.order), *columns])]
+        self.query = readable(table.c[name] for name in self.columns)
+
+    def problem(self, error: Exception) -> str:
+        """Return a line about an error that `make` has raised, with the column's name instead of its index."""
+        return one_line(re.sub(r"`\$\[(\d+)\]`", lambda place: self.columns[int(place[1])], str(error)))
+
+
+class TrialReader(Reader[R]):
+    """Makes trials, or summaries of them."""
+
+    def __init__(self, columns: Sequence[str], make: Callable[[TrialReader[R], sa.Row[Any]], R]) -> None:
+        super().__init__(trials, columns, partial(make, self))
+        self._own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "live")]
         self._of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
-        self.columns = columns
-        self.query = readable([trials.c[name] for name in columns])
-        # An earlier version did not write slots, so null is allowed.
         texts = dict.fromkeys((name for name in JSON if name not in _NUMBERS), str | None)
-        hints = {**HINTS, "slots": HINTS["slots"] | None, "violation": float | None, **texts}
-        fields = [(name, hints[name]) for name in columns if name not in Summary.__struct_fields__]
+        hints = {**HINTS, **texts}
+        fields = [(name, hints[name]) for name in self.columns if name not in Summary.__struct_fields__]
         self._row = msgspec.defstruct("Row", fields, bases=(Summary,), array_like=True, kw_only=True)
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
@@ -196,7 +203,7 @@ class Reader:
         found = self._converted(row)
         outcome = self._outcome(found) if found.state.is_finished else replace(NO_OUTCOME, code=found.code)
         own = {name: getattr(found, name) for name in self._own}
-        trial = Trial(params=_params(found.params), slots=found.slots or 1, outcome=outcome, **own)
+        trial = Trial(params=_params(found.params), outcome=outcome, **own)
         if not found.live:
             return trial
         live = [{**each, "state": TrialState(each["state"])} for each in json.loads(found.live)]
@@ -212,10 +219,6 @@ class Reader:
         _params(found.params)
         summary: Summary = found
         return summary
-
-    def problem(self, error: Exception) -> str:
-        """Return a line about an error that `trial` has raised, with the column's name instead of its index."""
-        return one_line(re.sub(r"`\$\[(\d+)\]`", lambda place: self.columns[int(place[1])], str(error)))
 
     def _converted(self, row: Sequence[object]) -> Any:
         """Return the values of a row, converted to the types of their columns. Raises an exception of UNREADABLE."""
@@ -238,13 +241,26 @@ def _check(found: Any) -> None:
         raise ValueError("it is COMPLETE without a loss")
 
 
-#: reads whole trials
-FULL = Reader(COLUMNS)
-#: reads unfinished trials, and the summaries of finished ones
-BRIEF = Reader([name for name in COLUMNS if name not in _AT_LENGTH])
+#: whole trials; and unfinished trials with the summaries of finished ones
+FULL: Reader[Trial] = TrialReader(COLUMNS, TrialReader.trial)
+BRIEF: Reader[Trial | Summary] = TrialReader([n for n in COLUMNS if n not in _AT_LENGTH], TrialReader.earlier)
 
 
-def make_row(key: str, trial: Trial, change: int | None = None) -> dict[str, object]:
+def _of(kind: type[K], table: sa.Table, order: Sequence[str] | None = None) -> Reader[K]:
+    """Return the reader of the records of a table whose columns are the fields of `kind`."""
+    return Reader(table, kind.__struct_fields__, lambda row: msgspec.convert(_facts(row, table), kind), order)
+
+
+ATTEMPTS = Reader(attempts, AttemptRecord.__struct_fields__, lambda row: msgspec.convert([*row], AttemptRecord))
+SESSIONS = _of(SessionRecord, sessions, ["since", "worker"])
+MACHINES = _of(MachineRecord, machines)
+REPORTS = Reader(reports, Report.__struct_fields__, as_report)
+ACTIONS = Reader(actions, actions.c.keys(), as_action, ["at", "id"])
+LESSONS = Reader(warm_starts, warm_starts.c.keys(), as_lesson)
+STUDIES = Reader(studies, [each.name for each in fields(StudyRecord)], as_study, ["name"])
+
+
+def trial_row(key: str, trial: Trial, change: int | None = None) -> dict[str, object]:
     """Return the row of a trial in `trials`, written with this change number: values by column name."""
     facts = asdict(trial.outcome) | asdict(trial)
     facts["violation"] = trial.outcome.violation if facts["constraints"] else None
@@ -256,18 +272,6 @@ def make_row(key: str, trial: Trial, change: int | None = None) -> dict[str, obj
     if trial.live is not None:
         row["live"] = [{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live]
     return row
-
-
-def attempt_row(key: str, record: AttemptRecord, change: int) -> dict[str, object]:
-    """Return the row of an attempt in `attempts`: values by column name."""
-    row = {"study": key, **asdict(record), "change": change}
-    row["end"] = None if record.end is None else str(record.end)
-    return row
-
-
-def record_row(key: str, record: SessionRecord | MachineRecord) -> dict[str, object]:
-    """Return the row of a session or a machine in its table: values by column name."""
-    return {"study": key, **msgspec.to_builtins(record)}
 
 
 def _params(text: str | None) -> dict[str, Any]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import math
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from difflib import get_close_matches
 from functools import lru_cache
 from operator import itemgetter
@@ -21,41 +19,36 @@ from typing import Any, TypeGuard, TypeVar
 
 import sqlalchemy as sa
 from msgspec import to_builtins
-from msgspec.structs import asdict
 from sqlalchemy.dialects import sqlite
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.arguments import RESUME, STUDY, repair, resume
 from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import listed, mask, mask_in, one_line, short
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, MoneyPlan, SessionRecord
+from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Report, Trial, TrialState
-from shadho_celery.errors import LockLost, Message, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
+from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
 from shadho_celery.store.engine import LOCKED, allow, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.lock import described, is_held
-from shadho_celery.store.repair import copy, find_gone, move
 from shadho_celery.store.rows import (
-    ATTEMPT_COLUMNS,
+    ACTIONS,
+    ATTEMPTS,
     BRIEF,
     COLUMNS,
     FULL,
     JSON,
+    LESSONS,
+    MACHINES,
+    REPORTS,
+    SESSIONS,
+    STUDIES,
     UNREADABLE,
     Reader,
     action_row,
-    as_action,
-    as_attempt,
-    as_lesson,
-    as_machine,
-    as_report,
-    as_session,
-    as_study,
-    attempt_row,
-    make_row,
     readable,
     record_row,
+    trial_row,
     unchecked,
 )
 from shadho_celery.store.tables import (
@@ -71,11 +64,9 @@ from shadho_celery.store.tables import (
     sessions,
     studies,
     trials,
-    unreadable,
     warm_starts,
 )
 
-T = TypeVar("T", Trial, Trial | Summary)
 R = TypeVar("R")
 
 #: seconds without a write after which a scheduler on another machine may take over the lock
@@ -84,10 +75,9 @@ LOCK_SECONDS = 30.0
 #: number of rows read at a time; and in one transaction by a reader of many rows
 PAGE, LONG_PAGE = 2000, 20_000
 
-#: maximum number of studies that an error lists, and of damaged rows about which a reader warns
+#: maximum number of studies that an error lists
 MAX_LISTED = 10
 
-_RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
 _FIXED = {"number", "subspace", "params", "given", "seed", "asked_at", "sampler"}
 _UPDATED = [name for name in COLUMNS if name not in _FIXED] + ["change"]
 _STATES = {state.value for state in TrialState}
@@ -115,14 +105,8 @@ class SqlStore:
         self.safe_url = mask(url)
         self._engine = make_engine(url, read_only=read_only)
         self._is_read_only = read_only
-        #: messages about damaged rows that a reader has left out, MAX_LISTED + 1 at most
-        self._left_out: set[str] = set()
         #: remedy in the error for a study that does not exist
-        self._instead = (
-            Message("shadho-celery studies lists its studies")
-            if read_only
-            else Message("leave out %s to begin one", (RESUME,))
-        )
+        self._instead = "shadho-celery studies lists its studies" if read_only else "leave out resume to begin one"
         weakref.finalize(self, self._engine.dispose)
         #: True after an outage, as the turn that failed may have been recorded all the same
         self._is_unsure = False
@@ -160,11 +144,8 @@ class SqlStore:
                     connection.execute(sa.insert(warm_starts), rows)
         except sa.exc.IntegrityError:
             raise StudyExists(
-                "a study named %r is in %s already; continue it with %s or choose another name, see %s",
-                record.name,
-                self.safe_url,
-                resume(record.name),
-                STUDY,
+                f"a study named {record.name!r} is in {self.safe_url} already; resume it, or choose another name "
+                "(study)"
             ) from None
 
     def find(self, name: str, instead: str | None = None, *, told: Callable[[str], None] | None = None) -> StudyRecord:
@@ -183,7 +164,7 @@ class SqlStore:
         if whole not in modules:
             # It may be no Unicode text either, which databases refuse.
             raise self._absent(f"named {name!r}", instead)
-        found = self._one(self._records().where(studies.c.name == whole), f"named {name!r}", instead)
+        found = self._one(studies.c.name == whole, f"named {name!r}", instead)
         if told is not None and others:
             told(
                 f"study {whole}, the latest of {others + 1} of module {found.module}; give a full name for another one"
@@ -196,13 +177,11 @@ class SqlStore:
         """Return all studies, the latest first."""
         if self._is_empty:
             return []
-        rows = self._fetched(self._records().order_by(studies.c.created_at.desc()))
-        return [*self._readable(rows, as_study, lambda row: f"study {short(row.name)}")]
+        return [*self._made(STUDIES, self._fetched(STUDIES.query.order_by(studies.c.created_at.desc())))]
 
     def latest(self, module: str) -> StudyRecord:
         """Return the latest study of `module`. Raises StudyNotFound."""
-        query = self._records().where(studies.c.module == module)
-        return self._one(query.order_by(studies.c.created_at.desc()).limit(1), f"of {module}")
+        return self._one(studies.c.module == module, f"of {module}")
 
     def holder(self, key: str, now: float) -> str | None:
         """Return the host and the process id of the scheduler that runs the study, or None if no scheduler does."""
@@ -216,26 +195,21 @@ class SqlStore:
 
     def numbers(self, key: str) -> Iterator[int]:
         """Yield the numbers of the study's trials, in order."""
-        for row in self._rows(sa.select(trials.c.number).where(trials.c.study == key), None):
-            if _is_number(row.number):
-                yield row.number
-            else:
-                self._leave_out(self._unreadable(key, short(row.number), "cannot be read: it has no number"))
+        for page in self._pages(sa.select(trials.c.number).where(trials.c.study == key), [trials.c.number], PAGE):
+            for row in page:
+                yield self._number(key, row.number)
 
     def counts(self, key: str) -> dict[TrialState, int]:
         """Return the number of the study's trials by state.
 
-        Rows with an unknown state are not counted; they raise StoreError unless the store is read-only.
+        Raises StoreError for an unknown state.
         """
         count = sa.func.count().label("trials")
         query = sa.select(trials.c.state, count).where(trials.c.study == key).group_by(trials.c.state)
-        found = {}
-        for row in self._fetched(query):
-            if row.state in _STATES:
-                found[TrialState(row.state)] = row.trials
-            else:
-                self._leave_out(self._damaged(f"the state {short(row.state, 60)} of {row.trials} trials", "unknown"))
-        return found
+        found = {row.state: row.trials for row in self._fetched(query)}
+        for state in found.keys() - _STATES:
+            raise self._damaged(trials, {"study": key, "state": state}, "unknown state")
+        return {TrialState(state): count for state, count in found.items()}
 
     def tally(self, key: str, name: str) -> dict[str, int]:
         """Return the number of the study's trials by the value of the text column `name`.
@@ -246,7 +220,7 @@ class SqlStore:
         query = sa.select(fact.label("fact"), sa.func.count().label("trials"))
         query = query.where(trials.c.study == key, fact.is_not(None)).group_by(fact).order_by(first)
         rows = self._fetched(query)
-        # Damaged rows are reported when the trials themselves are read.
+        # Damaged rows raise when the trials themselves are read.
         return {row.fact: row.trials for row in rows if isinstance(row.fact, str)}
 
     def spent(self, key: str, until: float = math.inf) -> dict[str, float]:
@@ -275,14 +249,8 @@ class SqlStore:
         query = sa.select(trials.c.number).where(
             trials.c.study == key, trials.c.state == TrialState.COMPLETE, trials.c.loss.is_not(None)
         )
-        query, start = query.order_by(*order, trials.c.loss, trials.c.number), 0
-        while numbers := [row.number for row in self._fetched(query.limit(1 if not start else PAGE).offset(start))]:
-            for number in filter(_is_number, numbers):
-                # A row that cannot be read is passed over: its loss may be wrong.
-                if any(True for _ in self.trials(key, [number])):
-                    return number
-            start += len(numbers)
-        return None
+        found = self._fetched(query.order_by(*order, trials.c.loss, trials.c.number).limit(1))
+        return self._number(key, found[0].number) if found else None
 
     def delete(self, key: str, fence: int) -> None:
         """Delete a study that is locked, with its trials and all other records. Raises LockLost if `fence` is old."""
@@ -290,7 +258,7 @@ class SqlStore:
             allow(connection, MAINTENANCE_SECONDS)
             if not _set(connection, key, fence, holder=None):
                 raise LockLost
-            for table in (actions, attempts, machines, reports, sessions, trials, unreadable, warm_starts):
+            for table in (actions, attempts, machines, reports, sessions, trials, warm_starts):
                 connection.execute(sa.delete(table).where(table.c.study == key))
             connection.execute(sa.delete(studies).where(studies.c.key == key))
 
@@ -308,11 +276,8 @@ class SqlStore:
             ).one()
             if _is_held(row, now):
                 raise StudyLocked(
-                    "this study is run by the scheduler on %s; stop it first, or begin another, see %s (the lock "
-                    "of one that died ends after %.0f s)",
-                    described(row.holder),
-                    STUDY,
-                    LOCK_SECONDS,
+                    f"this study is run by the scheduler on {described(row.holder)}; stop it first, or begin "
+                    f"another study (the lock of one that died ends after {LOCK_SECONDS:.0f} s)"
                 )
             if not _is_number(row.fence):
                 raise StoreError(f"the study's fence in {self.safe_url} is {short(row.fence)}; restore it from a copy")
@@ -338,23 +303,7 @@ class SqlStore:
         with self._begin() as connection:
             _set(connection, key, fence, holder=None, lock_expires=None)
 
-    def write(
-        self,
-        key: str,
-        fence: int,
-        now: float,
-        *,
-        new: Sequence[Trial] = (),
-        changed: Sequence[Trial] = (),
-        reported: Iterable[Report] = (),
-        choices: Mapping[str, str] | None = None,
-        decade: float | None = None,
-        money_plan: MoneyPlan | None = None,
-        attempted: Sequence[AttemptRecord] = (),
-        seen: Sequence[SessionRecord | MachineRecord] = (),
-        classes: Sequence[str] | None = None,
-        asked: Sequence[Action] = (),
-    ) -> Collection[int]:
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         """Record one turn of the loop and renew the lock. If `fence` is old, raise LockLost and write nothing.
 
         After a StoreOutage the same turn may be written again, whether it was recorded or not. Trials of `changed`
@@ -362,13 +311,12 @@ class SqlStore:
         """
         # Of several reports of one step, the first one counts, as in a pruner. It may already be in the table.
         first: dict[tuple[int, int, int], Report] = {}
-        for report in reported:
+        for report in turn.reported:
             first.setdefault((report.number, report.attempt, report.step), report)
-        rows = [{"study": key, **asdict(report)} for report in first.values()]
-        plan = None if money_plan is None else to_builtins(money_plan)
-        noted = {"choices": choices, "decade": decade, "money_plan": plan, "classes": classes}
+        rows = [record_row(key, report) for report in first.values()]
+        noted = {name: to_builtins(getattr(turn, name)) for name in ("choices", "decade", "money_plan", "classes")}
         facts = {"lock_expires": now + LOCK_SECONDS, **{name: fact for name, fact in noted.items() if fact is not None}}
-        has_changed = bool(new or changed or attempted or asked)
+        has_changed = bool(turn.new or turn.changed or turn.attempted or turn.asked)
 
         def write() -> list[int]:
             insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
@@ -378,23 +326,23 @@ class SqlStore:
                 change = self._change[key] = self._last_change(connection, key) + has_changed
                 if not _set(connection, key, fence, **facts, change=change):
                     raise LockLost
-                if new:
-                    _execute_many(connection, insert, [make_row(key, trial, change) for trial in new])
+                if turn.new:
+                    _execute_many(connection, insert, [trial_row(key, trial, change) for trial in turn.new])
                 # A new trial that was recorded before an outage may have changed since.
-                if updated := [*new, *changed] if self._is_unsure else changed:
+                if updated := [*turn.new, *turn.changed] if self._is_unsure else turn.changed:
                     changes = []
-                    for row in [make_row(key, trial, change) for trial in updated]:
+                    for row in [trial_row(key, trial, change) for trial in updated]:
                         now_is = {name: row[name] for name in _UPDATED}
                         changes.append({"_study": key, "_number": row["number"], **now_is})
                     found = _execute_many(connection, _UPDATE, changes)
                     # Fewer rows are updated if some trials had already finished or their rows were deleted.
                     if found < len(updated) and (deleted := _deleted(connection, key, updated)):
-                        _execute_many(connection, insert, [make_row(key, trial, change) for trial in deleted])
+                        _execute_many(connection, insert, [trial_row(key, trial, change) for trial in deleted])
                 if rows:
                     connection.execute(self._insert_ignoring(reports), rows)
-                self._write_records(connection, [attempt_row(key, each, change) for each in attempted], key, seen)
-                if asked:
-                    connection.execute(self._insert_ignoring(actions), [action_row(key, each) for each in asked])
+                self._write_records(connection, key, turn, change)
+                if turn.asked:
+                    connection.execute(self._insert_ignoring(actions), [action_row(key, each) for each in turn.asked])
             return [trial.number for trial in deleted]
 
         try:
@@ -411,18 +359,12 @@ class SqlStore:
         self._is_unsure = False
         return rewritten
 
-    def _write_records(
-        self,
-        connection: sa.Connection,
-        attempted: list[dict[str, object]],
-        key: str,
-        seen: Sequence[SessionRecord | MachineRecord],
-    ) -> None:
-        """Write the rows of attempts, and the sessions and machines of the study with this key."""
-        if attempted:
+    def _write_records(self, connection: sa.Connection, key: str, turn: Turn, change: int) -> None:
+        """Write the rows of attempts, sessions and machines."""
+        if attempted := [record_row(key, each, change=change) for each in turn.attempted]:
             _execute_many(connection, _upsert(attempts, connection.dialect.name), attempted, of_json=())
-        for table, kind in ((sessions, SessionRecord), (machines, MachineRecord)) if seen else ():
-            if rows := [record_row(key, each) for each in seen if isinstance(each, kind)]:
+        for table, kind in ((sessions, SessionRecord), (machines, MachineRecord)) if turn.seen else ():
+            if rows := [record_row(key, each) for each in turn.seen if isinstance(each, kind)]:
                 connection.execute(_upsert(table, connection.dialect.name), rows)
 
     def _last_change(self, connection: sa.Connection, key: str) -> int:
@@ -448,7 +390,7 @@ class SqlStore:
 
         Raises StoreError, with the number, for a trial that cannot be read.
         """
-        return self._read(key, FULL, FULL.trial, numbers)
+        return self._read(FULL, key, numbers)
 
     def rows_of_trials(self, key: str, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
         """Yield columns of the study's trials, or of those written after the change number `since`, in blocks of rows.
@@ -456,43 +398,32 @@ class SqlStore:
         The first column must be ``number``. All rows are in the order of their numbers, changed ones in any. The
         values are the driver's own and unchecked; texts may be bytes. A million rows take seconds.
         """
-        return self._blocks(trials, [trials.c.number], key, names, since)
+        return self._blocks(trials, key, names, since)
 
     def rows_of_attempts(self, key: str, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
         """Yield columns of the study's attempts as `rows_of_trials` does.
 
         The first columns must be ``number`` and ``attempt``.
         """
-        return self._blocks(attempts, [attempts.c.number, attempts.c.attempt], key, names, since)
+        return self._blocks(attempts, key, names, since)
 
-    def _blocks(
-        self, table: sa.Table, order: Sequence[sa.Column[Any]], key: str, names: Sequence[str], since: int
-    ) -> Iterator[Sequence[Sequence[Any]]]:
+    def _blocks(self, table: sa.Table, key: str, names: Sequence[str], since: int) -> Iterator[Sequence[Sequence[Any]]]:
         is_file = self._engine.dialect.name == "sqlite"
         query = unchecked([table.c[name] for name in names], are_bytes=is_file).where(table.c.study == key)
         if since > 0:
             # With an order, SQLite would read all rows in this order, and not those of the index.
-            yield from self._raw(query.where(table.c.change > since))
-            return
-        query = query.order_by(*order).limit(LONG_PAGE)
-        last: Sequence[Any] | None = None
-        while True:
-            found = 0
-            page = query if last is None else query.where(sa.tuple_(*order) > tuple(last[: len(order)]))
-            for block in self._raw(page):
-                yield block
-                found, last = found + len(block), block[-1]
-            if found < LONG_PAGE:
-                return
+            return iter([self._raw(query.where(table.c.change > since))])
+        order = [column for column in table.primary_key if column.name != "study"]
+        return self._pages(query, order, LONG_PAGE, self._raw)
 
-    def _raw(self, query: sa.Select[Any]) -> Sequence[Sequence[Sequence[Any]]]:
-        """Return the rows of a query in blocks, as tuples of the driver: faster than rows of SQLAlchemy."""
+    def _raw(self, query: sa.Select[Any]) -> Sequence[Sequence[Any]]:
+        """Return the rows of a query as tuples of the driver: faster than rows of SQLAlchemy."""
         with self._errors(), self._engine.connect() as connection:
-            cursor: Any = connection.execute(query).cursor
             try:
-                return [*iter(lambda: cursor.fetchmany(PAGE), [])]
+                found: Sequence[Sequence[Any]] = connection.execute(query).cursor.fetchall()
             except self._engine.dialect.loaded_dbapi.Error as error:
                 raise sa.exc.DatabaseError("fetch", None, error) from error
+            return found
 
     def on_rung(self, key: str, origin: int, rung: int) -> int | None:
         """Return the number of the trial on the given rung that continues trial `origin`, or None.
@@ -503,52 +434,28 @@ class SqlStore:
         # Another trial replaces a cancelled one.
         ended = of_origin & (trials.c.state != TrialState.CANCELLED.value)
         rows = self._fetched(sa.select(trials.c.number).where(ended).order_by(trials.c.number.desc()).limit(1))
-        return rows[0].number if rows and _is_number(rows[0].number) else None
+        return self._number(key, rows[0].number) if rows else None
 
     def earlier(self, key: str) -> Iterator[Trial | Summary]:
         """Yield the study's unfinished trials, and summaries of the finished ones, in the order of their numbers.
 
-        Summaries are faster to read than trials. Raises like `trials`.
+        Summaries are faster to read than trials. Raises like `trials`, and for a trial that continues a missing one.
         """
-        return self._read(key, BRIEF, BRIEF.earlier)
+        found = trials.alias()
+        known = sa.select(found.c.number).where(found.c.study == key, found.c.number == trials.c.origin)
+        alone = (trials.c.study == key) & trials.c.origin.is_not(None) & ~known.exists()
+        for row in self._fetched(sa.select(trials.c.number, trials.c.origin).where(alone).limit(1)):
+            which = {"study": key, "number": row.number}
+            raise self._damaged(trials, which, f"it continues trial {short(row.origin)}, which is missing")
+        return self._read(BRIEF, key)
 
     def warm_start(self, key: str) -> list[Trial]:
         """Return the trials of earlier studies from which the study learns. Their numbers are their indexes."""
-        rows = self._fetched(readable(warm_starts.c).where(warm_starts.c.study == key).order_by(warm_starts.c.place))
-        return [*self._readable(rows, as_lesson, lambda row: f"trial {short(row.place)} of a warm start")]
-
-    def moved(self, key: str) -> set[int]:
-        """Return the numbers of the trials that a repair has moved away."""
-        with self._errors(), self._engine.connect() as connection:
-            found = connection.scalars(sa.select(unreadable.c.number).where(unreadable.c.study == key))
-            return {int(number) for number in found if str(number).isdecimal()}
-
-    def missing(self, key: str, number: int) -> StoreError:
-        """Return the error for a missing trial."""
-        return self._unreadable(key, str(number), "is missing")
-
-    def repair(self, key: str, fence: int, now: float) -> str:
-        """Copy the trials, and move damaged trials to the table `unreadable`. Return a text that says what was done.
-
-        Raises LockLost if `fence` is old.
-        """
-        with self._begin() as connection:
-            allow(connection, MAINTENANCE_SECONDS)
-            gone = list(find_gone(connection, key))
-            if not gone:
-                return "nothing to repair: every trial is there and can be read"
-            copied = copy(connection, now)
-            if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
-                raise LockLost
-            return f"repaired: {move(connection, key, gone, now)}; {copied} is a copy of the original"
+        return [*self._read(LESSONS, key)]
 
     def reports(self, key: str, numbers: Collection[int] | None = None) -> list[Report]:
         """Return the study's reports, or those of the trials with these numbers, by trial, attempt and step."""
-        query = sa.select(*(reports.c[name] for name in Report.__struct_fields__)).where(reports.c.study == key)
-        query = query.order_by(reports.c.number, reports.c.attempt, reports.c.step)
-        pages = [query] if numbers is None else [query.where(reports.c.number.in_(part)) for part in _parts(numbers)]
-        rows = (row for page in pages for row in self._fetched(page))
-        return [*self._readable(rows, as_report, lambda row: f"a report of trial {short(row.number)}")]
+        return [*self._read(REPORTS, key, numbers)]
 
     def change(self, key: str) -> int:
         """Return the study's latest change number: each transaction that writes trials or attempts counts it up."""
@@ -566,49 +473,24 @@ class SqlStore:
         return {str(row.key): (row.change, row.holder, _is_held(row, now)) for row in rows}
 
     def attempts(self, key: str, numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
-        """Yield the attempts of the study's trials, or of the trials with these `numbers`, in order of both numbers.
-
-        Rows that cannot be read are left out with a warning, because no decision depends on them.
-        """
-        query = readable(attempts.c[name] for name in ATTEMPT_COLUMNS).where(attempts.c.study == key)
-        place = sa.tuple_(attempts.c.number, attempts.c.attempt)
-        query = query.order_by(attempts.c.number, attempts.c.attempt)
-        pages: Iterator[Sequence[sa.Row[Any]]]
-        if numbers is not None:
-            pages = (self._fetched(query.where(attempts.c.number.in_(part))) for part in _parts(numbers))
-        else:
-            pages = self._pages(query, place)
-        for page in pages:
-            yield from self._readable(page, as_attempt, _name_of_attempt, is_needed=False)
-
-    def _pages(self, query: sa.Select[Any], place: sa.Tuple) -> Iterator[Sequence[sa.Row[Any]]]:
-        """Yield the rows of a query in pages. The rows begin with the columns of `place`, by which they are ordered."""
-        page = self._fetched(query.limit(PAGE))
-        yield page
-        while len(page) == PAGE:
-            page = self._fetched(query.where(place > tuple(page[-1][: len(place.clauses)])).limit(PAGE))
-            yield page
+        """Yield the attempts of the study's trials, or of the trials with these `numbers`, in order of both numbers."""
+        return self._read(ATTEMPTS, key, numbers)
 
     def class_order(self, key: str) -> Sequence[str]:
         """Return the names of the study's compute classes in the order of `AttemptRecord.placed`."""
-        return self._one(self._records().where(studies.c.key == key), f"with the key {short(key)}").classes
+        return self._one(studies.c.key == key, f"with the key {short(key)}").classes
 
     def sessions(self, key: str) -> list[SessionRecord]:
-        """Return the sessions of the study's workers in the order of their beginnings. Damaged rows are left out."""
-        query = readable(sessions.c[name] for name in SessionRecord.__struct_fields__)
-        rows = self._fetched(query.where(sessions.c.study == key).order_by(sessions.c.since, sessions.c.worker))
-        return [*self._readable(rows, as_session, lambda row: f"a session of {short(row.worker)}", is_needed=False)]
+        """Return the sessions of the study's workers in the order of their beginnings."""
+        return [*self._read(SESSIONS, key)]
 
     def machines(self, key: str) -> list[MachineRecord]:
-        """Return the machines of the study's workers in the order of their names. Damaged rows are left out."""
-        query = readable([machines.c[name] for name in MachineRecord.__struct_fields__])
-        rows = self._fetched(query.where(machines.c.study == key).order_by(machines.c.host))
-        return [*self._readable(rows, as_machine, lambda row: f"the machine {short(row.host)}", is_needed=False)]
+        """Return the machines of the study's workers in the order of their names."""
+        return [*self._read(MACHINES, key)]
 
     def actions(self, key: str) -> list[Action]:
-        """Return the requests to the study while it ran, in the order of their times. Damaged rows are left out."""
-        rows = self._fetched(readable(actions.c).where(actions.c.study == key).order_by(actions.c.at))
-        return [*self._readable(rows, as_action, lambda row: f"action {short(row.id)}", is_needed=False)]
+        """Return the requests to the study while it ran, in the order of their times."""
+        return [*self._read(ACTIONS, key)]
 
     def steered(self, key: str) -> Collection[str]:
         """Return the names of the actions that the study's latest scheduler has carried out, the latest first."""
@@ -625,20 +507,15 @@ class SqlStore:
         if self._engine.url.database not in {None, "", ":memory:"}:
             self._engine.dispose()
 
-    def _one(self, query: sa.Select[Any], which: str, instead: str | None = None) -> StudyRecord:
-        for row in self._fetched(query):
-            try:
-                return as_study(row)
-            except UNREADABLE as error:
-                raise self._damaged(f"the study {which}", error) from None
+    def _one(self, where: sa.ColumnElement[bool], which: str, instead: str | None = None) -> StudyRecord:
+        """Return the latest study of those that a condition selects. Raises StudyNotFound."""
+        query = STUDIES.query.where(where).order_by(studies.c.created_at.desc()).limit(1)
+        for record in self._made(STUDIES, self._fetched(query)):
+            return record
         raise self._absent(which, instead)
 
     def _absent(self, which: str, instead: str | None) -> StudyNotFound:
-        return StudyNotFound("there is no study %s in %s; %s", which, self.safe_url, instead or self._instead)
-
-    def _records(self) -> sa.Select[Any]:
-        """Return the query of all studies."""
-        return readable(_RECORD_COLUMNS)
+        return StudyNotFound(f"there is no study {which} in {self.safe_url}; {instead or self._instead}")
 
     def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
         """Return the name of the study that `name` is short for, and the number of other studies that it matches.
@@ -663,78 +540,62 @@ class SqlStore:
             raise StudyNotFound(f"there is no study {name!r} in {self.safe_url}; did you mean {' or '.join(near)}?")
         return (fitting[0] if fitting else name), 0
 
-    def _read(
-        self, key: str, reader: Reader, make: Callable[[Sequence[object]], T], numbers: Collection[int] | None = None
-    ) -> Iterator[T]:
-        for row in self._rows(reader.query.where(trials.c.study == key), numbers):
-            try:
-                made = make(row)
-            except UNREADABLE as error:
-                self._leave_out(self._unreadable(key, short(row[0]), f"cannot be read: {reader.problem(error)}"))
-            else:
-                yield made
+    def _read(self, reader: Reader[R], key: str, numbers: Collection[int] | None = None) -> Iterator[R]:
+        """Yield the records of a study, or of its trials with these numbers. Raises StoreError for a damaged row."""
+        query = reader.query.where(reader.table.c.study == key)
+        if numbers is None:
+            pages = self._pages(query, reader.order, PAGE)
+        else:
+            by_number, query = reader.table.c.number, query.order_by(*reader.order)
+            pages = (self._fetched(query.where(by_number.in_(part))) for part in _parts(numbers))
+        for page in pages:
+            yield from self._made(reader, page, study=key)
 
-    def _rows(self, query: sa.Select[Any], numbers: Collection[int] | None) -> Iterator[sa.Row[Any]]:
-        """Yield rows of `trials` in the order of their numbers.
+    def _made(self, reader: Reader[R], rows: Iterable[sa.Row[Any]], **of: str) -> Iterator[R]:
+        for row in rows:
+            try:
+                made = reader.make(row)
+            except UNREADABLE as error:
+                which = of | {column.name: row._mapping[column.name] for column in reader.order}
+                raise self._damaged(reader.table, which, reader.problem(error)) from None
+            yield made
+
+    def _pages(
+        self,
+        query: sa.Select[Any],
+        order: Sequence[sa.Column[Any]],
+        size: int,
+        fetch: Callable[[sa.Select[Any]], Sequence[Any]] | None = None,
+    ) -> Iterator[Sequence[Any]]:
+        """Yield the rows of a query in pages of this `size`, ordered by the columns with which they begin.
 
         Each page is read in a transaction of its own, because a long transaction keeps SQLite's journal growing.
         """
-        query = query.order_by(trials.c.number)
-        if numbers is not None:
-            for part in _parts(numbers):
-                yield from self._fetched(query.where(trials.c.number.in_(part)))
-            return
-        page = self._fetched(query.limit(PAGE))
-        yield from page
-        while len(page) == PAGE:
-            page = self._fetched(query.where(trials.c.number > page[-1][0]).limit(PAGE))
-            yield from page
+        fetch = fetch or self._fetched
+        query = query.order_by(*order).limit(size)
+        page = fetch(query)
+        yield page
+        while len(page) == size:
+            page = fetch(query.where(sa.tuple_(*order) > tuple(page[-1][: len(order)])))
+            yield page
 
     def _fetched(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         with self._errors(), self._engine.connect() as connection:
             return connection.execute(query).all()
 
-    def _readable(
-        self,
-        rows: Iterable[sa.Row[Any]],
-        make: Callable[[sa.Row[Any]], R],
-        name: Callable[[sa.Row[Any]], str],
-        *,
-        is_needed: bool = True,
-    ) -> Iterator[R]:
-        """Yield what `make` returns for each row. For a row that cannot be read, call `_leave_out` with its `name`."""
-        for row in rows:
-            try:
-                made = make(row)
-            except UNREADABLE as error:
-                self._leave_out(self._damaged(name(row), error), is_needed=is_needed)
-            else:
-                yield made
+    def _number(self, key: str, number: object) -> int:
+        """Return the number of a trial. Raises StoreError for a value of another type."""
+        if _is_number(number):
+            return number
+        raise self._damaged(trials, {"study": key, "number": number}, "it has no number")
 
-    def _damaged(self, what: str, error: object) -> StoreError:
-        return StoreError(f"{what} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy")
-
-    def _leave_out(self, error: StoreError, *, is_needed: bool = True) -> None:
-        """Raise the error of a row that cannot be read. If the store is read-only or no run needs it, warn once."""
-        if is_needed and not self._is_read_only:
-            raise error from None
-        text = str(error)
-        if text in self._left_out or len(self._left_out) > MAX_LISTED:
-            return
-        self._left_out.add(text)
-        is_last = len(self._left_out) > MAX_LISTED
-        warnings.warn(f"{self.safe_url} has more rows that cannot be read" if is_last else text, stacklevel=2)
-
-    def _unreadable(self, key: str, number: str, how: str) -> StoreError:
-        [name] = self._fetched(sa.select(studies.c.name).where(studies.c.key == key))[0]
+    def _damaged(self, table: sa.Table, which: Mapping[str, object], problem: str) -> StoreError:
+        """Return the error for a row that cannot be read, which these values identify."""
+        row = ", ".join(f"{name} {short(value)}" for name, value in which.items())
+        tool = "sqlite3" if self._engine.dialect.name == "sqlite" else "psql"
         return StoreError(
-            "trial %s of study %r in %s %s; restore the store from a copy, or %s: it copies the trials, moves such "
-            "rows to the table unreadable, and goes on",
-            number,
-            name,
-            self.safe_url,
-            how,
-            repair(name),
+            f"the store {self.safe_url} has a row in its table {table.name} that cannot be read ({row}): {problem}; "
+            f"restore the store from a copy, or delete the row with {tool}"
         )
 
     def _insert_ignoring(self, table: sa.Table) -> sa.Insert:
@@ -848,10 +709,6 @@ def _upsert(table: sa.Table, dialect: str) -> sa.Insert:
     new = {c.name: sa.func.coalesce(insert.excluded[c.name], c) for c in table.columns if not c.primary_key}
     statement: sa.Insert = insert.on_conflict_do_update(index_elements=keys, set_=new)
     return statement
-
-
-def _name_of_attempt(row: sa.Row[Any]) -> str:
-    return f"attempt {short(row.attempt)} of trial {short(row.number)}"
 
 
 def _execute_many(

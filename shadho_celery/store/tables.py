@@ -1,18 +1,24 @@
-"""The tables of the store: eight that a person can query, one for its version, and one for rows moved by a repair.
+"""The tables of the store: eight that a person can query, and one for its version.
 
-The columns of `trials` are the facts of `core.columns`, and those of `attempts`, `sessions` and `machines` the fields
-of `core.records`. A change number tells a reader of `trials` and `attempts` which rows are new: each transaction that
-writes such rows gives them the next number of its study.
+The columns of `trials` are the facts of `core.columns`, and those of most other tables the fields of records. A change
+number tells a reader of `trials` and `attempts` which rows are new: each transaction that writes such rows gives them
+the next number of its study.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, get_type_hints
 
 import sqlalchemy as sa
+from msgspec import inspect
 
-from shadho_celery.core.columns import FACTS, Sql
+from shadho_celery.core.actions import Action
+from shadho_celery.core.columns import FACTS, HINTS
+from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
+from shadho_celery.core.trial import Report
+from shadho_celery.store.base import StudyRecord
 
 #: numbers by which SQLite marks a column that is computed when it is read or written
 _GENERATED = {2, 3}
@@ -22,59 +28,75 @@ _GENERATED = {2, 3}
 VERSION = 2
 
 #: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, converts 1e22 to an int and refuses NUL characters
-json = sa.JSON()
+json = sa.JSON(none_as_null=True)
 schema = sa.MetaData()
 
-_TYPES = {"integer": sa.Integer, "biginteger": sa.BigInteger, "float": sa.Float, "boolean": sa.Boolean}
+#: types of the columns for fields of records; anything else is JSON
+_OF_RECORDS: dict[type, Any] = {
+    inspect.FloatType: sa.Float,
+    inspect.BoolType: sa.Boolean,
+    inspect.BytesType: sa.LargeBinary,
+    inspect.EnumType: sa.String(16),
+}
 
 
-def _column(name: str, sql: Sql) -> sa.Column[Any]:
-    """Return the column for one fact of a trial."""
-    kind: Any = _TYPES.get(sql.kind)
-    if sql.kind == "json":
-        kind = json if sql.is_needed else sa.JSON(none_as_null=True)
-    elif sql.kind == "text":
-        kind = sa.Text if sql.length is None else sa.String(sql.length)
-    is_key = name == "number"
-    return sa.Column(name, kind, primary_key=is_key, autoincrement=False, nullable=not sql.is_needed)
+def _columns(hints: Mapping[str, Any], *keys: str, optional: Collection[str] = ()) -> Iterator[sa.Column[Any]]:
+    """Yield a column for each fact, by the types of the facts.
+
+    `keys` are the facts that identify a row. Facts of optional types may be null, and those that `optional` names.
+    """
+    for name, hint in hints.items():
+        found = inspect.type_info(hint)
+        of_value, is_optional = found, name in optional
+        if isinstance(found, inspect.UnionType):
+            of_value, is_optional = found.types[0], found.includes_none
+        # A float without bounds may be NaN, which SQLite stores as null.
+        is_optional |= isinstance(of_value, inspect.FloatType) and of_value.le is None
+        is_key = name in keys
+        yield sa.Column(name, _sql_type(of_value), primary_key=is_key, autoincrement=False, nullable=is_optional)
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    """Return the types of the fields of a record."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def _sql_type(found: inspect.Type) -> Any:
+    if isinstance(found, inspect.StrType):
+        return sa.Text if found.max_length is None else sa.String(found.max_length)
+    if isinstance(found, inspect.IntType):
+        return sa.Integer if found.le is not None and found.le < 2**31 else sa.BigInteger
+    return _OF_RECORDS.get(type(found), json)
+
+
+def _of_study(name: str, kind: type, *keys: str, **options: Any) -> sa.Table:
+    """Return the table of the records of this kind that belong to a study."""
+    return sa.Table(name, schema, _study(), *_columns(_fields(kind), *keys), **options)
+
+
+def _study() -> sa.Column[Any]:
+    return sa.Column("study", sa.Text, sa.ForeignKey("studies.key"), primary_key=True)
 
 
 studies = sa.Table(
     "studies",
     schema,
-    sa.Column("key", sa.String(32), primary_key=True),
-    sa.Column("name", sa.String(255), nullable=False, unique=True),
-    sa.Column("module", sa.String(255), nullable=False, index=True),
-    sa.Column("seed", sa.BigInteger, nullable=False),
-    #: label -> its domain and condition, to detect a space that has changed
-    sa.Column("space", json, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-    #: options that the study's command lines have given so far
-    sa.Column("settings", json),
-    #: sampler, policy, shares and objectives of the latest run, given ones or defaults
-    sa.Column("in_force", sa.JSON(none_as_null=True)),
-    #: by subspace: which sampler `auto` chose last, and why
-    sa.Column("choices", sa.JSON(none_as_null=True)),
-    #: decade of the seconds of its first trials, by which `auto` divides proposals; null until they have ended
-    sa.Column("decade", sa.Float),
-    #: its latest plan, if it is placed by money
-    sa.Column("money_plan", sa.JSON(none_as_null=True)),
-    #: the labels of the space in machine-readable form, by `space.stored`
-    sa.Column("tree", sa.JSON(none_as_null=True)),
-    #: names of the compute classes that its attempts could go to, in the order of `attempts.placed`
-    sa.Column("classes", sa.JSON(none_as_null=True)),
+    *_columns(_fields(StudyRecord), "key"),
     #: change number of its latest transaction; null before the first
     sa.Column("change", sa.BigInteger),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
     sa.Column("fence", sa.BigInteger, nullable=False, default=0),
+    sa.UniqueConstraint("name"),
+    sa.Index("ix_studies_module", "module"),
 )
 
 trials = sa.Table(
     "trials",
     schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    *(_column(name, fact.sql) for name, fact in FACTS.items()),
+    _study(),
+    # Null stands for no losses and no constraints.
+    *_columns({name: HINTS[name] for name in FACTS}, "number", optional=["losses", "constraints"]),
     sa.Column("change", sa.BigInteger),
     sa.Index("trials_by_change", "study", "change"),
 )
@@ -83,79 +105,24 @@ trials = sa.Table(
 attempts = sa.Table(
     "attempts",
     schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("compute_class", sa.String(255)),
-    sa.Column("host", sa.String(255)),
-    sa.Column("worker", sa.String(255)),
-    sa.Column("slot", sa.Integer),
-    sa.Column("queued_at", sa.Float),
-    sa.Column("started_at", sa.Float),
-    sa.Column("ended_at", sa.Float),
-    sa.Column("end", sa.String(16)),
-    sa.Column("copy", sa.Boolean),
-    #: three 32-bit numbers for each class of `studies.classes`, as `core.records.pack` writes them
-    sa.Column("placed", sa.LargeBinary),
-    #: money an hour, for all slots of the attempt
-    sa.Column("price", sa.Float),
+    _study(),
+    *_columns(_fields(AttemptRecord), "number", "attempt"),
     sa.Column("change", sa.BigInteger),
     sa.Index("attempts_by_change", "study", "change"),
     # Rows in the order of their keys need no index beside them, which would repeat the study's key.
     sqlite_with_rowid=False,
 )
 
-#: times in which workers could run a study's trials
-sessions = sa.Table(
-    "sessions",
-    schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    sa.Column("worker", sa.String(255), primary_key=True),
-    sa.Column("since", sa.Float, primary_key=True),
-    sa.Column("compute_class", sa.String(255), nullable=False),
-    sa.Column("host", sa.String(255), nullable=False),
-    sa.Column("slots", sa.Integer, nullable=False),
-    #: null while it lasts
-    sa.Column("until", sa.Float),
-    sa.Column("reason", sa.String(16)),
-    #: money an hour, for each slot
-    sa.Column("price", sa.Float),
-    #: pairs of a time and a number of slots
-    sa.Column("others", json),
-)
-
-#: machines of these workers
-machines = sa.Table(
-    "machines",
-    schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    sa.Column("host", sa.String(255), primary_key=True),
-    #: a list with name and bytes of memory of each GPU
-    sa.Column("gpus", json, nullable=False),
-    sa.Column("cores", sa.Integer, nullable=False),
-    #: bytes of RAM
-    sa.Column("memory", sa.BigInteger, nullable=False),
-    #: versions of shadho_celery and Python by name
-    sa.Column("versions", json, nullable=False),
-)
-
-reports = sa.Table(
-    "reports",
-    schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
-    #: null for NaN, which SQLite cannot store
-    sa.Column("loss", sa.Float),
-    sa.Column("at", sa.Float, nullable=False),
-)
+#: times in which workers could run a study's trials, and the machines of these workers
+sessions = _of_study("sessions", SessionRecord, "worker", "since")
+machines = _of_study("machines", MachineRecord, "host")
+reports = _of_study("reports", Report, "number", "attempt", "step")
 
 #: trials of earlier studies from which a study learns, in the order of their places; they are not part of the study
 warm_starts = sa.Table(
     "warm_starts",
     schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
+    _study(),
     sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("subspace", sa.Text, nullable=False),
     sa.Column("params", json, nullable=False),
@@ -169,36 +136,14 @@ warm_starts = sa.Table(
 actions = sa.Table(
     "actions",
     schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    sa.Column("id", sa.String(255), primary_key=True),
-    #: seconds since the epoch
-    sa.Column("at", sa.Float, nullable=False),
-    #: user and host
-    sa.Column("by", sa.String(255), nullable=False),
-    sa.Column("action", sa.String(255), nullable=False),
-    sa.Column("arguments", json, nullable=False),
+    _study(),
+    *_columns({name: hint for name, hint in _fields(Action).items() if name != "answer"}, "id"),
     sa.Column("is_done", sa.Boolean, nullable=False),
     sa.Column("answer", sa.Text, nullable=False),
-    #: fencing number of the scheduler that was asked
-    sa.Column("fence", sa.BigInteger),
 )
 
 #: VERSION of the program that created the tables: one row
 schema_version = sa.Table("schema_version", schema, sa.Column("version", sa.Integer, primary_key=True))
-
-#: trials that could not be read, which a repair has moved here, and a row for each missing trial
-unreadable = sa.Table(
-    "unreadable",
-    schema,
-    sa.Column("study", sa.String(32), nullable=False, index=True),
-    #: as text, because the number itself may be unreadable
-    sa.Column("number", sa.Text, nullable=False),
-    sa.Column("problem", sa.Text, nullable=False),
-    #: all columns of the row; null for a missing trial
-    sa.Column("row", json),
-    #: seconds since the epoch
-    sa.Column("at", sa.Float, nullable=False),
-)
 
 
 def damage(engine: sa.Engine, *, is_written: bool) -> str | None:

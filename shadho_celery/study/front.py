@@ -1,16 +1,26 @@
-"""Pareto front of trials with several losses, and its hypervolume.
+"""Pareto fronts of trials with several losses: which trials are on one, their order, and the hypervolume over time.
 
-All losses are minimised. A point dominates another one if no loss is worse and at least one loss is better. Source: [F]
-Fonseca, Paquete, Lopez-Ibanez, "An Improved Dimension-Sweep Algorithm for the Hypervolume Indicator", 2006.
+Losses are minimised, except in a `Coverage`. A point dominates another one if no loss is worse and at least one loss is
+better. Sources: [D] Deb, Pratap, Agarwal, Meyarivan, "A Fast and Elitist Multiobjective Genetic Algorithm: NSGA-II",
+2002; [F] Fonseca, Paquete, Lopez-Ibanez, "An Improved Dimension-Sweep Algorithm for the Hypervolume Indicator", 2006;
+[B] Beume, Naujoks, Emmerich, "SMS-EMOA: Multiobjective Selection Based on Dominated Hypervolume", 2007.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
+
+from shadho_celery.core.checks import plain, short
+from shadho_celery.core.objectives import turned
+from shadho_celery.errors import UsageError
 
 Array = NDArray[np.float64]
 
@@ -20,6 +30,13 @@ MARGIN = 0.1
 MOST_EXACT = 3
 #: number of Sobol points that estimate the hypervolume of more than MOST_EXACT losses; a power of two
 SAMPLES = 4096
+#: points of a front up to which the hypervolume of three losses orders them; more are ordered by crowding, which takes
+#: less time
+MOST_COVERED = 100
+#: maximum number of entries in a history; if the front changed more often, some changes are left out
+MOST_CHANGES = 100
+#: number of trials that are compared with the front at once
+BLOCK = 2000
 #: the greatest float
 _GREATEST = float(np.finfo(np.float64).max)
 
@@ -178,3 +195,163 @@ def sizes(losses: Array) -> NDArray[np.intc]:
 
 def _is_as_good(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+
+
+def order_of(losses: Array, violations: Array, most: int) -> NDArray[np.intp]:
+    """Return the indexes of the best trials, `most` at most, the best first.
+
+    Feasible trials come first, by fronts, and within a front as in `spread` ([D], section III; [B]). The other trials
+    follow, sorted by violation. `losses` has shape (n, losses), `violations` (n,): 0 for a feasible trial.
+    """
+    feasible = np.flatnonzero(violations <= 0)
+    found: list[int] = []
+    while len(feasible) and len(found) < most:
+        is_first = first_front(losses[feasible])
+        front, feasible = feasible[is_first], feasible[~is_first]
+        found += front[spread(losses[front])].tolist()
+    if len(found) < most:
+        rest = np.flatnonzero(violations > 0)
+        found += rest[np.lexsort((losses[rest, 0], violations[rest]))].tolist()
+    return np.array(found[:most], dtype=np.intp)
+
+
+def contributions(points: Array, reference: Array) -> Array:
+    """Return the volume that each point of a front covers alone, shape (n,)."""
+    found = np.empty(len(points))
+    for place, point in enumerate(points):
+        others = np.maximum(np.delete(points, place, axis=0), point)
+        found[place] = np.prod(np.maximum(reference - point, 0.0)) - hypervolume(others, reference)
+    return found
+
+
+def spread(points: Array) -> NDArray[np.intp]:
+    """Return the indexes of a front's points in an order in which the first points already cover the front well.
+
+    For two losses, the point that alone covers the least volume is put last, and this is repeated with the remaining
+    points ([B], section 3.1). To save time, for three losses the volume that each point covers alone is computed only
+    once, and for more losses crowding is used ([D]).
+    """
+    points = np.ldexp(points, -sizes(points))
+    low, high = points.min(axis=0), points.max(axis=0)
+    scaled = (points - low) / np.where(high > low, high - low, 1.0)
+    if points.shape[1] != 2:
+        is_covered = points.shape[1] <= MOST_EXACT and len(points) <= MOST_COVERED
+        worth = contributions(scaled, _corner(scaled)) if is_covered else crowding(scaled)
+        return np.argsort(-worth, kind="stable")
+    left, last_first = [*range(len(points))], []
+    while left:
+        least = int(np.argmin(_covered_alone(scaled[left])))
+        last_first.append(left.pop(least))
+    return np.array(last_first[::-1], dtype=np.intp)
+
+
+def crowding(points: Array) -> Array:
+    """Return the sum over losses of the distance between a point's neighbours, infinite at the ends ([D], III B)."""
+    found = np.zeros(len(points))
+    for column in points.T:
+        order = np.argsort(column, kind="stable")
+        gaps = np.full(len(points), np.inf)
+        gaps[1:-1] = column[order[2:]] - column[order[:-2]]
+        found[order] += gaps
+    return found
+
+
+def _covered_alone(points: Array) -> Array:
+    """Return `contributions` to a front of two losses, scaled to [0, 1]. Each point has only two neighbours."""
+    order, corner = np.argsort(points[:, 0], kind="stable"), _corner(points)
+    right = np.append(points[order[1:], 0], corner[0])
+    above = np.concatenate([corner[1:], points[order[:-1], 1]])
+    found = np.empty(len(points))
+    found[order] = (right - points[order, 0]) * (above - points[order, 1])
+    return found
+
+
+def _corner(points: Array) -> Array:
+    """Return the reference point of losses that are scaled to [0, 1]."""
+    return np.full(points.shape[1], 1.0 + MARGIN)
+
+
+class Coverage(Struct, frozen=True, kw_only=True):
+    """Hypervolume of a front over time, with one reference point. With more than three losses it is an estimate."""
+
+    #: reference point: a loss for each name, in the objective's own direction
+    reference: Mapping[str, float]
+    #: pairs of a number of ended trials and the hypervolume of the front after so many trials; the last pair is current
+    history: Sequence[tuple[int, float]]
+
+    @property
+    def hypervolume(self) -> float:
+        """The current hypervolume."""
+        return self.history[-1][1]
+
+
+def coverage(
+    trials: Iterable[tuple[int, Mapping[str, float]]],
+    objectives: Mapping[str, str],
+    reference: Mapping[str, float] | None = None,
+) -> Coverage | None:
+    """Return the hypervolume of the front over time. Return None for a study of one loss, or without a feasible trial.
+
+    `trials` are feasible: their minimised losses, each after the number of trials that had ended when it had ended. By
+    default, the `reference` point is worse than the worst value of each loss so far, by a tenth of the loss's range.
+    Raises UsageError unless it has a finite number for each loss.
+    """
+    if reference is not None:
+        reference = _checked(reference, objectives)
+    if len(objectives) < 2:
+        return None
+    found = [(ended, [losses[name] for name in objectives]) for ended, losses in trials]
+    ended = np.array([ended for ended, _ in found], np.intp)
+    return coverage_of(ended, np.array([losses for _, losses in found], float), objectives, reference)
+
+
+def coverage_of(
+    ended: NDArray[np.intp],
+    losses: Array,
+    objectives: Mapping[str, str],
+    reference: Mapping[str, float] | None = None,
+) -> Coverage | None:
+    """Return the hypervolume over time of the minimised `losses` of feasible trials, shape (trials, losses).
+
+    `ended` has the number of trials that had ended when each of them had. Returns None without trials.
+    """
+    if not len(ended):
+        return None
+    if reference is None:
+        point = reference_point(losses)
+    else:
+        minimised = turned(reference, objectives)
+        point = np.array([minimised[name] for name in objectives])
+    changes = _changes(losses)
+    looked_at = sorted({round(place) for place in np.linspace(0, len(changes) - 1, min(MOST_CHANGES, len(changes)))})
+    # The volume of a point stays covered when a better one replaces it on the front.
+    volumes = hypervolumes(losses[changes], point, [place + 1 for place in looked_at])
+    history = [(int(ended[changes[place]]), volume) for place, volume in zip(looked_at, volumes, strict=True)]
+    own = turned(dict(zip(objectives, point.tolist(), strict=True)), objectives)
+    return Coverage(reference=own, history=history)
+
+
+def _changes(losses: Array) -> list[int]:
+    """Return the indices of the trials that were on the front when they ended."""
+    front, found = Front(), []
+    for start in range(0, len(losses), BLOCK):
+        block = losses[start : start + BLOCK]
+        # Most trials are far from the front: they are left out together.
+        is_behind = np.zeros(len(block), bool)
+        for point in front.points if len(front) else []:
+            is_behind |= (point <= block).all(axis=1)
+        for place in np.flatnonzero(~is_behind).tolist():
+            if front.add(start + place, block[place].tolist()):
+                found.append(start + place)
+    return found
+
+
+def _checked(reference: object, objectives: Mapping[str, str]) -> dict[str, float]:
+    """Return a reference point as floats. Raises UsageError unless it has a finite number for each loss."""
+    if isinstance(reference, Mapping) and {*reference} == {*objectives}:
+        with suppress(msgspec.ValidationError):
+            found = msgspec.convert(plain(reference), dict[str, float])
+            if all(map(math.isfinite, found.values())):
+                return found
+    losses = ", ".join(objectives)
+    raise UsageError(f"the reference point {short(reference)} should have the losses {losses}, a finite number each")

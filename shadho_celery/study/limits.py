@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.settings import StudySettings, words
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import UsageError
 
@@ -33,12 +33,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
-            raise UsageError("a study needs at least one trial, not %s; see %s", self.trials, words("trials"))
+            raise UsageError(f"a study needs at least one trial, not {self.trials}; change trials")
         if self.seconds is not None and not self.seconds > 0:
-            raise UsageError("a study needs more than %s seconds; see %s", self.seconds, words("seconds"))
+            raise UsageError(f"a study needs more than {self.seconds} seconds; change seconds")
         if self.trials is self.seconds is self.target is self.without_gain is self.money is None:
-            ends = map(words, ("trials", "seconds", "target", "early_stop"))
-            raise UsageError("a study needs an end: give %s, %s, %s or %s", *ends)
+            raise UsageError("a study needs an end: give trials, seconds, target or early_stop")
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:
@@ -47,9 +46,7 @@ class Limits:
         if target is not None and settings.objectives:
             if settings.has_several:
                 names = ", ".join(settings.objectives)
-                raise UsageError(
-                    "a target is for one loss, but this study has several: %s; leave out %s", names, words("target")
-                )
+                raise UsageError(f"a target is for one loss, but this study has several: {names}; leave out target")
             target = turned_first(target, settings.objectives)
         return cls(
             trials=settings.trials,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.arguments import SEED, STUDY, Resume
+from shadho_celery.core.arguments import Resume
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.folders import new_key
-from shadho_celery.core.settings import as_options, words
+from shadho_celery.core.settings import as_options
 from shadho_celery.core.trial import COUNTED, Params, Trial
 from shadho_celery.core.units import counted
 from shadho_celery.errors import (
@@ -26,9 +26,8 @@ from shadho_celery.errors import (
     StudyExists,
     StudyNotFound,
     UsageError,
-    Words,
 )
-from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
@@ -58,7 +57,6 @@ def open_study(
     tree: Mapping[str, Any] | None = None,
     given: Callable[[Params], str | None] | None = None,
     clock: Clock | None = None,
-    repaired: Callable[[str], None] | None = None,
     warm_start: Sequence[Trial] = (),
 ) -> StudyState:
     """Start a new study, or resume one, and lock it.
@@ -69,9 +67,7 @@ def open_study(
     study, from `new_key`; by default one is drawn. `settings` (JSON values) are added to those of earlier runs in the
     study's record. `settle` decides which settings are in force; these are recorded, too.
 
-    If `repaired` is given, trials that are missing or cannot be read are moved away, and it is called with a text that
-    says so; otherwise such trials raise StoreError. The trials of a `warm_start` are recorded with a new study, and its
-    samplers learn from them in every run.
+    The trials of a `warm_start` are recorded with a new study, and its samplers learn from them in every run.
 
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, StudyError (another version), UsageError (another
     seed, or a new limit on trials that has been passed) or StoreError.
@@ -83,7 +79,12 @@ def open_study(
     is_resumed = record is not None
     if record is not None:
         check_continues(record.name, is_simulated=record.is_simulated)
-        _refuse_other_version(record, tree)
+        if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
+            # The spaces cannot be compared.
+            raise StudyError(
+                f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
+                "--resume), or resume it with the version that began it"
+            )
         asked = replace(record, settings={**record.settings, **(settings or {})})
         _compare(asked, space, module, seed, store.safe_url)
         before, record = record, _settled(record, settings, settle, record.in_force)
@@ -93,19 +94,13 @@ def open_study(
         before = record = _create(store, settled, is_named=name is not None, warm_start=warm_start)
     fence = store.lock(record.key, holder_name(), clock.wall())
     try:
-        if repaired is not None:
-            repaired(store.repair(record.key, fence, clock.wall()))
         if is_resumed:
             _refuse_fewer_trials(store, before, record)
         if record != before:
             store.keep_settings(record.key, fence, record.settings, record.in_force)
-        moved = store.moved(record.key) if is_resumed else set()
-        earlier = _whole(store, record.key, fence, moved, clock) if is_resumed else ()
+        earlier = _earlier_trials(store, record.key, fence, clock) if is_resumed else ()
         taught = store.warm_start(record.key) if is_resumed else warm_start
-        first_number = max(moved, default=-1) + 1
-        study = StudyState(
-            store, record, fence, earlier, clock, first_number=first_number, warm_start=taught, given=given
-        )
+        study = StudyState(store, record, fence, earlier, clock, warm_start=taught, given=given)
         if is_resumed:
             study.recorder.spent.update(store.spent(record.key))
             study.recorder.recall(store.sessions(record.key))
@@ -149,27 +144,18 @@ def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord)
     ended = sum(count for state, count in store.tally(now.key, "state").items() if state in COUNTED)
     if limit < ended:
         raise UsageError(
-            "%s: %s is too few, because %s of study %r have ended; give a number above %s to continue it",
-            words("trials"),
-            limit,
-            counted(ended, "trial", "trials"),
-            now.name,
-            ended,
+            f"trials: {limit} is too few, because {counted(ended, 'trial', 'trials')} of study {now.name!r} have "
+            f"ended; give a number above {ended} to continue it"
         )
 
 
-def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial | Summary]:
-    """Yield the trials of earlier runs, renewing the lock meanwhile. Raises StoreError for a missing trial."""
-    renewed_at, expected = clock.now(), 0
+def _earlier_trials(store: SqlStore, key: str, fence: int, clock: Clock) -> Iterator[Trial | Summary]:
+    """Yield the trials of earlier runs, renewing the lock meanwhile."""
+    renewed_at = clock.now()
     for trial in store.earlier(key):
-        while expected in moved:
-            expected += 1
-        if trial.number != expected:
-            raise store.missing(key, expected)
-        expected += 1
         if trial.number % 1000 == 0 and clock.now() - renewed_at >= RENEW_SECONDS:
             renewed_at = clock.now()
-            store.write(key, fence, clock.wall())
+            store.write(key, fence, clock.wall(), Turn())
         yield trial
 
 
@@ -179,7 +165,7 @@ def _new_record(
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     if not 0 <= seed < 2**63:
-        raise UsageError("%s: %s is not allowed; a whole number from 0 to 2**63 - 1", SEED, short(seed, 60))
+        raise UsageError(f"seed: {short(seed, 60)} is not allowed; a whole number from 0 to 2**63 - 1")
     if name is None:
         name = _short_name(module, key, SHORT)
     return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.wall())
@@ -209,10 +195,8 @@ def _check_name(name: str) -> None:
     is_odd = any(ord(char) < 32 or char in "/\\" or 0xD800 <= ord(char) < 0xE000 for char in name)
     if is_odd or not name.strip() or name[0] in ".-" or len(name.encode()) > MAX_NAME:
         raise UsageError(
-            "%s: %a cannot name a study; use up to %s bytes of UTF-8, no slash, no dot or dash first",
-            STUDY,
-            name[:60],
-            MAX_NAME,
+            f"study: {name[:60]!a} cannot name a study; use up to {MAX_NAME} bytes of UTF-8, no slash, no dot or "
+            "dash first"
         )
 
 
@@ -220,15 +204,6 @@ def check_continues(name: str, *, is_simulated: bool) -> None:
     """Raise UsageError for a simulated study, which has no trials that can continue."""
     if is_simulated:
         raise UsageError(f"study {name} was simulated, and cannot continue; simulate it for longer instead")
-
-
-def _refuse_other_version(record: StudyRecord, tree: Mapping[str, Any] | None) -> None:
-    """Raise StudyError if another version has described the study's space, so that the spaces cannot be compared."""
-    if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
-        raise StudyError(
-            f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
-            "--resume), or resume it with the version that began it"
-        )
 
 
 def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None, store: str) -> None:
@@ -245,17 +220,15 @@ def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: i
     ]
     if changes:
         raise SpaceChanged(
-            "study %r searches another space: %s; restore the space, or begin a study that learns from this one: %s",
-            record.name,
-            listed(changes, 5),
-            _successor(record, store),
+            f"study {record.name!r} searches another space: {listed(changes, 5)}; restore the space, or begin a "
+            f"study that learns from this one: {_successor(record, store)}"
         )
     if seed is not None and seed != record.seed:
-        raise UsageError("study %r was begun with seed %s; leave out %s to resume it", record.name, record.seed, SEED)
+        raise UsageError(f"study {record.name!r} was begun with seed {record.seed}; leave out seed to resume it")
 
 
-def _successor(record: StudyRecord, store: str) -> Words:
+def _successor(record: StudyRecord, store: str) -> str:
     """Return what a user writes to begin a study with the same settings that learns from the trials of `record`."""
     where = [] if store == DEFAULT_STORE else ["--store", store]
     command = ["shadho-celery", "run", record.module, *where, *as_options(record.settings), "--warm-start", record.name]
-    return Words(shlex.join(command), f"minimize(..., store={store!r}, warm_start={record.name!r})")
+    return shlex.join(command)

@@ -19,8 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.arguments import repair
-from shadho_celery.core.attempts import Attempts, Sent
+from shadho_celery.core.attempts import Attempts, Sent, Transition
 from shadho_celery.core.checks import listed
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.code import Digest
@@ -42,8 +41,8 @@ from shadho_celery.core.trial import (
     Trial,
     TrialState,
 )
-from shadho_celery.errors import Message, StoreOutage
-from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.errors import StoreOutage
+from shadho_celery.store.base import Store, StudyRecord, Turn
 from shadho_celery.study.recorder import Recorder
 from shadho_celery.study.trials import BLOCK, StudyTrials, collector_paused
 
@@ -73,6 +72,7 @@ _S = TrialState
 _STOPPED = Outcome(state=_S.PRUNED)
 #: outcome of a cancelled trial that no worker has ended
 _UNWANTED = Outcome(state=_S.CANCELLED)
+_UNCHANGED = Transition()
 _T = TypeVar("_T")
 _number = attrgetter("number")
 
@@ -88,11 +88,10 @@ class StudyState(StudyTrials):
         trials: Iterable[Trial | Summary] = (),
         clock: Clock | None = None,
         *,
-        first_number: int = 0,
         warm_start: Sequence[Trial] = (),
         given: Callable[[Params], str | None] | None = None,
     ) -> None:
-        """`trials` are those of earlier runs, by number. New trials get the next numbers, at least `first_number`.
+        """`trials` are those of earlier runs, by number. New trials get the next numbers.
 
         `given` makes the record of the values that the objective gets for these params, see `Trial.given`.
         """
@@ -108,24 +107,19 @@ class StudyState(StudyTrials):
         self.refused = 0
         #: records of attempts, workers and machines that `commit` must write
         self.recorder = Recorder(record.classes)
-        #: True if `choices` has changed, so that `commit` must write it
-        self._has_chosen = self.choices != record.choices
-        #: recorded decade of the first trials' seconds, or None; and True if `commit` must write it
-        self.decade, self._has_decade = record.decade, False
-        #: latest plan of a study that is placed by money, which `commit` has not written yet
-        self._money_plan: MoneyPlan | None = None
+        #: what `commit` must write
+        self._turn = Turn(choices=self.choices if self.choices != record.choices else None)
+        #: recorded decade of the first trials' seconds, or None
+        self.decade = record.decade
         #: the only record of live attempts, which the executor uses, too
         self.live: Attempts[Sent] = Attempts()
         #: numbers of trials in flight that somebody has cancelled
         self._cancelled: set[int] = set()
-        #: actions that `commit` must write
-        self._actions: list[Action] = []
         #: numbers of trials of which one attempt has failed while another was live
         self._suspects: set[int] = set()
-        #: by number of an unfinished trial: its latest attempts in a row that ended with vanished machines
-        self._vanished: Counter[int] = Counter()
-        #: by its number: the time at which the last one of them was lost
-        self._vanished_at: dict[int, float] = {}
+        #: by number of an unfinished trial: how many of its latest attempts in a row ended with vanished machines, and
+        #: the time at which the last one of them was lost
+        self._vanished: dict[int, tuple[int, float]] = {}
         #: by number of an unfinished trial: how often a worker has given it back while it ran
         self.given_back: Counter[int] = Counter()
         #: function: return the trial with this number if it has not finished, otherwise None
@@ -146,7 +140,6 @@ class StudyState(StudyTrials):
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         #: numbers of the trials that `commit` must write; True for a new trial
         self._unwritten: dict[int, bool] = {}
-        self._reports: list[Report] = []
         #: by number of an unfinished trial: its report with the greatest step
         self._last_reports: dict[int, Report] = {}
         self._written_at = self.clock.now()
@@ -157,8 +150,8 @@ class StudyState(StudyTrials):
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
         #: number of trials that count towards the limit on trials
         self.counted = self.count(*COUNTED)
-        #: number of the next trial; it may exceed the count of trials, because a repair may have moved trials away
-        self._next = max(first_number, self.trials.last_number + 1)
+        #: number of the next trial; it may exceed the count of trials, because rows may have been deleted
+        self._next = self.trials.last_number + 1
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
         for trial in self._open.values():
             self._reopen(trial)
@@ -351,17 +344,17 @@ class StudyState(StudyTrials):
         """Record what the sampler `auto` chose for a subspace, and why."""
         if self.choices.get(subspace) != choice:
             self.choices[subspace] = choice
-            self._has_chosen = True
+            self._turn.choices = self.choices
 
     def note_decade(self, seconds: float) -> None:
         """Record the decade of the first trials' seconds, unless one is recorded."""
         if self.decade is None:
-            self.decade, self._has_decade = seconds, True
+            self.decade = self._turn.decade = seconds
 
     def note_money_plan(self, plan: MoneyPlan) -> None:
         """Record the latest plan of a study that is placed by money."""
         if plan != self.record.money_plan:
-            self._money_plan = plan
+            self._turn.money_plan = plan
             self.record = dataclasses.replace(self.record, money_plan=plan)
 
     def hold_back(self, trial: Trial, *, first: bool = False) -> None:
@@ -405,14 +398,14 @@ class StudyState(StudyTrials):
         self._show(trial)
         return attempt
 
-    def tell(self, event: Event) -> Trial | None:
-        """Apply `event`. Return the trial as it is now, or None if the event changes nothing.
+    def tell(self, event: Event) -> Transition:
+        """Apply `event`, and return what it changes.
 
         Events may arrive late, twice, or for attempts that were given up. A finished trial does not change.
         """
         trial = self._open.get(event.number)
         if trial is None:
-            return None
+            return _UNCHANGED
         if isinstance(event, Result):
             return self._end(trial, event)
         if isinstance(event, Lost):
@@ -420,14 +413,14 @@ class StudyState(StudyTrials):
         if isinstance(event, Started):
             return self._start(trial, event)
         if not self.is_current(event.number, event.attempt):
-            return None
-        self._reports.append(event)
+            return _UNCHANGED
+        self._turn.reported.append(event)
         if (sent := self.live.find(event.number, event.attempt)) is not None:
             sent.report = event
         last = self._last_reports.get(event.number)
         if last is None or event.step > last.step:
             self._last_reports[event.number] = event
-        return trial
+        return Transition(trial=trial)
 
     def prune(self, number: int) -> None:
         """Mark a trial that has reported as pruned, by its `step`. It ends once its attempts are cancelled or lost."""
@@ -450,12 +443,12 @@ class StudyState(StudyTrials):
     @property
     def vanishing(self) -> list[int]:
         """Numbers of the waiting trials whose last attempts ended with vanished machines, VANISHING or more."""
-        found = [number for number, count in self._vanished.items() if count >= VANISHING]
+        found = [number for number, (count, _) in self._vanished.items() if count >= VANISHING]
         return [number for number in found if self._open[number].state is _S.WAITING]
 
     def vanishing_since(self, moment: float) -> list[int]:
         """Return those of the `vanishing` trials whose last machine has vanished after this moment."""
-        return [number for number in self.vanishing if self._vanished_at.get(number, -math.inf) > moment]
+        return [number for number in self.vanishing if self._vanished[number][1] > moment]
 
     def give_up(self, number: int, error: str) -> Trial:
         """Fail a waiting trial for this reason. Return it."""
@@ -464,7 +457,7 @@ class StudyState(StudyTrials):
 
     def note_action(self, action: Action) -> None:
         """Keep an action for the next `commit`. Its answer is sent after that, so that no answered action is lost."""
-        self._actions.append(action)
+        self._turn.asked.append(action)
 
     @property
     def to_stop(self) -> list[int]:
@@ -485,62 +478,46 @@ class StudyState(StudyTrials):
         now = self.clock.now()
         if self.trouble is not None and now < self._retry_at:
             return False
-        recorder = self.recorder
-        is_new = self._unwritten or self._reports or recorder.is_urgent or self._actions or self.trouble
+        recorder, turn = self.recorder, self._turn
+        is_new = self._unwritten or turn.reported or recorder.is_urgent or turn.asked or self.trouble
         if not is_new and now - self._written_at < RENEW_SECONDS:
             return True
         unwritten = sorted(self._unwritten.items())
+        turn.new = [self.trial(number) for number, is_new in unwritten if is_new]
+        turn.changed = [self.trial(number) for number, is_new in unwritten if not is_new]
+        turn.attempted, turn.seen, turn.classes = recorder.attempted(self.clock.wall()), recorder.seen, recorder.classes
         try:
-            rewritten = self.store.write(
-                self.record.key,
-                self.fence,
-                self.clock.wall(),
-                new=[self.trial(number) for number, is_new in unwritten if is_new],
-                changed=[self.trial(number) for number, is_new in unwritten if not is_new],
-                reported=self._reports,
-                choices=self.choices if self._has_chosen else None,
-                decade=self.decade if self._has_decade else None,
-                money_plan=self._money_plan,
-                attempted=recorder.attempted(self.clock.wall()),
-                seen=recorder.seen,
-                classes=recorder.classes,
-                asked=self._actions,
-            )
+            rewritten = self.store.write(self.record.key, self.fence, self.clock.wall(), turn)
         except StoreOutage as error:
             self.wait_for_store(error)
             return False
         self.rewritten.update(rewritten)
-        self._has_chosen, self._has_decade, self._money_plan = False, False, None
+        self._turn = Turn()
         self._unwritten.clear()
-        self._reports.clear()
-        if (classes := recorder.classes) is not None:
-            self.record = dataclasses.replace(self.record, classes=(*classes,))
+        if turn.classes is not None:
+            self.record = dataclasses.replace(self.record, classes=(*turn.classes,))
         recorder.clear()
-        self._actions.clear()
         self.trials.release()
         self._written_at = now
         self.trouble, self._pause = None, FIRST_PAUSE
         return True
 
-    def deletions(self, *, at_end: bool = False) -> Iterator[Message]:
+    def deletions(self, *, at_end: bool = False) -> Iterator[str]:
         """Yield warnings about trials that another program has deleted from the store in this run.
 
         Unfinished trials have been written again. Finished trials cannot be, and are checked only with `at_end`.
         """
         if self.rewritten:
-            yield Message(
-                "rows deleted from the store while the study ran are written again: %s", (named(self.rewritten),)
-            )
+            yield f"rows deleted from the store while the study ran are written again: {named(self.rewritten)}"
         if not at_end:
             return
         # Arrays: sets of a million numbers would take more memory than the study.
         stored = np.fromiter(self.store.numbers(self.record.key), np.int64)
         missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
         if gone := [number for number in missing if number not in self._unwritten]:
-            yield Message(
-                "results were deleted from the store while the study ran: %s; restore the store from a copy, or %s to "
-                "continue without them",
-                (named(gone), repair(self.name)),
+            yield (
+                f"results were deleted from the store while the study ran: {named(gone)}; restore the store from a "
+                f"copy, or resume study {self.name} to continue without them"
             )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:
@@ -571,33 +548,34 @@ class StudyState(StudyTrials):
                 self.commit()
                 yield block
 
-    def _start(self, trial: Trial, event: Started) -> Trial | None:
+    def _start(self, trial: Trial, event: Started) -> Transition:
         sent = self.live.find(event.number, event.attempt)
         if sent is None or sent.is_claimed:
-            return None
+            return _UNCHANGED
         self._count_attempt(sent.attempt, -1)
         facts = {"started_at": event.at, "host": event.host, "worker": event.worker}
         sent.attempt, sent.began = sent.attempt.evolve(state=_S.RUNNING, **facts), self.clock.now()
         self._count_attempt(sent.attempt, +1)
         self.recorder.start(sent.attempt, event)
-        return self._show(trial)
+        return Transition(trial=self._show(trial))
 
-    def _end(self, trial: Trial, result: Result) -> Trial | None:
+    def _end(self, trial: Trial, result: Result) -> Transition:
         """Decide whether a result ends its trial or only its attempt. Only this function decides that."""
         if not result.is_of(trial.params):
             self.refused += 1
-            return None
+            return _UNCHANGED
         if result.retry is not None:
             return self._lose(trial, result, result.retry.reason, result.retry)
         live = dict(self.live.of(trial.number))
         own = live.get(result.attempt)
         if not self.live.finish(trial.number, result.attempt, well=result.outcome.state in WELL):
-            self._leave(result, [] if own is None else [own], is_over=False)
             if own is None:
-                return None
+                return Transition(ended=())
+            self._leave(result, [own])
             self._suspects.add(trial.number)
-            return self._show(trial)
-        self._leave(result, [*live.values()], is_over=True)
+            return Transition(trial=self._show(trial), ended=[own])
+        ended = [*live.values()]
+        self._leave(result, ended)
         if own is None:
             # The attempt was thought to be lost.
             late = trial.attempted(attempt=result.attempt, compute_class=None, host=None, started_at=None)
@@ -616,17 +594,13 @@ class StudyState(StudyTrials):
             started_at=seen.started_at or result.at - (result.outcome.seconds or 0.0),
             finished_at=result.at,
         )
-        return self._note(finished)
+        return Transition(trial=self._note(finished), ended=ended, is_over=True)
 
-    def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Trial | None:
-        """Remove an attempt that will not end its trial.
-
-        After the last live attempt, the trial is WAITING again, or PRUNED if it was being pruned, or FAILED if it has
-        had too many attempts.
-        """
+    def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Transition:
+        """Remove an attempt that will not end its trial."""
         sent = self.live.find(trial.number, event.attempt)
         if sent is None:
-            return None
+            return _UNCHANGED
         is_loss = retry is None or retry.is_loss
         if sent.is_claimed and is_loss and trial.step is None:
             is_given_back = isinstance(event, Lost) and event.given_back
@@ -634,11 +608,10 @@ class StudyState(StudyTrials):
             self.given_back[trial.number] += is_given_back
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
         if isinstance(event, Lost) and event.vanished:
-            self._vanished[trial.number] += 1
-            self._vanished_at[trial.number] = self.clock.now()
+            before, _ = self._vanished.get(trial.number, (0, 0.0))
+            self._vanished[trial.number] = before + 1, self.clock.now()
         elif sent.is_claimed:
             self._vanished.pop(trial.number, None)
-            self._vanished_at.pop(trial.number, None)
         if isinstance(event, Lost) and event.vanished and (trial.vanished or 0) < MAX_VANISHED:
             trial = replace(trial, vanished=(trial.vanished or 0) + 1)
         else:
@@ -652,9 +625,15 @@ class StudyState(StudyTrials):
                 outcome=replace(trial.outcome, code=self.code or None),
             )
         is_over = self.live.lose(trial.number, event.attempt)
-        self._leave(event, [sent], is_over=is_over)
-        if not is_over:
-            return self._show(trial)
+        self._leave(event, [sent])
+        trial = self._without_attempts(trial, reason) if is_over else self._show(trial)
+        return Transition(trial=trial, ended=[sent], is_over=is_over)
+
+    def _without_attempts(self, trial: Trial, reason: str) -> Trial:
+        """Return a trial after its last live attempt was lost for this `reason`.
+
+        It is WAITING again, or PRUNED if it was being pruned, or CANCELLED, or FAILED if it has had too many attempts.
+        """
         trial = trial.evolve(state=_S.LOST)
         if trial.step is not None:
             facts = {"outcome": self._pruned(trial), "step": self._last_step(trial), "finished_at": self.clock.wall()}
@@ -713,7 +692,6 @@ class StudyState(StudyTrials):
             self._last_reports.pop(trial.number, None)
             self._cancelled.discard(trial.number)
             self._vanished.pop(trial.number, None)
-            self._vanished_at.pop(trial.number, None)
             self.given_back.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
@@ -731,13 +709,12 @@ class StudyState(StudyTrials):
         self.live.put(attempt.number, attempt.attempt, sent)
         self._count_attempt(attempt, +1)
 
-    def _leave(self, event: Lost | Result, gone: Sequence[Sent], *, is_over: bool) -> None:
-        """Count and record the attempts that an event has ended. `is_over`: their trial has no other live attempt."""
+    def _leave(self, event: Lost | Result, gone: Sequence[Sent]) -> None:
+        """Count and record the attempts that an event has ended."""
         is_pruned, now = self._open[event.number].step is not None, self.clock.wall()
         for sent in gone:
             self._count_attempt(sent.attempt, -1)
             self.recorder.end(sent.attempt, event, now, is_pruned=is_pruned)
-        self.live.on_end(event, gone, is_over)
 
     def _count_attempt(self, attempt: Attempt, by: int) -> None:
         self._counts.add_placed(attempt, by)
@@ -757,7 +734,7 @@ class StudyState(StudyTrials):
             self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
         if trial.vanished:
             # Whether they were the latest attempts was not recorded.
-            self._vanished[trial.number] = trial.vanished
+            self._vanished[trial.number] = trial.vanished, -math.inf
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
             self.hold_back(trial)

@@ -325,18 +325,6 @@ class FinishedTrials:
         pauses = starts[1:] - ends[:-1]
         return float(ends[-1] - starts[0] - pauses[pauses > PAUSE_SECONDS].sum())
 
-    def seconds_since(self, start: int) -> dict[str, list[float]]:
-        """Return for each class the seconds of the trials that ended after the first `start` results.
-
-        Cancelled trials, and trials without a time, are left out.
-        """
-        table = self._table()[start:]
-        ended = table[~np.isnan(table["seconds"]) & (table["state"] != _PLACES[TrialState.CANCELLED])]
-        found: dict[str, list[float]] = {}
-        for place, seconds in ended[["compute_class", "seconds"]].tolist():
-            found.setdefault(str(self._names[place]), []).append(seconds)
-        return found
-
     def last_steps(self) -> list[tuple[int, int]]:
         """Return pairs of a step and the number of PRUNED trials whose last report was at it, in order of the steps."""
         steps, counts = np.unique(self._of_state(TrialState.PRUNED)["step"], return_counts=True)

@@ -318,7 +318,7 @@ class Publisher:
         """
         self._url = url
         self._signer = signer
-        #: connection to the broker; `remove_refused` opens another one like it
+        #: connection to the broker
         self.connection = connection = _connection(url, options or {}, ssl)
         # KeyError: no transport knows the URL's scheme. ValueError: the URL cannot be parsed.
         named = (KombuError, OSError, KeyError, ValueError)

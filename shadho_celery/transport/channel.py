@@ -43,7 +43,6 @@ from itertools import chain
 
 import redis
 
-from shadho_celery.core.arguments import STUDY
 from shadho_celery.core.code import MAX_SOURCES, Digest, Sources
 from shadho_celery.core.failures import cause_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
@@ -289,9 +288,9 @@ class SchedulerChannel:
         answer = self._client.xread(streams, count=READ, block=wait_ms or None) or {}
         # The form of the answer depends on the version of the protocol that the connection speaks.
         found = {key: parts[0] for key, parts in answer.items()} if isinstance(answer, dict) else dict(answer)
-        if self._inbox is not None and (requests := found.get(self._inbox.key)):
+        if self._inbox is not None and found.get(self._inbox.key):
             forged = self._inbox.forged
-            self._inbox.read(requests)
+            self._inbox.read()
             self.forged += self._inbox.forged - forged
         entries = found.get(self._events, [])
         self.is_drained = len(entries) < READ
@@ -310,11 +309,9 @@ class SchedulerChannel:
             held = self._hold(dead=held)
         if held != self._holder:
             raise StudyLocked(
-                "this study is run on the same Redis by the scheduler on %s, from another copy of the store; stop it "
-                "first, or begin another, see %s (the lock of one that died ends after %.0f s)",
-                described(held),
-                STUDY,
-                HOLD_SECONDS,
+                f"this study is run on the same Redis by the scheduler on {described(held)}, from another copy of "
+                "the store; stop it first, or begin another study (the lock of one that died ends after "
+                f"{HOLD_SECONDS:.0f} s)"
             )
 
     def confirm(self) -> None:

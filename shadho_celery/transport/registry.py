@@ -126,6 +126,13 @@ class Worker(Struct, frozen=True, kw_only=True):
     #: price of each slot; None if it is not known
     price: Price | None = None
 
+    @property
+    def state(self) -> str:
+        """State of the worker in one word. A drained worker whose trials have not ended yet is draining."""
+        if self.draining:
+            return "drained" if self.drained and not self.busy else "draining"
+        return "quarantined" if self.quarantined else "serving"
+
 
 class Progress(Struct, frozen=True, kw_only=True):
     """State of a study, and its progress in trials."""

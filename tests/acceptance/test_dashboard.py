@@ -23,6 +23,7 @@ from services.browser import SCHEMES, WIDTHS, Opened
 from shadho_celery.core.checks import printable
 from shadho_celery.dashboard.cache import FRESH_SECONDS
 from shadho_celery.pages.payload import MOST_CHARACTERS
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 
 pytestmark = pytest.mark.timeout(240)
@@ -459,7 +460,7 @@ def add_trial(store: str, number: int) -> None:
         record = opened.find("shown")
         fence = opened.lock(record.key, "test", time.time())
         [last] = opened.trials(record.key, [9])
-        opened.write(record.key, fence, time.time(), new=[last.evolve(number=number)], changed=[], reported=[])
+        opened.write(record.key, fence, time.time(), Turn(new=[last.evolve(number=number)], changed=[], reported=[]))
         opened.unlock(record.key, fence)
 
 
@@ -550,7 +551,7 @@ def set_limits(page: Any) -> None:
     dialog.get_by_label("weight").fill("2.5")
     trials.press("Enter")
     dialog.wait_for(state="detached")
-    until(lambda: "set --trials 50000, --weight 2.5" in said.inner_text(), 30, said.inner_text)
+    until(lambda: "set trials 50000, weight 2.5" in said.inner_text(), 30, said.inner_text)
     page.get_by_text("of 50,000 trials", exact=True).wait_for()
 
 

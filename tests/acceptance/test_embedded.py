@@ -390,7 +390,7 @@ def test_a_dead_supervisor_ends_the_study_with_one_line_and_resume_goes_on(desk:
     command.wait(30)
     assert command.code == 2, desk.said()
     assert "Traceback" not in command.err
-    assert "--resume" in command.err.splitlines()[-1]
+    assert "resume the study" in command.err.splitlines()[-1]
     until(lambda: not desk.processes(), 20, lambda: f"{desk.processes()}")
     count = desk.states()["COMPLETE"] + 6
     again = desk.launch("my_study", "--resume", "--trials", str(count), "--workers", "cpu=2").wait()
@@ -489,7 +489,7 @@ def test_a_second_scheduler_on_a_study_is_refused_and_a_changed_space_names_the_
     second = desk.told("run", "my_study", "--resume", "mine", "--trials", "10")
     refused(second, "this study is run by the scheduler on", str(first.pid))
     taken = desk.told("run", "my_study", "--study", "mine", "--trials", "10")
-    refused(taken, "'mine'", "already", "--resume mine", "--study")
+    refused(taken, "'mine'", "already", "resume it, or choose another name")
     assert first.code is None
     first.interrupt()
     first.wait(20)

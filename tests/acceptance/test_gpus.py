@@ -144,8 +144,8 @@ def test_several_workers_of_one_machine_share_its_trials_and_none_is_sent_twice(
             "3",
             "STUDY['gpus'] gives a trial 3 slots of one class, and no class has that many here; give --workers",
         ),
-        ("-1", 'STUDY["gpus"]: -1 is not allowed; give a number from 1, a key or a function'),
-        ("[1, 0]", 'STUDY["gpus"]: [1, 0] is not allowed; a list needs whole numbers from 1, such as [1, 2, 4]'),
+        ("-1", "gpus: -1 is not allowed; give a number from 1, a key or a function"),
+        ("[1, 0]", "gpus: [1, 0] is not allowed; a list needs whole numbers from 1, such as [1, 2, 4]"),
         ("2, 'slots': 2", "slots may be on several workers and gpus are on one; leave out one of the two"),
     ],
 )

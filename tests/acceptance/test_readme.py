@@ -82,9 +82,9 @@ RUN_BY = {
     "-m tasks.": "test_a_task_alone_compares_methods",
     "--trials 2": "test_the_other_tasks",
     "backup_sgd.py": "test_every_goal_of_played_gangs_is_reached",
-    "modes.py": "test_the_benchmarks_of_training",
-    "adsaga.py": "test_the_benchmarks_of_training",
-    "drop_compute.py": "test_the_benchmarks_of_training",
+    "--only modes": "test_the_other_benchmarks_of_training",
+    "--only adsaga": "test_the_other_benchmarks_of_training",
+    "--only drop": "test_the_other_benchmarks_of_training",
 }
 
 
@@ -359,7 +359,7 @@ def test_planning_a_fleet(desk: Desk) -> None:
     shell(desk, out)
     shell(desk, keep)
     assert "simulated-cluster-cost-" in shell(desk, "shadho-celery studies")
-    assert (desk.folder / "trials.csv").read_text().startswith("number,family,class,slot,start,end,state\n")
+    assert (desk.folder / "trials.csv").read_text().startswith("number,subspace,class,slot,start,end,state\n")
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if re.search("run my_study --(policy|sampler)", line)])

@@ -17,6 +17,7 @@ from acceptance.commands import ROOT, Desk, until
 from acceptance.commands import desk as make_desk
 
 from shadho_celery.charts.chart import Chart
+from shadho_celery.charts.study import CHARTS
 from shadho_celery.pages.reading import StudyData
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
@@ -55,38 +56,39 @@ FORMS = {
 
 #: A fleet of 150 workers, of which some die and come back.
 CLUSTER = """
-seconds = 3600
-failure_rate = 0.02
+from hyperopt import hp
 
-[classes.gpu_large]
-workers = 25
-[classes.gpu_small]
-workers = 50
-[classes.cpu]
-workers = 75
+TABLE = {
+    "network": {"gpu_large": 40, "gpu_small": 90, "cpu": 300},
+    "forest": {"gpu_large": 60, "gpu_small": 70, "cpu": 80},
+    "svm": {"gpu_large": 50, "gpu_small": 40, "cpu": 120},
+}
+SPACE = hp.choice("family", [{"family": name, "x": hp.uniform(f"x {name}", 0, 1)} for name in TABLE])
+STUDY = {"seconds": 3600}
+CLUSTER = {
+    "classes": {"gpu_large": {"workers": 25}, "gpu_small": {"workers": 50}, "cpu": {"workers": 75}},
+    "changes": [{"at": 1200, "class": "cpu", "workers": -20}, {"at": 2400, "class": "cpu", "workers": 20}],
+}
 
-[families.network]
-seconds = { gpu_large = 40, gpu_small = 90, cpu = 300 }
-[families.forest]
-seconds = { gpu_large = 60, gpu_small = 70, cpu = 80 }
-[families.svm]
-seconds = { gpu_large = 50, gpu_small = 40, cpu = 120 }
 
-[size]
-law = "lognormal"
-sigma = 0.5
-[straggler]
-law = "halfnormal"
-scale = 0.5
+def seconds(params, machine):
+    return TABLE[params["family"]][machine.compute_class]
 
-[[changes]]
-at = 1200
-class = "cpu"
-workers = -20
-[[changes]]
-at = 2400
-class = "cpu"
-workers = 20
+
+def loss(params):
+    return (params["x"] - 0.3) ** 2
+
+
+def failure_rate(params):
+    return 0.02
+
+
+def size(generator, count):
+    return generator.lognormal(-0.125, 0.5, count)
+
+
+def straggler(generator, count):
+    return (1 + abs(generator.normal(0, 0.5, count))) / 1.399
 """
 
 
@@ -135,7 +137,7 @@ def test_the_timeline_of_real_workers_is_what_the_table_of_attempts_says(desk: D
     command.wait(120)
     assert command.code == 0, desk.said()
     data = read(desk)
-    chart = data.charts.timeline()
+    chart = CHARTS["timeline"].draw(data)
     assert "are joined" not in chart.note, "no attempt is so short"
     table = {(row["number"], row["attempt"]): row for row in attempts_of(data)}
     drawn = {(bar["number"], bar["attempt"]): (form, bar) for form, bar in bars_of(chart)}
@@ -180,16 +182,16 @@ def test_the_pictures_of_a_simulated_fleet_agree_with_its_table_and_with_the_ben
     desk: Desk,
 ) -> None:
     """The same run: simulated by the command with the file's seed, and by the benchmark with its first seed, 0."""
-    desk.write("cluster.toml", CLUSTER)
-    words = ("--cluster", "cluster.toml", "--seeds", "1", "--jobs", "1")
+    desk.write("cluster.py", CLUSTER)
+    words = ("--cluster", "cluster.py", "--seeds", "1", "--jobs", "1")
     benchmark = desk.start(sys.executable, str(ROOT / "tests" / "benchmarks" / "placement.py"), *words)
-    told = desk.told("simulate", "cluster.toml", "--seed", "0", "--store", "sqlite:///kept.db", "--json")
+    told = desk.told("simulate", "cluster.py", "--seed", "0", "--store", "sqlite:///kept.db", "--json")
     data = read(desk, "kept.db")
-    check_strips(data, data.charts.timeline())
+    check_strips(data, CHARTS["timeline"].draw(data))
     benchmark.wait(180)
     figures = json.loads(benchmark.out.splitlines()[-1])["figures"]["cluster, cost"]
     assert figures["count"] == [sum(told.json()["complete"].values())] * 3, "it is the same run"
-    [percent] = re.findall(r"^(\d+) % of the trials", data.charts.throughput().title)
+    [percent] = re.findall(r"^(\d+) % of the trials", CHARTS["throughput"].draw(data).title)
     print(f"share of the bound: {percent} % in the picture, {figures['share'][1]:.3f} in the benchmark")
     assert int(percent) / 100 == pytest.approx(figures["share"][1], abs=0.03)
 

@@ -55,7 +55,7 @@ def test_a_study_learns_from_another_and_is_resumed_without_it(desk: Desk) -> No
     [
         (("--warm-start", "none"), "Error: there is no study named 'none' in sqlite:///shadho.db"),
         (("--warm-start", "none.csv"), "Error: the warm start none.csv cannot be read: No such file or directory"),
-        (("--warm-start", "empty.csv"), "Error: the warm start empty.csv lacks a column of the losses"),
+        (("--warm-start", "empty.csv"), "Error: the warm start empty.csv needs the column loss, and columns"),
         (
             ("--warm-start", "far.csv"),
             "Error: none of 1 trial of far.csv fits this study: left out 1 outside x",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.extend(str(folder) for folder in Path(__file__).parents[1:3])
 
 from services.played_gang import PlayedGang
 
@@ -94,22 +94,27 @@ class Job:
 class Trained:
     """What came of one training."""
 
-    #: virtual seconds of all steps, and their number; in the asynchronous mode they are gradients
+    #: seconds of all steps, and their number; of played asynchronous trainings, the number of gradients
     seconds: float
     steps: int
-    #: virtual seconds until the test accuracy first reached TARGET; None where it never did
+    #: seconds until the test accuracy first reached TARGET; None where it never did
     reached: float | None
     #: mean test accuracy over the last tenth of the run
     accuracy: float
-    #: virtual seconds and test accuracies
+    #: seconds and test accuracies
     course: Sequence[tuple[float, float]]
     #: mean staleness of the gradients
-    staleness: float
+    staleness: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Steps a second."""
+        return self.steps / self.seconds
 
 
 @cache
 def digits() -> tuple[Floats, NDArray[np.integer[Any]]]:
-    """Pictures in [0, 1] and their digits, in an order of their own; the last TEST are for testing."""
+    """Pictures in [0, 1] and their digits, in an order of their own; the last ones are for testing."""
     from sklearn.datasets import load_digits
 
     pictures, labels = load_digits(return_X_y=True)
@@ -123,17 +128,23 @@ def network(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def pictures() -> tuple[Tensor, Tensor]:
-    """Pictures to train on, and their digits."""
+def wide_network(seed: int) -> nn.Module:
+    """Two hidden layers of rectified units, twice as wide."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def pictures(test: int = TEST) -> tuple[Tensor, Tensor]:
+    """Pictures to train on, and their digits: all but the `test` last ones."""
     x, y = digits()
-    return torch.from_numpy(x[:-TEST]), torch.from_numpy(y[:-TEST])
+    return torch.from_numpy(x[:-test]), torch.from_numpy(y[:-test])
 
 
-def held_out_accuracy(model: nn.Module) -> float:
+def held_out_accuracy(model: nn.Module, test: int = TEST) -> float:
     """Share of the test pictures that are classified correctly."""
     x, y = digits()
     with torch.no_grad():
-        return float((model(torch.from_numpy(x[-TEST:])).argmax(1) == torch.from_numpy(y[-TEST:])).float().mean())
+        return float((model(torch.from_numpy(x[-test:])).argmax(1) == torch.from_numpy(y[-test:])).float().mean())
 
 
 def mean_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
@@ -174,7 +185,7 @@ def train(job: Job) -> Trained:
     try:
         report = gang.train()
     except Diverged:
-        return Trained(seconds=gang.now, steps=0, reached=None, accuracy=GUESSED, course=course, staleness=0.0)
+        return Trained(seconds=gang.now, steps=0, reached=None, accuracy=GUESSED, course=course)
     return Trained(
         seconds=gang.now,
         steps=report.steps,
@@ -185,32 +196,18 @@ def train(job: Job) -> Trained:
     )
 
 
-def evolve(job: Job, **changes: Any) -> Job:
-    """Return the job with other settings."""
-    return replace(job, **changes)
-
-
 def seconds_a_step(law: Stragglers, replicas: int, backups: Any, *, steps: int, seed: int) -> Report:
     """Train on so little that only the time matters."""
     return _trifle(law, replicas, backups, steps=steps, seed=seed, examples=64).train()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slow:
-    """What came of a training in which some examples make their batch slow."""
-
-    #: share of these examples in what counted
-    share: float
-    #: steps a second
-    rate: float
-    #: share of the batches that never counted
-    lost: float
-
-
-def with_slow_examples(replicas: int, backups: int, *, epochs: int, examples: int, seed: int, returns: bool) -> Slow:
+def with_slow_examples(
+    replicas: int, backups: int, *, epochs: int, examples: int, seed: int, returns: bool
+) -> dict[str, float]:
     """Play `epochs` in which a tenth of the examples make a gradient four times slower; a batch is one example.
 
-    There are so many `examples` for each place of a replica.
+    There are so many `examples` for each place of a replica. Return the share of the slow ones in what counted, the
+    steps a second, and the share of the batches that never counted.
     """
     places = replicas + backups
     examples *= places
@@ -229,11 +226,11 @@ def with_slow_examples(replicas: int, backups: int, *, epochs: int, examples: in
     counted = examples_that_counted(report.log, examples, seed=seed, returns=returns)
     log = report.log
     lost = log.dropped_batches if returns else sum(log.cancelled.values())
-    return Slow(
-        share=float(slow[counted].mean()) / float(slow.mean()) * 0.1,
-        rate=report.steps / report.seconds,
-        lost=lost / (lost + len(counted)),
-    )
+    return {
+        "share": float(slow[counted].mean()) / float(slow.mean()) * 0.1,
+        "steps_per_second": report.steps / report.seconds,
+        "never_counted": lost / (lost + len(counted)),
+    }
 
 
 def examples_that_counted(log: Log, examples: int, *, seed: int, returns: bool) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Synchronous SGD with backup workers, measured: ``python tests/benchmarks/backup_sgd.py [--only PART ...]``.
+"""Training by gangs, measured: ``python tests/benchmarks/backup_sgd.py [--only PART ...]``.
 
 Each part prints its figures and says pass or fail; the exit code is 1 where one fails. The last line is one JSON object
 with the figures and goals of all parts.
@@ -7,9 +7,7 @@ with the figures and goals of all parts.
 2. A replica joins late: how soon it contributes.
 3. Stragglers, real processes: steps a second, seconds to a test accuracy and the accuracy at the end for several
    numbers of backups, with and without cancelling, for asynchronous SGD, and for torch's DDP over gloo.
-4. A run is computed again in one process from its log.
-5. One replica without backups against a plain training loop.
-The other parts are played by the product's coordinator, strategies and tuner on a virtual clock; gradients are real:
+The next parts are played by the product's coordinator, strategies and tuner on a virtual clock; gradients are real:
 
 ``a``: test error against the staleness of gradients.
 ``b``: seconds to a test accuracy against the number of backups, 50 workers in all.
@@ -17,6 +15,14 @@ The other parts are played by the product's coordinator, strategies and tuner on
 ``slow``: the share of examples that make their batch slow in what counts.
 ``auto``: b = "auto" without stragglers and with them, on a virtual clock, beside each fixed b.
 ``bus``: bytes a second of the bus beside those of a bare socket.
+
+These parts are of other strategies, and run only if they are named:
+
+``modes``: strategies and codecs on a slowed wire, through a proxy that lets 15 MB/s pass in each direction; Average
+with a delay and Elastic, whose exchanges overlap the local steps, run on a free wire too. Three minutes a seed.
+``adsaga``: gradient evaluations and seconds until the error of a least-squares problem is 1e-8, by SAGA on one machine
+and by ADSAGA on forty, played and in real processes (not with --quick), and the error at which asynchronous SGD stalls.
+``drop``: DropCompute beside DistributedDataParallel where ranks are slow now and then.
 
 Stragglers sleep rather than compute, so that many replicas fit on few cores.
 """
@@ -30,18 +36,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import json
+import logging
+import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-import backup_gloo
 import backup_replicas
 import backup_wire
 import click
@@ -53,19 +61,23 @@ from backup_played import (
     Job,
     Stragglers,
     Trained,
-    evolve,
+    held_out_accuracy,
     seconds_a_step,
     train,
+    wide_network,
     with_slow_examples,
 )
-from backup_replicas import Course, Trial, join_late
+from backup_replicas import Called, Ranks, in_ranks, join_late
 from figures import goal, interval
 from rich.console import Console
 from rich.table import Table
 
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.coordinator.backups import simulate
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS
-from shadho_celery.training.strategies import Async, Strategy, Sync
+from shadho_celery.training.strategies import Async, Average, Elastic, Strategy, Sync
+from shadho_celery.training.wire.codecs import Quantize
+from tasks import adsaga
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -87,8 +99,13 @@ WAYS = tuple(f"{name} {to}" for to in ("out", "in") for name in ("raw", *BUSES))
 
 @dataclass
 class Outcome:
-    """What a part has found."""
+    """What a part has found, and the table of it."""
 
+    #: title of the table, and of its first column
+    title: str = ""
+    first: str = ""
+    #: texts of the table by row and column
+    rows: dict[str, dict[str, str]] = field(default_factory=dict)
     #: whatever it measured, as JSON takes it
     figures: dict[str, Any] = field(default_factory=dict)
     #: figures beside what they should reach, by what they say
@@ -99,7 +116,6 @@ class Outcome:
 class Settings:
     """What the command line says."""
 
-    console: Console
     #: of each comparison; None for each part's own number
     seeds: int | None
     #: fewer seeds, steps and values
@@ -120,49 +136,37 @@ class Settings:
 
 def deaths(settings: Settings) -> Outcome:
     """Replicas are killed with SIGKILL at random moments."""
-    table = _table(
-        f"N = {FEW}, milliseconds",
-        "backups",
-        "repeats",
-        "median step",
-        "noticed",
-        "longest before",
-        "stall",
-        "longest after",
-    )
-    outcome = Outcome()
+    outcome = Outcome(f"N = {FEW}, milliseconds", "backups")
     for backups, most in DEATHS.items():
         repeats = most // 5 if settings.quick else most
         seen = [backup_replicas.kill_one(FEW, backups, steps=SHORT, seed=seed) for seed in range(repeats)]
-        worst = max(death.longest_after / death.allowed for death in seen)
-        row = {
-            "median": statistics.median(death.median for death in seen),
-            "detection": max(death.detection for death in seen),
-            "longest_before": max(death.longest_before for death in seen),
-            "stall": max(death.stall for death in seen),
-            "longest_after": max(death.longest_after for death in seen),
-        }
-        table.add_row(str(backups), str(repeats), *(f"{1e3 * value:.1f}" for value in row.values()))
+        worst = max(death["longest_after"] / (2 * death["median"] + death["detection"]) for death in seen)
+        row = {"median": statistics.median(death["median"] for death in seen)}
+        for name in ("detection", "longest_before", "stall", "longest_after"):
+            row[name] = max(death[name] for death in seen)
         outcome.figures[f"b = {backups}"] = row
+        outcome.rows[str(backups)] = {"repeats": str(repeats)} | {
+            name.replace("_", " "): f"{1e3 * value:.1f}" for name, value in row.items()
+        }
+        finished = sum(death["finished"] for death in seen)
         outcome.goals |= {
             f"b = {backups}: longest step after it / (2 x median step + detection)": goal(worst, at_most=1.0),
-            f"b = {backups}: trainings that took all steps": goal(sum(d.finished for d in seen), at_least=repeats),
+            f"b = {backups}: trainings that took all steps": goal(finished, at_least=repeats),
         }
-    settings.console.print(table)
     return outcome
 
 
 def joiners(settings: Settings) -> Outcome:
     """Replicas join in mid-training: in place of one that was killed, and as a backup beyond those that are needed."""
-    table = _table("steps until its first gradient counts", "late replica", "each training", "median")
-    outcome = Outcome()
+    outcome = Outcome("steps until its first gradient counts", "late replica")
     for words, backups in (("in place of a dead one", 0), ("as a backup", 1)):
         rank = FEW if backups else FEW - 1
-        trials = [Trial(replicas=FEW, backups=backups, steps=JOIN_LIMIT, seed=seed) for seed in range(JOINERS)]
-        steps = [join_late(trial, rank, at=JOIN_AT) or JOIN_LIMIT for trial in trials]
-        table.add_row(words, " ".join(map(str, steps)), f"{statistics.median(steps):g}")
-        outcome.figures[words] = steps
-    settings.console.print(table)
+        jobs = [
+            Called(strategy=Sync(replicas=FEW, backups=backups), steps=JOIN_LIMIT, seed=seed) for seed in range(JOINERS)
+        ]
+        steps = outcome.figures[words] = [join_late(job, rank, at=JOIN_AT) or JOIN_LIMIT for job in jobs]
+        median = f"{statistics.median(steps):g}"
+        outcome.rows[words] = {"each training": " ".join(map(str, steps)), "median": median}
     needed, spare = outcome.figures.values()
     outcome.goals = {
         "steps until one that is needed contributes, the most": goal(max(needed), at_most=3),
@@ -185,30 +189,23 @@ def stragglers(settings: Settings) -> Outcome:
         ]
         for name, strategy in strategies.items()
     }
-    courses["DDP over gloo"] = [c for c in [backup_gloo.train(REPLICAS, law, steps=STEPS, seed=0)] if c is not None]
-    table = _table(
-        f"N = {REPLICAS} processes, {STEPS} steps", "mode", "runs", "steps/s", "simulated", f"s to {TARGET}", "accuracy"
-    )
-    outcome = Outcome()
+    [(course, _)] = in_ranks([Ranks(law=law, steps=STEPS, seed=0)], REPLICAS)
+    courses["DDP over gloo"] = [course]
+    outcome = Outcome(f"N = {REPLICAS} processes, {STEPS} steps", "mode")
     for name, runs in courses.items():
-        if not runs:
-            table.add_row(name, "0", *["cannot run here"] * 4)
-            continue
         row = _mean(runs)
         strategy = strategies.get(name)
         if strategy is None or isinstance(strategy, Sync):
             row["simulated"] = _expected(strategy, law)
         expected, reached = row.get("simulated"), row["reached"]
-        table.add_row(
-            name,
-            str(len(runs)),
-            f"{row['steps_per_second']:.2f}",
-            "" if expected is None else f"{expected:.2f}",
-            "never" if reached is None else f"{reached:.1f}",
-            f"{row['accuracy']:.4f}",
-        )
+        outcome.rows[name] = {
+            "runs": str(len(runs)),
+            "steps/s": f"{row['steps_per_second']:.2f}",
+            "simulated": "" if expected is None else f"{expected:.2f}",
+            f"s to {TARGET}": "never" if reached is None else f"{reached:.1f}",
+            "accuracy": f"{row['accuracy']:.4f}",
+        }
         outcome.figures[name] = row
-    settings.console.print(table)
     rate = {name: row["steps_per_second"] for name, row in outcome.figures.items()}
     outcome.goals = {
         "steps/s, b = 2 without cancel / b = 0": goal(rate["b = 2, no cancel"] / rate["b = 0"], at_least=1.7),
@@ -217,7 +214,7 @@ def stragglers(settings: Settings) -> Outcome:
     return outcome
 
 
-def _mean(runs: Sequence[Course]) -> dict[str, float | None]:
+def _mean(runs: Sequence[Trained]) -> dict[str, float | None]:
     """Of runs of equally many steps: steps over seconds, all taken together, and the means of the rest."""
     reached = [run.reached for run in runs if run.reached is not None]
     return {
@@ -241,46 +238,21 @@ def _expected(strategy: Sync | None, law: Stragglers) -> float:
     return 1 / seconds
 
 
-def replays(settings: Settings) -> Outcome:
-    """A training with stragglers and a death is computed again in one process."""
-    difference, equal = backup_replicas.replayed(Stragglers(), steps=100, seed=0)
-    settings.console.print(f"all bits are equal: {equal}", highlight=False)
-    return Outcome(
-        figures={"difference": difference, "equal": equal},
-        goals={"largest difference of a parameter": goal(difference, at_most=1e-6)},
-    )
-
-
-def alone(settings: Settings) -> Outcome:
-    """One replica, no backups, against a plain training loop, 300 steps."""
-    rules: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-        "SGD": lambda params: torch.optim.SGD(params, lr=0.1),
-        "SGD with momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-        "Adam": lambda params: torch.optim.Adam(params, lr=1e-3),
-    }
-    equal = {name: backup_replicas.alone_equals_plain(rule, steps=300, seed=0) for name, rule in rules.items()}
-    return Outcome(
-        figures=dict(equal),
-        goals={f"{name}: equal, bit for bit": goal(float(same), at_least=1.0) for name, same in equal.items()},
-    )
-
-
 def wire(settings: Settings) -> Outcome:
     """The bus beside a bare socket, over loopback."""
     title = "MB/s to another process (out) and from it (in), the fastest, and as a share of a bare socket's"
-    table = _table(title, "parameters", *WAYS, *(f"{bus} / raw {to}" for bus in BUSES for to in ("out", "in")))
-    outcome = Outcome()
+    outcome = Outcome(title, "parameters")
     for parameters, count in VECTORS.items():
         rates = backup_wire.megabytes_per_second(parameters, count)
         # Whatever else the machine does makes some of them slower, and none faster.
         best = {way: max(rates[way]) for way in WAYS}
         shares = {(bus, to): best[f"{bus} {to}"] / best[f"raw {to}"] for bus in BUSES for to in ("out", "in")}
-        rates_shown, shares_shown = (f"{best[way]:.0f}" for way in WAYS), (f"{s:.2f}" for s in shares.values())
-        table.add_row(f"{parameters / 1e6:g} M", *rates_shown, *shares_shown)
+        outcome.rows[f"{parameters / 1e6:g} M"] = {way: f"{best[way]:.0f}" for way in WAYS} | {
+            f"{bus} / raw {to}": f"{share:.2f}" for (bus, to), share in shares.items()
+        }
         outcome.figures[str(parameters)] = best
     for (bus, to), share in shares.items():
         outcome.goals[f"{bus} / raw socket, {to}, {parameters / 1e6:g} M"] = goal(share, at_least=BUSES[bus])
-    settings.console.print(table)
     return outcome
 
 
@@ -319,22 +291,23 @@ def staleness(settings: Settings) -> Outcome:
     )
     tuned = _judged(settings, {n: job(n, best[n]) for n in counts})
     fixed = _judged(settings, {n: job(n, STALE_RATE) for n in counts})
-    table = _table(f"test error, {STALE_STEPS} gradients", "staleness", f"rate {STALE_RATE}", "tuned", "rate")
-    outcome = Outcome()
+    outcome = Outcome(f"test error, {STALE_STEPS} gradients", "replicas")
     for n in counts:
         errors = [[100 * (1 - run.accuracy) for run in runs[n]] for runs in (fixed, tuned)]
-        table.add_row(
-            f"{statistics.mean(run.staleness for run in tuned[n]):.2f}",
-            *(f"{statistics.mean(each):.1f} %" for each in errors),
-            f"{best[n]:g}",
-        )
+        stale = statistics.mean(run.staleness for run in tuned[n])
+        at_one, at_best = (f"{statistics.mean(each):.1f} %" for each in errors)
+        outcome.rows[str(n)] = {
+            "staleness": f"{stale:.2f}",
+            f"rate {STALE_RATE}": at_one,
+            "tuned": at_best,
+            "rate": f"{best[n]:g}",
+        }
         outcome.figures[f"{n} replicas"] = {
-            "staleness": statistics.mean(run.staleness for run in tuned[n]),
+            "staleness": stale,
             "rate": best[n],
             "error_at_one_rate": errors[0],
             "error_tuned": errors[1],
         }
-    settings.console.print(table)
     rises = [100 * (one.accuracy - many.accuracy) for one, many in zip(fixed[STALE[0]], fixed[STALE[-1]], strict=True)]
     outcome.goals["points of test error at staleness 7 over those at 0, at one rate"] = goal(
         rises, at_least=20.0, by_mean=settings.quick
@@ -360,15 +333,14 @@ def curve(settings: Settings) -> Outcome:
     counts = settings.values_of(BACKUPS)
     runs = _judged(settings, {b: job(b) for b in counts})
     seconds = {b: [run.seconds for run in each] for b, each in runs.items()}
-    table = _table(f"seconds to {TARGET}, {WORKERS} workers in all", "backups", "seconds", "interval", "steps")
-    for b, each in seconds.items():
-        low, high = interval(each)
-        steps = statistics.mean(run.steps for run in runs[b])
-        table.add_row(str(b), f"{statistics.mean(each):.1f}", f"{low:.1f} to {high:.1f}", f"{steps:.0f}")
-    settings.console.print(table)
     means = {b: statistics.mean(each) for b, each in seconds.items()}
     least = min(means, key=lambda b: means[b])
-    outcome = Outcome(figures={"backups": list(counts), "seconds": list(seconds.values()), "least": least})
+    outcome = Outcome(f"seconds to {TARGET}, {WORKERS} workers in all", "backups")
+    outcome.figures = {"backups": list(counts), "seconds": list(seconds.values()), "least": least}
+    for b, each in seconds.items():
+        low, high = interval(each)
+        steps = f"{statistics.mean(run.steps for run in runs[b]):.0f}"
+        outcome.rows[str(b)] = {"seconds": f"{means[b]:.1f}", "interval": f"{low:.1f} to {high:.1f}", "steps": steps}
     for end in (counts[0], counts[-1]):
         ratios = [one / other for one, other in zip(seconds[end], seconds[least], strict=True)]
         outcome.goals[f"seconds at b = {end} / those at b = {least}, the least"] = goal(
@@ -403,25 +375,23 @@ def against(settings: Settings) -> Outcome:
 
     rates = settings.values_of(WIDE_RATES)
     candidates = {
-        name: {rate: evolve(job(name, rate), until=True, seconds=WIDE_SECONDS) for rate in rates} for name in strategies
+        name: {rate: replace(job(name, rate), until=True, seconds=WIDE_SECONDS) for rate in rates}
+        for name in strategies
     }
     best = _tuned(settings, candidates, lambda run: run.reached or WIDE_SECONDS)
     runs = _judged(settings, {name: job(name, best[name]) for name in strategies}, quick_seeds=6)
-    table = _table(f"{WIDE + SPARE} workers, {most:g} s", "mode", "rate", f"s to {TARGET}", "accuracy", "stale")
-    outcome = Outcome()
+    outcome = Outcome(f"{WIDE + SPARE} workers, {most:g} s", "mode")
     for name, each in runs.items():
         reached = [run.reached or most for run in each]
         accuracy = [run.accuracy for run in each]
         stale = statistics.mean(run.staleness for run in each)
-        table.add_row(
-            name,
-            f"{best[name]:g}",
-            f"{statistics.mean(reached):.1f}",
-            f"{statistics.mean(accuracy):.4f}",
-            f"{stale:.1f}",
-        )
+        outcome.rows[name] = {
+            "rate": f"{best[name]:g}",
+            f"s to {TARGET}": f"{statistics.mean(reached):.1f}",
+            "accuracy": f"{statistics.mean(accuracy):.4f}",
+            "stale": f"{stale:.1f}",
+        }
         outcome.figures[name] = {"rate": best[name], "reached": reached, "accuracy": accuracy, "staleness": stale}
-    settings.console.print(table)
     four, none, stale_ones = (outcome.figures[name] for name in ("b = 4", "b = 0", "async"))
 
     def ratio(other: Mapping[str, Any]) -> list[float]:
@@ -444,7 +414,7 @@ def _tuned(
     """Return the learning rate of each setting with the least mean score over the seeds for tuning."""
     seeds = TUNING[:1] if settings.quick else TUNING
     runs = {
-        (name, rate): [settings.pool.submit(train, evolve(job, seed=seed)) for seed in seeds]
+        (name, rate): [settings.pool.submit(train, replace(job, seed=seed)) for seed in seeds]
         for name, rates in jobs.items()
         for rate, job in rates.items()
     }
@@ -455,7 +425,9 @@ def _tuned(
 def _judged(settings: Settings, jobs: Mapping[K, Job], quick_seeds: int = 3) -> dict[K, list[Trained]]:
     """Return trainings with each of the seeds for judging, or with the first `quick_seeds` if it must be quick."""
     seeds = settings.seeds_of(JUDGING, quick_seeds)
-    runs = {name: [settings.pool.submit(train, evolve(job, seed=seed)) for seed in seeds] for name, job in jobs.items()}
+    runs = {
+        name: [settings.pool.submit(train, replace(job, seed=seed)) for seed in seeds] for name, job in jobs.items()
+    }
     return {name: [run.result() for run in each] for name, each in runs.items()}
 
 
@@ -481,15 +453,16 @@ def slow_examples(settings: Settings) -> Outcome:
         for b in SLOW_BACKUPS
         for returns in (False, True)
     }
-    table = _table(f"N = {SLOW_REPLICAS}, a tenth is slow", "backups", "share", "steps/s", "never counted")
-    outcome = Outcome()
+    outcome = Outcome(f"N = {SLOW_REPLICAS}, a tenth is slow", "backups")
     for (b, returns), each in runs.items():
         found = [run.result() for run in each]
-        share, rate, lost = (statistics.mean(getattr(run, name) for run in found) for name in ("share", "rate", "lost"))
         name = f"b = {b}" if returns else f"b = {b}, dropped for good"
-        table.add_row(name, f"{share:.3f}", f"{rate:.2f}", f"{lost:.1%}")
-        outcome.figures[name] = {"share": share, "steps_per_second": rate, "never_counted": lost}
-    settings.console.print(table)
+        row = outcome.figures[name] = {key: statistics.mean(run[key] for run in found) for key in found[0]}
+        outcome.rows[name] = {
+            "share": f"{row['share']:.3f}",
+            "steps/s": f"{row['steps_per_second']:.2f}",
+            "never counted": f"{row['never_counted']:.1%}",
+        }
     for b in SLOW_BACKUPS:
         with_returns, without = outcome.figures[f"b = {b}"], outcome.figures[f"b = {b}, dropped for good"]
         off = abs(with_returns["share"] - 0.099)
@@ -512,10 +485,7 @@ def auto(settings: Settings) -> Outcome:
     tries: dict[str, Sequence[Any]] = {law: ["auto"] for law in laws}
     tries[SLOW] = ["auto", *range(AUTO_BACKUPS + 1)]
     seeds, steps = settings.seeds_of(AUTO_SEEDS, 1), AUTO_STEPS // (2 if settings.quick else 1)
-    outcome = Outcome()
-    table = _table(
-        f"N = {AUTO_REPLICAS}, milliseconds a step", "law", *map(str, tries[SLOW]), "kept", "predicted", "true"
-    )
+    outcome = Outcome(f"N = {AUTO_REPLICAS}, milliseconds a step", "law")
     runs = {
         (law, b): [
             settings.pool.submit(seconds_a_step, laws[law], AUTO_REPLICAS, b, steps=steps, seed=seed) for seed in seeds
@@ -535,40 +505,176 @@ def auto(settings: Settings) -> Outcome:
         outcome.figures[law] = {"kept": kept, "predicted": predicted, "true": true, "over_the_best": over} | {
             f"b = {b}": each for b, each in seconds.items()
         }
-        means = [f"{1e3 * statistics.mean(each):.1f}" for each in (*seconds.values(), predicted, true)]
-        blank = [""] * (len(tries[SLOW]) - len(seconds))
-        table.add_row(law, *means[:-2], *blank, " ".join(map(str, kept)), *means[-2:])
+        columns = {"predicted": predicted, "true": true} | {str(b): each for b, each in seconds.items()}
+        outcome.rows[law] = {"kept": " ".join(map(str, kept))} | {
+            name: f"{1e3 * statistics.mean(each):.1f}" for name, each in columns.items()
+        }
         if drawn.probability:
             outcome.goals[f"{law}: seconds / those of the best fixed b, the worst seed"] = goal(max(over), at_most=1.05)
         else:
             off = max(abs(a / b - 1) for a, b in zip(predicted, true, strict=True))
             outcome.goals[f"{law}: backups kept, the most"] = goal(max(kept), at_most=0)
             outcome.goals[f"{law}: error of the predicted step, the worst seed"] = goal(off, at_most=0.1)
-    settings.console.print(table)
     return outcome
 
 
-def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+#: of the modes: gradients of each of the REPLICAS, local steps from one exchange to the next, those from sending to
+#: merging, pictures for testing, and seeds
+GRADIENTS, TAU, DELAY, HELD_OUT, MODE_SEEDS = 250, 4, 2, 600, 10
+#: bytes a second that the wire lets pass in each direction, by its name
+WIRES = {"slowed": 15e6, "free": math.inf}
+_Mode = partial(
+    Called,
+    law=Stragglers(probability=0.0),
+    steps=GRADIENTS,
+    network=wide_network,
+    momentum=0.9,
+    test=HELD_OUT,
+)
+SYNC, DELAYED, ELASTIC = "sync", f"average, delay {DELAY}", "elastic"
+MODES: Mapping[str, Called] = {
+    SYNC: _Mode(strategy=Sync(replicas=REPLICAS)),
+    "sync, 2 bits": _Mode(strategy=Sync(replicas=REPLICAS), codec=Quantize(2)),
+    "average": _Mode(strategy=Average(replicas=REPLICAS, tau=TAU), steps=GRADIENTS // TAU),
+    DELAYED: _Mode(strategy=Average(replicas=REPLICAS, tau=TAU, delay=DELAY), steps=GRADIENTS // TAU),
+    ELASTIC: _Mode(
+        strategy=Elastic(replicas=REPLICAS, alpha=0.9 / REPLICAS, every=TAU), steps=REPLICAS * GRADIENTS // TAU
+    ),
+}
+#: modes whose exchanges overlap the local steps, which also run on the free wire
+OVERLAPPED = (DELAYED, ELASTIC)
+#: most bytes of a mode as a share of those of synchronous SGD
+SHARES = {"sync, 2 bits": 0.08, "average": 0.27, DELAYED: 0.27, ELASTIC: 0.27}
+
+
+def modes(settings: Settings) -> Outcome:
+    """Strategies and codecs on a slowed wire: an accuracy no more than a point lower, and bytes in proportion."""
+    names = [SYNC, "sync, 2 bits"] if settings.quick else [*MODES]
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {}
+    # A seed runs in all modes before the next one, so that other work on the machine hits them all alike.
+    for seed in settings.seeds_of(MODE_SEEDS, 1):
+        for name, wire in [(n, w) for n in names for w in WIRES if w == "slowed" or n in OVERLAPPED]:
+            model, g = replace(MODES[name], seed=seed).lead(bandwidth=WIRES[wire])
+            figures = {"megabytes": g.report.bytes_in / 1e6, "seconds": g.report.seconds}
+            runs.setdefault((name, wire), []).append({"accuracy": held_out_accuracy(model, HELD_OUT), **figures})
+    outcome = Outcome(f"N = {REPLICAS} processes, {GRADIENTS} gradients of each", "mode")
+
+    def ratios(figure: str, above: tuple[str, str], below: tuple[str, str]) -> list[float]:
+        return [a[figure] / b[figure] for a, b in zip(runs[above], runs[below], strict=True)]
+
+    for (name, wire), each in runs.items():
+        row = {figure: statistics.mean(run[figure] for run in each) for figure in each[0]}
+        outcome.figures[f"{name}, {wire}"] = row
+        told = outcome.rows.setdefault(
+            name, {"accuracy": f"{row['accuracy']:.3f}", "MB sent": f"{row['megabytes']:.1f}"}
+        )
+        told[f"s, {wire}"] = f"{row['seconds']:.1f}"
+        if wire == "free":
+            slower = ratios("seconds", (name, "slowed"), (name, "free"))
+            outcome.goals[f"{name}: seconds, slowed wire / free"] = goal(slower, at_most=1.15)
+        elif name != SYNC:
+            sync = (SYNC, "slowed")
+            lost = [a["accuracy"] - b["accuracy"] for a, b in zip(runs[sync], each, strict=True)]
+            moved = ratios("megabytes", (name, wire), sync)
+            outcome.goals[f"{name}: accuracy less than that of sync"] = goal(lost, at_most=0.01)
+            outcome.goals[f"{name}: bytes / those of sync"] = goal(moved, at_most=SHARES[name])
+        if (name, wire) == (DELAYED, "slowed"):
+            faster = ratios("seconds", (name, wire), ("average", wire))
+            outcome.goals[f"{name}: seconds / those without delay, slowed wire"] = goal(faster, at_most=0.85)
+    return outcome
+
+
+#: of ADSAGA: steps, that of asynchronous SGD, machines, and mean seconds of the work on a row
+SAGA_STEPS, SGD_STEP, MACHINES, ROW_SECONDS = (0.3, 0.35, 0.4), 0.1, 40, 0.2
+
+
+def forty(settings: Settings) -> Outcome:
+    """ADSAGA with forty processes over the bus of a gang; the seconds of machines that are played are .2 a row."""
+    outcome = Outcome("until the error is 1e-8", "method")
+
+    def tell(name: str, evaluations: float, seconds: float) -> None:
+        outcome.figures[name] = {"evaluations": evaluations, "seconds": seconds}
+        outcome.rows[name] = {"evaluations": f"{evaluations:.0f}", "seconds": f"{seconds:.0f}"}
+
+    def played(name: str, machines: int) -> tuple[dict[str, Any], float]:
+        """Return the params with the best of the steps, and the evaluations until it is solved."""
+        tried = []
+        for step in SAGA_STEPS:
+            params = {"method": "adsaga", "machines": machines, "step": step}
+            found = adsaga.objective(params, LocalContext(budget=20_000))
+            tried.append((found.get("evaluations", math.inf), step, params))
+        evaluations, _, params = min(tried, key=lambda each: each[:2])
+        tell(name, evaluations, evaluations / machines * ROW_SECONDS)
+        return params, evaluations
+
+    def real(params: dict[str, Any], evaluations: int) -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            return adsaga.with_a_gang(params, LocalContext(budget=evaluations, checkpoints=Path(folder)))
+
+    _, alone = played("SAGA, played", 1)
+    params, simulated = played(f"ADSAGA, {MACHINES} machines, played", MACHINES)
+    ratio = "ADSAGA's {}, {}, in SAGA's".format
+    outcome.goals[ratio("evaluations", "simulated")] = goal(simulated / alone, at_most=1.5)
+    if not settings.quick:
+        # The evaluations end a little later than those of the simulation.
+        found = real({**params, "seconds": ROW_SECONDS}, int(1.3 * simulated))
+        evaluations, seconds = (found.get(name, math.inf) for name in ("evaluations", "seconds"))
+        tell(f"ADSAGA, {MACHINES} processes", evaluations, seconds)
+        error = 10 ** real({"method": "sgd", "machines": MACHINES, "step": SGD_STEP}, 20_000)["loss"]
+        outcome.figures["sgd"] = error
+        outcome.goals |= {
+            ratio("evaluations", "real"): goal(evaluations / alone, at_most=1.5),
+            ratio("seconds", "real"): goal(seconds / (alone * ROW_SECONDS), at_most=0.05),
+            "error at which asynchronous SGD stalls": goal(error, at_least=1e-5),
+        }
+    return outcome
+
+
+#: of DropCompute: ranks, steps, and seeds
+DROP_STEPS, DROP_SEEDS = 200, 5
+
+
+def drop_compute(settings: Settings) -> Outcome:
+    """DropCompute beside DistributedDataParallel, with the stragglers of (3)."""
+    seeds, steps = settings.seeds_of(DROP_SEEDS, 1), 30 if settings.quick else DROP_STEPS
+    outcome = Outcome(f"{REPLICAS} ranks, {steps} steps", "method")
+    # All trainings run in the same ranks, which take long to start.
+    job = Ranks(law=Stragglers(), steps=steps, seed=0, rate=0.2, momentum=0.9)
+    found = in_ranks([replace(job, seed=seed, drops=drops) for drops in (False, True) for seed in seeds], REPLICAS)
+    for name, each in (("DDP", found[: len(seeds)]), ("DropCompute", found[len(seeds) :])):
+        share = statistics.mean(share for _, share in each)
+        row = outcome.figures[name] = {**_mean([run for run, _ in each]), "share": share}
+        outcome.rows[name] = {
+            "steps/s": f"{row['steps_per_second']:.2f}",
+            "share": f"{share:.3f}",
+            "accuracy": f"{row['accuracy']:.4f}",
+        }
+    ddp, drop = outcome.figures.values()
+    lost = ddp["accuracy"] - drop["accuracy"]
+    outcome.goals = {
+        "steps/s, DropCompute / DDP": goal(drop["steps_per_second"] / ddp["steps_per_second"], at_least=1.5),
+        "share of the micro-batches that count": goal(drop["share"], at_least=0.8),
+        "mean test accuracy less than that of DDP": goal(lost, at_most=0.005),
+    }
+    return outcome
 
 
 PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
     "1": deaths,
     "2": joiners,
     "3": stragglers,
-    "4": replays,
-    "5": alone,
     "a": staleness,
     "b": curve,
     "c": against,
     "slow": slow_examples,
     "auto": auto,
     "bus": wire,
+    "modes": modes,
+    "adsaga": forty,
+    "drop": drop_compute,
 }
+#: parts that run only if they are named
+NAMED = ("modes", "adsaga", "drop")
 
 
 @click.command(help=__doc__)
@@ -576,35 +682,37 @@ PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
-    help=f"of each comparison; {JUDGING} for (a) to (c), {SLOW_SEEDS} to {AUTO_SEEDS} elsewhere, fewer with --quick",
+    help=f"of each comparison; {JUDGING} for (a) to (c), {SLOW_SEEDS} to {MODE_SEEDS} elsewhere, fewer with --quick",
 )
 @click.option("--pictures", type=click.Path(path_type=Path), help="draw (a), (b) and (c) in this folder")
 @click.option("--quick", is_flag=True, help="fewer seeds and values; means reach a goal, not their intervals")
 def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool) -> None:
     torch.set_num_threads(1)
+    # Its processes may also run where the wire gives them nothing to say.
+    logging.disable(logging.WARNING)
     pool = ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn"))
-    settings = Settings(console=Console(), seeds=seeds, quick=quick, pool=pool, pictures=pictures)
+    settings, console = Settings(seeds=seeds, quick=quick, pool=pool, pictures=pictures), Console()
     outcomes: dict[str, Outcome] = {}
     # Ten processes that wake together need the cores for themselves: with others at work, (1) and (3) measure those.
     load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before the start"
-    settings.console.print(load, highlight=False)
+    console.print(load, highlight=False)
     for name, part in PARTS.items():
-        if only and name not in only:
+        if name not in (only or PARTS.keys() - NAMED):
             continue
         began = time.perf_counter()
-        settings.console.rule(f"{name}: {(part.__doc__ or '').splitlines()[0]}", align="left")
+        console.rule(f"{name}: {(part.__doc__ or '').splitlines()[0]}", align="left")
         outcomes[name] = part(settings)
         outcomes[name].figures["wall_seconds"] = time.perf_counter() - began
-        tell(settings.console, outcomes[name])
+        tell(console, outcomes[name])
     missed = [
         f"({name}) {words}"
         for name, each in outcomes.items()
         for words, row in each.goals.items()
         if not row["reached"]
     ]
-    settings.console.rule("all" if not missed else "missed", align="left")
+    console.rule("all" if not missed else "missed", align="left")
     for line in missed:
-        settings.console.print(f"[red]fail[/] {line}")
+        console.print(f"[red]fail[/] {line}")
     pool.shutdown()
     parts = {name: {"figures": each.figures, "goals": each.goals} for name, each in outcomes.items()}
     print(json.dumps({"machine": load, **parts}))
@@ -612,7 +720,15 @@ def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool) ->
 
 
 def tell(console: Console, outcome: Outcome) -> None:
-    """Say of each goal whether it is reached."""
+    """Print the table, and say of each goal whether it is reached."""
+    columns = dict.fromkeys(column for row in outcome.rows.values() for column in row)
+    table = Table(outcome.first, title=outcome.title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, row in outcome.rows.items():
+        table.add_row(name, *(row.get(column, "") for column in columns))
+    if outcome.rows:
+        console.print(table)
     for words, row in outcome.goals.items():
         verdict = "[green]pass[/]" if row["reached"] else "[red]FAIL[/]"
         ends = "" if "interval" not in row else " [{:.3g} to {:.3g}]".format(*row["interval"])

@@ -238,9 +238,7 @@ class Chaos:
     def _launch(self) -> list[str]:
         words = [sys.executable, "-m", "shadho_celery.launch", "chaotic", "--trials", str(self.trials)]
         words += ["--store", self.postgres.url]
-        # A scheduler that is killed before it notices deleted rows leaves them missing.
-        resumed = ["--resume", "chaos", "--repair"]
-        return [*words, *(resumed if self.rows("select 1 from studies") else ["--study", "chaos"])]
+        return [*words, *(["--resume", "chaos"] if self.rows("select 1 from studies") else ["--study", "chaos"])]
 
     def rows(self, query: str) -> list[sa.Row[Any]]:
         """Return rows of the store, none while it is away or has no such table."""

@@ -36,6 +36,7 @@ from playwright.sync_api import TimeoutError as TooLate
 from resume import CLASSES, build, calibration
 
 from shadho_celery.core.records import Placed, pack
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -255,7 +256,9 @@ def event_seconds(page: Page, url: str) -> float:
         [record] = store.records()
         fence = store.lock(record.key, "benchmark", time.time())
         [last] = store.trials(record.key, [max(store.numbers(record.key))])
-        store.write(record.key, fence, time.time(), new=[last.evolve(number=last.number + 1)], changed=[], reported=[])
+        store.write(
+            record.key, fence, time.time(), Turn(new=[last.evolve(number=last.number + 1)], changed=[], reported=[])
+        )
         began = time.perf_counter()
         # Not by `wait_for_function`, whose evaluation the page's Content-Security-Policy refuses.
         while shown.inner_text() == before and time.perf_counter() < began + 30:

@@ -10,9 +10,9 @@ Parts, in this order; ``--part`` runs some of them:
 - machines: on 8 strong and 32 weak simulated slots, with a start-up of every trial and with none, how many results at
   the top budget ASHA has an hour, and when the first, with policy `cost` beside `fifo` and the best placement.
 
-Ours run through the scheduler on simulated slots, where a trial takes its cost in seconds. Peers' figures come from a
-recorded table for its seeds, which ``--full --dehb PYTHON`` renews: an interpreter that has dehb, in an environment of
-its own. With other seeds or problems the peers run beside ours, dehb only where it is given.
+Ours run through the scheduler on simulated slots, where a trial takes its cost in seconds. Peers' regrets come from a
+table that was recorded in November 2026 with the seeds 0 to 10. With other seeds or problems, only our own regrets are
+measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from fidelity_machines import machines
-from fidelity_peers import PEERS, search
 from fidelity_problems import PROBLEMS, FidelityProblem, read_problems
 from figures import finish, goal, p_no_worse, results_of
 from playing import play_study
@@ -40,9 +39,11 @@ from shadho_celery.study.state import StudyState
 
 Json = dict[str, Any]
 
+#: regrets by problem, peer and seed
 PEERS_TABLE = Path(__file__).parent / "data" / "fidelity_peers.json"
 #: costs, in full evaluations, at which there is a figure
 AT = (12, 25, 50, 100)
+PEERS = ("random", "optuna tpe, hyperband", "dehb")
 SEEDS = 11
 #: part of the regret of random search by which `auto` may exceed it where low budgets mislead
 TENTH = 0.1
@@ -112,36 +113,21 @@ def ours(name: str, path: str | None, how: str, seed: int) -> list[float]:
     return regrets_at(play(problems_of(path)[name], how, seed, AT[-1])[0])
 
 
-def theirs(name: str, path: str | None, peer: str, seed: int, python: str) -> list[float]:
-    return regrets_at(search(peer, problems_of(path)[name], seed, AT[-1], python))
-
-
 def reach(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
     """Return the regrets by problem and search, and their goals."""
     seeds = [*range(arguments.first_seed, arguments.first_seed + arguments.seeds)]
     names = [name for name in problems_of(arguments.problems) if name in (arguments.only or [name])]
-    recorded = {} if arguments.full or arguments.problems else json.loads(PEERS_TABLE.read_text())
-    is_known = bool(recorded) and all(str(seed) in recorded[names[0]]["random"] for seed in seeds)
-    live = [] if is_known else [peer for peer in PEERS if peer != "dehb" or arguments.dehb]
+    recorded = {} if arguments.problems else json.loads(PEERS_TABLE.read_text())
+    peers = PEERS if recorded and all(str(seed) in recorded[names[0]]["random"] for seed in seeds) else ()
     runs = {
         (name, how): [processes.submit(ours, name, arguments.problems, how, seed) for seed in seeds]
         for name in names
         for how in arguments.how
-    } | {
-        (name, peer): [processes.submit(theirs, name, arguments.problems, peer, seed, arguments.dehb) for seed in seeds]
-        for name in names
-        for peer in live
     }
     found = results_of(runs, "searches with budgets")
-    for name in names if is_known else ():
-        for peer in PEERS:
+    for name in names:
+        for peer in peers:
             found[name, peer] = [recorded[name][peer][str(seed)] for seed in seeds]
-    if arguments.full:
-        table = {
-            name: {peer: dict(zip(map(str, seeds), found[name, peer], strict=True)) for peer in live} for name in names
-        }
-        PEERS_TABLE.write_text(json.dumps(table, indent=1) + "\n")
-    peers = [*PEERS] if is_known else live
     return _judged(names, [*arguments.how], peers, found)
 
 
@@ -154,14 +140,20 @@ def _judged(
         rows = {each: np.median(np.array(found[name, each]), axis=0).tolist() for each in (*hows, *peers)}
         for each, row in rows.items():
             print(f"{name:12s} {each:20s}" + "".join(f"{regret:12.4g}" for regret in row))
+        figures[name] = {
+            "median_regret": {each: dict(zip(map(str, AT), row, strict=True)) for each, row in rows.items()}
+        }
+        if not peers:
+            continue
         best = min(peers, key=lambda peer: rows[peer][-1])
         last = {each: [run[-1] for run in found[name, each]] for each in ("auto", best)}
-        figures[name] = {
-            "median_regret": {each: dict(zip(map(str, AT), row, strict=True)) for each, row in rows.items()},
+        figures[name] |= {
             "best_peer": best,
             "p_no_worse": p_no_worse(last["auto"], last[best]),
             "most_of_random": max(map(_in_that_of, rows["auto"], rows["random"])),
         }
+    if not peers:
+        return figures, {}
     no_worse = sum(row["p_no_worse"] >= 0.05 for row in figures.values())
     goals = {
         f"problems of {len(names)} on which auto is no worse than the best peer, at the cost of {AT[-1]}": goal(
@@ -229,8 +221,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--how", action="append", choices=HOWS, help="ours beside auto; may be repeated")
     parser.add_argument("--problems", metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py")
     parser.add_argument("--only", action="append", metavar="PROBLEM", help="part reach: this one; may be repeated")
-    parser.add_argument("--full", action="store_true", help="run the peers, and record them")
-    parser.add_argument("--dehb", metavar="PYTHON", default="", help="an interpreter that has dehb")
     parser.add_argument("--quick", action="store_true", help="three seeds of each, judged by their means")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--charts", metavar="FOLDER", help="draw regret by cost there")
@@ -240,8 +230,6 @@ def parse() -> argparse.Namespace:
     arguments.how = ("auto", *(how for how in dict.fromkeys(arguments.how or ()) if how != "auto"))
     if unknown := set(arguments.only or ()) - set(problems_of(arguments.problems)):
         parser.error(f"--only {min(unknown)}: there are {', '.join(problems_of(arguments.problems))}")
-    if arguments.full and not arguments.dehb:
-        parser.error("--full records dehb too; give --dehb an interpreter that has it")
     return arguments
 
 

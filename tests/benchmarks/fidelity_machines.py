@@ -10,16 +10,23 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import goal, interval, results_of
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from services.families import Family, cluster_of, fleet_of, half_normal, log_normal
+
 from shadho_celery.core.trial import TrialState
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.simulation.cluster_file import Cluster, parse
+from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import simulate
 
 Json = dict[str, Any]
@@ -49,16 +56,14 @@ class Run(NamedTuple):
 
 def describe(startup: float, slower: float, hours: float) -> Cluster:
     """The fleet, whose weak slots take `slower` times as long for a unit."""
-    return parse(
-        {
-            "seconds": hours * 3600,
-            "checkpoints": "shared",
-            "fidelity": {"least": LEAST, "most": MOST, "eta": ETA, "how": "asha"},
-            "classes": {name: {"workers": slots, "startup_seconds": startup} for name, slots in SLOTS.items()},
-            "families": {"net": {"seconds": {"strong": UNIT, "weak": UNIT * slower}}},
-            "size": {"law": "lognormal", "sigma": SIZES},
-            "straggler": {"law": "halfnormal", "scale": DELAYS},
-        }
+    settings = {"seconds": hours * 3600, "fidelity": {"least": LEAST, "most": MOST, "eta": ETA, "how": "asha"}}
+    return cluster_of(
+        fleet_of(SLOTS, checkpoints="shared"),
+        {"net": Family(seconds={"strong": UNIT, "weak": UNIT * slower})},
+        settings,
+        overhead_seconds=lambda values, machine: startup,
+        size=partial(log_normal, SIZES),
+        straggler=partial(half_normal, DELAYS),
     )
 
 

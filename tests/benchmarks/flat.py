@@ -1,49 +1,46 @@
 """Flat spaces for the placement benchmark: one family whose seconds depend on params, the same cut by hand, the bound.
 
-A case is a cluster file of the simulator (`--laws FILE` takes others). Cut by hand means a family for each part of the
-params that the seconds depend on: each option of a choice, quarters of one number, halves of two. What comes of a flat
-space is compared with that, with `fifo`, and with the linear program over kinds of trials whose seconds are known.
+Cut by hand means a family for each part of the params that the seconds depend on: each option of a choice, quarters of
+one number, halves of two. What comes of a flat space is compared with that, with `fifo`, and with the linear program
+over kinds of trials whose seconds are known.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import fleets
 import numpy as np
 from figures import goal
 from hyperopt import hp
-from msgspec.structs import replace
 from playing import play_study
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import qmc
+from services.families import Family, cluster_of, fleet_of, half_normal, log_normal
 
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
-from shadho_celery.simulation.cluster_file import Cluster, Family, parse
-from shadho_celery.simulation.params import Choice, Expression, Integer, LogUniform, Param, Uniform
+from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.compile import compile_space
 
-#: kinds of trials of one family that the linear program tells apart
-KINDS = 512
 #: samplers that learn from losses; their proposals take milliseconds: they are played for an hour at most
-ADAPTIVE, ADAPTIVE_SECONDS = ("tpe", "auto"), 3600.0
+ADAPTIVE, ADAPTIVE_HOURS = ("tpe", "auto"), 1.0
 #: trials for each slot in a block of theirs, for which there is one bound
 BLOCK = 10
 #: 150 workers, and the fleet of the issue that asked for this
 FLEET, SMALL = {"gpu": 40, "cpu": 110}, {"gpu": 4, "cpu": 12}
 THREE = {"large": 25, "small": 50, "cpu": 75}
 
-W = {"law": "uniform", "low": 0, "high": 1}
-ONE = {"gpu": "20 + 10 * w", "cpu": "20 + 400 * w"}
 #: seconds of forty options on two classes, of which neither is the faster one at all
 OPTIONS = {
     f"m{place:02d}": seconds
@@ -51,10 +48,99 @@ OPTIONS = {
         np.exp(np.random.default_rng(40).normal((3.0, 4.0), 0.8, (40, 2))).round(1).tolist()
     )
 }
-TABLE = {
-    name: str({option: seconds[place] for option, seconds in OPTIONS.items()}) + "[m]"
-    for place, name in enumerate(("gpu", "cpu"))
-}
+
+
+class Number(NamedTuple):
+    """A param with a uniform distribution, or a log-uniform one."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def node(self, label: str) -> Any:
+        if self.is_log:
+            return hp.loguniform(label, math.log(self.low), math.log(self.high))
+        return hp.uniform(label, self.low, self.high)
+
+    def quantile(self, mass: float) -> float:
+        ratio = self.high / self.low if self.is_log else 1.0
+        return self.low * ratio**mass if self.is_log else self.low + mass * (self.high - self.low)
+
+    def pieces(self, number: int) -> list[Number]:
+        """Equal parts of the range."""
+        logs = np.linspace(math.log(self.low), math.log(self.high), number + 1) if self.is_log else None
+        ends = np.linspace(self.low, self.high, number + 1).tolist() if logs is None else np.exp(logs).tolist()
+        return [Number(low, high, self.is_log) for low, high in itertools.pairwise(ends)]
+
+
+class Choice(NamedTuple):
+    """A param that is one of some options."""
+
+    options: tuple[str, ...]
+
+    def node(self, label: str) -> Any:
+        return hp.choice(label, list(self.options))
+
+    def quantile(self, mass: float) -> str:
+        return self.options[min(int(mass * len(self.options)), len(self.options) - 1)]
+
+    def pieces(self, _: int) -> list[Choice]:
+        """Each option on its own."""
+        return [Choice((option,)) for option in self.options]
+
+
+W = Number(0.0, 1.0)
+#: by class: seconds from the params
+Seconds = Mapping[str, Callable[[Mapping[str, Any]], float]]
+ONE: Seconds = {"gpu": lambda p: 20 + 10 * p["w"], "cpu": lambda p: 20 + 400 * p["w"]}
+TABLE: Seconds = {"gpu": lambda p: OPTIONS[p["m"]][0], "cpu": lambda p: OPTIONS[p["m"]][1]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A flat space on a fleet."""
+
+    fleet: Mapping[str, int]
+    seconds: Seconds
+    params: Mapping[str, Number | Choice]
+    hours: float
+    #: steps after which a trial reports; 0 for none
+    steps: int = 0
+    #: False where the seconds depend on no param
+    is_cut: bool = True
+
+    def cluster(self, parts: Sequence[Mapping[str, Number | Choice]] = ({},)) -> Cluster:
+        """The cluster with one family, or with one for each of these parts of its params."""
+        families = {
+            f"flat {place}" if len(parts) > 1 else "flat": Family(
+                seconds=lambda params, machine: self.seconds[machine.compute_class](params),
+                params={name: each.node for name, each in {**self.params, **part}.items()},
+                share=1.0 / len(parts),
+            )
+            for place, part in enumerate(parts)
+        }
+        factors = {"size": partial(log_normal, 0.3), "straggler": partial(half_normal, 0.5)}
+        return cluster_of(fleet_of(self.fleet, steps=self.steps), families, {"seconds": self.hours * 3600}, **factors)
+
+    def cut(self) -> Cluster:
+        """The cluster cut by hand into a family for each part of the params that its seconds depend on."""
+        numbers = [name for name, each in self.params.items() if isinstance(each, Number)]
+        each = {1: 4, 2: 2}.get(len(numbers), 1)
+        pieces = [[{name: piece} for piece in known.pieces(each)] for name, known in self.params.items()]
+        parts = [{k: v for piece in pieces for k, v in piece.items()} for pieces in itertools.product(*pieces)]
+        return self.cluster(parts if self.is_cut else ({},))
+
+    def best(self, drawn: Sequence[Mapping[str, Any]] = ()) -> float:
+        """The most trials that any placement could complete, with these values of the params, or with all of them."""
+        if not drawn:
+            points = qmc.Sobol(len(self.params), seed=0).random(fleets.KINDS).tolist()
+            drawn = [{n: e.quantile(mass) for (n, e), mass in zip(self.params.items(), p, strict=True)} for p in points]
+        needed = {
+            str(place): {name: seconds(values) for name, seconds in self.seconds.items()}
+            for place, values in enumerate(drawn)
+        }
+        rate = throughput_bound(needed, self.fleet, dict.fromkeys(needed, 1.0 / len(needed))).rate
+        return rate * self.hours * 3600
 
 
 class Result(NamedTuple):
@@ -68,29 +154,41 @@ class Result(NamedTuple):
     waited: int
 
 
-def flat_cases(hours: float) -> dict[str, Cluster]:
+def flat_cases(hours: float) -> dict[str, Case]:
     """Return the standard cases."""
-    made = {
+    ten = Choice(tuple(OPTIONS)[:10])
+    made: dict[str, tuple[Mapping[str, int], Seconds, Mapping[str, Number | Choice]]] = {
         "one number": (FLEET, ONE, {"w": W}),
         "one number, 16 workers": (SMALL, ONE, {"w": W}),
-        "two numbers": (FLEET, {"gpu": "20 + 15 * w * d", "cpu": "15 + 600 * w * d"}, {"w": W, "d": W}),
-        "one of ten options": (FLEET, _first(10), {"m": {"law": "choice", "options": list(OPTIONS)[:10]}}),
-        "one of forty options": (FLEET, TABLE, {"m": {"law": "choice", "options": list(OPTIONS)}}),
+        "two numbers": (
+            FLEET,
+            {"gpu": lambda p: 20 + 15 * p["w"] * p["d"], "cpu": lambda p: 15 + 600 * p["w"] * p["d"]},
+            {"w": W, "d": W},
+        ),
+        "one of ten options": (FLEET, TABLE, {"m": ten}),
+        "one of forty options": (FLEET, TABLE, {"m": Choice(tuple(OPTIONS))}),
         "batch size": (
             FLEET,
-            {"gpu": "10 + 2000 / b", "cpu": "5 + 60 / sqrt(b) + b / 2"},
-            {"b": {"law": "loguniform", "low": 8, "high": 512}},
+            {"gpu": lambda p: 10 + 2000 / p["b"], "cpu": lambda p: 5 + 60 / math.sqrt(p["b"]) + p["b"] / 2},
+            {"b": Number(8, 512, is_log=True)},
         ),
         "three classes": (
             THREE,
-            {"large": "20 + 10 * w", "small": "15 + 60 * w * d", "cpu": "10 + 400 * w * d"},
+            {
+                "large": lambda p: 20 + 10 * p["w"],
+                "small": lambda p: 15 + 60 * p["w"] * p["d"],
+                "cpu": lambda p: 10 + 400 * p["w"] * p["d"],
+            },
             {"w": W, "d": W},
         ),
-        USELESS: (FLEET, {"gpu": "30", "cpu": "90"}, {"w": W, "d": W, "e": W}),
-        SPEED_ONLY: (FLEET, {"gpu": "20 + 100 * w", "cpu": "60 + 300 * w"}, {"w": W}),
+        USELESS: (FLEET, {"gpu": lambda _: 30, "cpu": lambda _: 90}, {"w": W, "d": W, "e": W}),
+        SPEED_ONLY: (FLEET, {"gpu": lambda p: 20 + 100 * p["w"], "cpu": lambda p: 60 + 300 * p["w"]}, {"w": W}),
     }
-    of_models = {f"{MODELS} {place}": models_case(place, min(hours, MODELS_HOURS)) for place in range(1, 6)}
-    return {name: describe(*each, hours) for name, each in made.items()} | of_models
+    cases = {
+        name: Case(fleet=fleet, seconds=seconds, params=params, hours=hours, is_cut=name != USELESS)
+        for name, (fleet, seconds, params) in made.items()
+    }
+    return cases | {f"{MODELS} {place}": models_case(place, min(hours, MODELS_HOURS)) for place in range(1, 6)}
 
 
 #: spaces of seven models: their name, most hours, steps after which a trial reports, classes, and the two fleets
@@ -98,7 +196,7 @@ MODELS, MODELS_HOURS, MODELS_STEPS = "seven models", 2.0, 20
 MODELS_CLASSES, MODELS_FLEETS = ("gpu_large", "gpu_small", "cpu"), ((25, 50, 75), (15, 45, 90))
 
 
-def models_case(place: int, hours: float) -> Cluster:
+def models_case(place: int, hours: float) -> Case:
     """Return a space whose choice names seven models, drawn by a law with `place` as seed.
 
     A model takes 30 to 600 s on the best class (log-uniform). It takes 1.2 to 80 times as long on a CPU: the logs of
@@ -118,129 +216,40 @@ def models_case(place: int, hours: float) -> Cluster:
     seconds = {}
     for name, times in zip(MODELS_CLASSES, (best, best * middle, best * ratio), strict=True):
         table = {f"model{option}": round(each, 1) for option, each in enumerate(times.tolist())}
-        powers = [f"(0.5 + {number}) ** {generator.uniform(0.5, 1.5):.2f}" for number in numbers]
-        seconds[name] = " * ".join([f"{table}[model]", *powers])
-    model = {"law": "choice", "options": [f"model{option}" for option in range(7)]}
+        powers = {number: round(generator.uniform(0.5, 1.5), 2) for number in numbers}
+        seconds[name] = partial(_of_model, table, powers)
+    model = Choice(tuple(f"model{option}" for option in range(7)))
     slots = dict(zip(MODELS_CLASSES, fleet, strict=True))
-    return describe(slots, seconds, {"model": model, **dict.fromkeys(numbers, W)}, hours, steps=MODELS_STEPS)
+    params = {"model": model, **dict.fromkeys(numbers, W)}
+    return Case(fleet=slots, seconds=seconds, params=params, hours=hours, steps=MODELS_STEPS)
+
+
+def _of_model(table: Mapping[str, float], powers: Mapping[str, float], params: Mapping[str, Any]) -> float:
+    found = table[params["model"]]
+    for number, power in powers.items():
+        found *= (0.5 + params[number]) ** power
+    return found
 
 
 USELESS, SPEED_ONLY = "params that tell nothing", "speed only"
 
 
-def _first(options: int) -> dict[str, str]:
-    names = list(OPTIONS)[:options]
-    return {
-        name: str({option: OPTIONS[option][place] for option in names}) + "[m]"
-        for place, name in enumerate(("gpu", "cpu"))
-    }
-
-
-def describe(
-    fleet: Mapping[str, int], seconds: Mapping[str, Any], params: Mapping[str, Any], hours: float, **top: Any
-) -> Cluster:
-    """Return a cluster with one family, and these further keys at the top of its file."""
-    return parse(
-        {
-            **top,
-            "seconds": hours * 3600,
-            "classes": {name: {"workers": workers} for name, workers in fleet.items()},
-            "families": {"flat": {"seconds": dict(seconds), "params": dict(params)}},
-            "size": {"law": "lognormal", "sigma": 0.3},
-            "straggler": {"law": "halfnormal", "scale": 0.5},
-        }
-    )
-
-
-def best(cluster: Cluster, values: Mapping[str, Sequence[Mapping[str, Any]]] | None = None) -> float:
-    """Return the most trials in the families' mix that any placement could complete in the cluster's time.
-
-    `values` are those of the params of each family's trials; draws from their laws by default.
-    """
-    assert cluster.seconds is not None
-    needed: dict[str, dict[str, float]] = {}
-    mix: dict[str, float] = {}
-    for name, family in cluster.families.items():
-        drawn = (values or {}).get(name) or _kinds(family)
-        for place, each in enumerate(drawn):
-            kind = f"{name} {place}"
-            needed[kind] = {c: family.seconds_on(c, each) / (1.0 - family.failure_rate) for c in cluster.slots}
-            mix[kind] = family.share / len(drawn)
-    there = {name: workers * 1.0 for name, workers in cluster.slots.items()}
-    for change in cluster.changes:
-        there[change.compute_class] += change.slots * max(0.0, 1.0 - change.at / cluster.seconds)
-    return throughput_bound(needed, there, mix).rate * cluster.seconds
-
-
-def _kinds(family: Family) -> list[dict[str, Any]]:
-    """Return values of the params that cover their laws evenly."""
-    if not family.params:
-        return [{}]
-    points = qmc.Sobol(len(family.params), seed=0).random(KINDS)
-    return [family.values(point) for point in points.tolist()]
-
-
-# Cut by hand
-
-
-def cut(cluster: Cluster) -> Cluster:
-    """Return the cluster with each family cut into parts by the params that its seconds depend on."""
-    families: dict[str, Family] = {}
-    for name, family in cluster.families.items():
-        parts = _parts(family)
-        for place, params in enumerate(parts):
-            part = replace(family, params={**family.params, **params}, share=family.share / len(parts))
-            families[f"{name} {place}" if len(parts) > 1 else name] = part
-    return replace(cluster, families=families)
-
-
-def _parts(family: Family) -> list[dict[str, Param]]:
-    used = {word for each in family.seconds.values() if isinstance(each, Expression) for word in _words(each.text)}
-    chosen = [(name, law) for name, law in family.params.items() if name in used]
-    numbers = [name for name, law in chosen if not isinstance(law, Choice)][:2]
-    each = {1: 4, 2: 2}.get(len(numbers), 1)
-    pieces = [
-        [{name: piece} for piece in _pieces(law, each)]
-        for name, law in chosen
-        if name in numbers or isinstance(law, Choice)
-    ]
-    return [{k: v for piece in combination for k, v in piece.items()} for combination in itertools.product(*pieces)]
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[A-Za-z_]\w*", text)
-
-
-def _pieces(law: Param, number: int) -> list[Param]:
-    if isinstance(law, Choice):
-        return [Choice(options=[option]) for option in law.options]
-    if isinstance(law, LogUniform):
-        ends = np.exp(np.linspace(math.log(law.low), math.log(law.high), number + 1)).tolist()
-        return [LogUniform(low=low, high=high) for low, high in itertools.pairwise(ends)]
-    if isinstance(law, Uniform):
-        ends = np.linspace(law.low, law.high, number + 1).tolist()
-        return [Uniform(low=low, high=high) for low, high in itertools.pairwise(ends)]
-    assert isinstance(law, Integer)
-    ends = np.linspace(law.low, law.high + 1, min(number, law.high + 1 - law.low) + 1).round().astype(int).tolist()
-    return [Integer(low=low, high=high - 1) for low, high in itertools.pairwise(ends)]
-
-
 # Runs
 
 
-def run(cluster: Cluster, how: str, seed: int) -> Result:
-    """Play a cluster: `how` is cost, fifo, hand-split, a sampler, or shuffled, which is cost with a wrong model."""
+def run(name: str, hours: float, how: str, seed: int) -> Result:
+    """Play a case: `how` is cost, fifo, hand-split, a sampler, or shuffled, which is cost with a wrong model."""
+    case = flat_cases(hours)[name]
     if how in ADAPTIVE:
-        cluster = replace(cluster, seconds=min(cluster.seconds or ADAPTIVE_SECONDS, ADAPTIVE_SECONDS))
+        case = replace(case, hours=min(case.hours, ADAPTIVE_HOURS))
     policy = "fifo" if how == "fifo" else "cost"
     sampler = how if how in ADAPTIVE else "random"
     with patch("shadho_celery.scheduler.plan.CostModel", Shuffled if how == "shuffled" else CostModel):
-        split = cut(cluster) if how == "hand-split" else cluster
+        split = case.cut() if how == "hand-split" else case.cluster()
         played = simulate(split, policy=policy, sampler=sampler, seed=seed)
-    shares = split.shares
-    count = min(played.complete[name] * sum(shares.values()) / share for name, share in shares.items())
-    most = best_by_blocks(cluster, played) if how in ADAPTIVE else best(cluster)
-    return Result(count, count / most * (cluster.seconds or 0.0) / played.seconds, _longest_wait(played))
+    count = min(played.complete[each.name] / each.probability for each in played.plan.subspaces)
+    most = best_by_blocks(case, played) if how in ADAPTIVE else case.best()
+    return Result(count, count / most * case.hours * 3600 / played.seconds, _longest_wait(played))
 
 
 class Shuffled(CostModel):
@@ -252,25 +261,18 @@ class Shuffled(CostModel):
         return typical + found[np.random.default_rng(len(trials)).permutation(len(found))]
 
 
-def best_by_blocks(cluster: Cluster, played: Simulation) -> float:
+def best_by_blocks(case: Case, played: Simulation) -> float:
     """Return the most trials with the params of those that were played, block after block.
 
     An adaptive sampler's mix changes with what it learns: no placement can run trials before they are proposed.
     """
-    assert cluster.seconds is not None
     trials = sorted(played.study.trials, key=lambda trial: trial.number)
-    size = BLOCK * sum(cluster.slots.values())
-    seconds = 0.0
+    size, hours = BLOCK * sum(case.fleet.values()), 0.0
     for start in range(0, len(trials), size):
         block = trials[start : start + size]
-        found: dict[str, list[dict[str, Any]]] = {}
-        for trial in block:
-            name = trial.subspace.removeprefix("family=")
-            laws = cluster.families[name].params
-            values = {param: law.value(trial.params[f"{param} of {name}"]) for param, law in laws.items()}
-            found.setdefault(name, []).append(values)
-        seconds += len(block) * cluster.seconds / best(cluster, found)
-    return len(trials) * cluster.seconds / seconds
+        drawn = [played.plan.space.evaluate(trial.params)["params"] for trial in block]
+        hours += len(block) * case.hours / case.best(drawn)
+    return len(trials) * case.hours / hours
 
 
 def _longest_wait(played: Simulation) -> int:
@@ -308,7 +310,7 @@ def structural(policy: str, seed: int, hours: float) -> float:
         return Outcome(state=TrialState.COMPLETE, loss=float(luck.random()), seconds=float(took))
 
     study = play_study(space, FLEET, play, hours * 3600, policy=policy, seed=seed)
-    draws = compile_space(space).sample(np.random.default_rng(0), 4 * KINDS)
+    draws = compile_space(space).sample(np.random.default_rng(0), 4 * fleets.KINDS)
     kinds = {str(place): dict(zip(FLEET, seconds(params).tolist(), strict=True)) for place, params in enumerate(draws)}
     return study.count(TrialState.COMPLETE) / (throughput_bound(kinds, FLEET).rate * study.clock.now())
 
@@ -328,12 +330,11 @@ WAYS = {
 }
 
 
-def ways(case: str, cluster: Cluster) -> tuple[str, ...]:
+def ways(case: str) -> tuple[str, ...]:
     """Return the ways in which a case is played."""
     if case.startswith(MODELS):
         return ("cost", "fifo", "shuffled")
-    given = any(family.params for family in cluster.families.values())
-    return ("cost", "fifo", "hand-split", *ADAPTIVE, "shuffled") if given else ("cost", "fifo")
+    return ("cost", "fifo", "hand-split", *ADAPTIVE, "shuffled")
 
 
 def show(results: Mapping[tuple[str, str], Sequence[Result]]) -> None:

@@ -47,11 +47,13 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.workers import Connection, FleetStudy
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.node.slots import BEAT_SECONDS
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
@@ -333,7 +335,7 @@ def preload(store: SqlStore, key: str, trials: int) -> None:
         )
 
     for first in range(0, trials, 10_000):
-        store.write(key, 1, time.time(), new=[trial(n) for n in range(first, min(first + 10_000, trials))])
+        store.write(key, 1, time.time(), Turn(new=[trial(n) for n in range(first, min(first + 10_000, trials))]))
     store.unlock(key, 1)
 
 
@@ -346,7 +348,11 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
     preload(store, made.record.key, given.preload)
     began = time.monotonic()
     study = open_study(store, space.describe(), name=name, resume=True)
-    executor = QueueExecutor(connect(url), Publisher(url), study.record.key, MODULE, study.live)
+    executor = QueueExecutor(
+        Connection(client=connect(url), publisher=Publisher(url)),
+        FleetStudy(key=study.record.key, module=MODULE),
+        study.live,
+    )
     seconds = given.seconds / factor
     # The first trials all begin at once; their ends are spread after a few rounds.
     warm = min(2.5 * seconds, 60.0 * given.minutes)

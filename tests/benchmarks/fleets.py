@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.stats import qmc
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from services.families import Family, cluster_of, fleet_of, half_normal, samples
 
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.simulation.cluster_file import Cluster, parse
+from shadho_celery.simulation.cluster_file import Cluster, Machine
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import Subspace, split
 
 #: the tables that come with the benchmarks, and the name of the one with the rates
 DATA = Path(__file__).parent / "data"
 RATES = "gavel_single_gpu.json"
 
 FOUR = ("ResNet-50 (batch size 64)", "LM (batch size 20)", "Recommendation (batch size 2048)", "A3C")
+#: trials of a subspace whose seconds the linear program has
+KINDS = 512
 #: mean seconds of a family's trial over the classes
 MEAN_SECONDS = 60.0
 FAILURE_RATE = 0.02
@@ -59,34 +72,50 @@ def describe(
     failure_rate: float = FAILURE_RATE,
 ) -> Cluster:
     """A cluster with an even mix of families; `sizes` are empty where all trials of a family are alike."""
-    return parse(
-        {
-            "seconds": hours * 3600,
-            "failure_rate": failure_rate,
-            "classes": {name: {"workers": workers} for name, workers in fleet.items()},
-            "families": {family: {"seconds": dict(by_class)} for family, by_class in seconds.items()},
-            "size": {"law": "samples", "values": list(sizes)} if sizes else {"law": "constant"},
-            "straggler": {"law": "halfnormal", "scale": STRAGGLE},
-        }
-    )
+    families = {
+        family: Family(seconds=dict(by_class), failure_rate=failure_rate) for family, by_class in seconds.items()
+    }
+    factors: dict[str, Any] = {"size": partial(samples, tuple(sizes))} if sizes else {}
+    straggler = partial(half_normal, STRAGGLE)
+    return cluster_of(fleet_of(fleet), families, {"seconds": hours * 3600}, straggler=straggler, **factors)
 
 
-def most(cluster: Cluster) -> float:
-    """The most trials that any placement could complete on a cluster in its time, in the families' mix.
+def slots_of(cluster: Cluster) -> dict[str, int]:
+    """The slots of the cluster's classes at the start."""
+    return {name: each.workers * each.slots for name, each in cluster.fleet.classes.items()}
+
+
+def most(cluster: Cluster, drawn: Mapping[str, Sequence[Mapping[str, Any]]] | None = None) -> float:
+    """The most trials that any placement could complete on a cluster in its time, in the mix of its subspaces.
 
     A trial that fails takes its time and gives nothing. Workers that come and go count for the part of the time in
-    which they are there.
+    which they are there. `drawn` are the params of each subspace's trials, by default some that cover it evenly.
     """
-    assert cluster.seconds is not None, "a case needs an end in time"
-    there = {name: workers * 1.0 for name, workers in cluster.slots.items()}
-    for change in cluster.changes:
-        there[change.compute_class] += change.slots * max(0.0, 1.0 - change.at / cluster.seconds)
-    needed = {
-        name: {c: s / (1.0 - family.failure_rate) for c, s in family.seconds.items()}
-        for name, family in cluster.families.items()
-    }
-    shares = {name: family.share for name, family in cluster.families.items()}
-    return throughput_bound(needed, there, shares).rate * cluster.seconds
+    seconds, fleet, space = cluster.settings.get("seconds"), cluster.fleet, compile_space(cluster.space)
+    assert seconds is not None, "a case needs an end in time"
+    there = {name: slots * 1.0 for name, slots in slots_of(cluster).items()}
+    for change in fleet.changes:
+        slots = change.workers * fleet.classes[change.compute_class].slots
+        there[change.compute_class] += slots * max(0.0, 1.0 - change.at / seconds)
+    needed: dict[str, dict[str, float]] = {}
+    mix: dict[str, float] = {}
+    for subspace in split(space):
+        kinds: Counter[tuple[float, ...]] = Counter()
+        for params in (drawn or {}).get(subspace.name) or even(subspace):
+            values = space.evaluate(params)
+            rate = 1.0 - cluster.ask("failure_rate", values)
+            machines = [Machine(compute_class=name, slots=1) for name in there]
+            kinds[tuple(cluster.ask("seconds", values, machine) / rate for machine in machines)] += 1
+        for place, (each, count) in enumerate(kinds.items()):
+            needed[f"{subspace.name} {place}"] = dict(zip(there, each, strict=True))
+            mix[f"{subspace.name} {place}"] = subspace.probability * count / kinds.total()
+    return throughput_bound(needed, there, mix).rate * seconds
+
+
+def even(subspace: Subspace) -> list[dict[str, Any]]:
+    """Params that cover a subspace evenly."""
+    points = qmc.Sobol(max(1, len(subspace.domains)), seed=0).random(KINDS)
+    return [subspace.at(point) for point in points]
 
 
 def svm_seconds() -> dict[str, dict[str, float]]:

@@ -22,21 +22,28 @@ Each part has 95 % intervals over its seeds. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from figures import finish, goal, interval, results_of
+from hyperopt import hp
 from rich.console import Console
 from rich.table import Table
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from services.families import Family, cluster_of, fleet_of, half_normal, uniform
 
 from shadho_celery.core.records import AttemptRecord, End, Leaving
 from shadho_celery.core.trial import TrialState
 from shadho_celery.placement.bound import cheapest, throughput_bound
-from shadho_celery.simulation.cluster_file import Cluster, parse
+from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import Simulation, simulate
 
 #: workers by class, each with one slot
@@ -91,22 +98,19 @@ Figures = Mapping[str, float]
 
 def cluster(
     per_class: Mapping[str, Any],
-    families: Mapping[str, Any] | None = None,
+    families: Mapping[str, Family] | None = None,
     classes: Sequence[str] = CLASSES,
     **top: Any,
 ) -> Cluster:
-    """The fleet with these further keys of each class, and at the top of its file."""
-    known = {family: {name: by_class[name] for name in classes} for family, by_class in SECONDS.items()}
-    return parse(
-        {
-            "classes": {name: {"workers": FLEET[name], "price": PRICES[name], **per_class} for name in classes},
-            "families": families or {name: {"seconds": by_class} for name, by_class in known.items()},
-            **top,
-        }
-    )
+    """The fleet with these further facts of each class and of all, settings, and factors."""
+    settings = {name: top.pop(name) for name in ("seconds", "trials") if name in top}
+    factors = {name: top.pop(name) for name in ("size", "straggler") if name in top}
+    of_class = {name: {"workers": FLEET[name], "price": PRICES[name], **per_class} for name in classes}
+    known = families or {name: Family(seconds=by_class) for name, by_class in SECONDS.items()}
+    return cluster_of(fleet_of(of_class, **top), known, settings, **factors)
 
 
-VARIED = {"size": {"law": "uniform", "low": 0.5, "high": 1.5}, "straggler": {"law": "halfnormal", "scale": 0.3}}
+VARIED = {"size": partial(uniform, 0.5, 1.5), "straggler": partial(half_normal, 0.3)}
 
 
 def attempts_of(found: Simulation) -> list[AttemptRecord]:
@@ -125,15 +129,13 @@ def seconds_on(model: str, card: str, gpus: int) -> float:
 def width_cluster(widths: Sequence[int], days: int = 1) -> Cluster:
     """The fleet of keras-tuner#825, and trials that take one of these numbers of GPUs, as the study chooses."""
 
-    def family(model: str) -> dict[str, Any]:
-        seconds = {card: {gpus: seconds_on(model, card, gpus) for gpus in widths} for card in CARDS}
-        if len(widths) == 1:
-            return {"gpus": widths[0], "seconds": {card: by_gpus[widths[0]] for card, by_gpus in seconds.items()}}
-        return {"gpus": [*widths], "seconds": {card: f"{by_gpus}[gpus]" for card, by_gpus in seconds.items()}}
-
-    families = {model: family(model) for model in MODELS}
-    classes = {card: {"workers": workers, "slots": slots} for card, (slots, workers) in CARDS.items()}
-    return parse({"classes": classes, "families": families, "seconds": days * DAY, **VARIED})
+    families = {
+        model: Family(seconds=lambda _, machine, model=model: seconds_on(model, machine.compute_class, machine.slots))
+        for model in MODELS
+    }
+    fleet = fleet_of({card: {"workers": workers, "slots": slots} for card, (slots, workers) in CARDS.items()})
+    gpus = [*widths] if len(widths) > 1 else widths[0]
+    return cluster_of(fleet, families, {"seconds": days * DAY, "gpus": gpus}, **VARIED)
 
 
 def width_rate(widths: Sequence[int]) -> float:
@@ -170,7 +172,7 @@ def width(seed: int, days: int = WIDTH_DAYS) -> Figures:
     best, searched = min(fixed.values()), seconds_to_loss(found)
     return {
         "times sooner than the best fixed": best / searched,
-        "part of the bound": found.balanced(dict.fromkeys(MODELS, 1.0)) / 3600 / rate,
+        "part of the bound": found.balanced_an_hour / 3600 / rate,
         "part of the bound, first day": len(MODELS) * min(first_day.values()) / (rate * DAY),
         "bound beside that of the best fixed": rate / max(width_rate([gpus]) for gpus in fixed),
         "hours to the loss": searched / 3600,
@@ -183,7 +185,7 @@ def spot(seed: int) -> Figures:
     stay = {
         "preemption_seconds": PREEMPTION_SECONDS,
         "return_seconds": RETURN_SECONDS,
-        "worker_startup_seconds": STARTUP_SECONDS,
+        "startup_seconds": STARTUP_SECONDS,
     }
     kept = {"checkpoints": "shared", "checkpoint_seconds": 60, "handover_seconds": HANDOVER_SECONDS}
     described = cluster(stay, classes=SPOT, trials=SPOT_TRIALS, **kept, **VARIED)
@@ -207,10 +209,12 @@ def spot(seed: int) -> Figures:
 
 def limited(seed: int) -> Figures:
     """A fleet of workers with limited time."""
-    width = {"width": {"law": "uniform", "low": 0.5, "high": 1.5}}
     families = {
-        family: {"params": width, "seconds": {name: f"{each} * width" for name, each in by_class.items()}}
-        for family, by_class in SECONDS.items()
+        family: Family(
+            seconds=lambda params, machine, family=family: SECONDS[family][machine.compute_class] * params["width"],
+            params={"width": lambda label: hp.uniform(label, 0.5, 1.5)},
+        )
+        for family in SECONDS
     }
     described = cluster({"for_seconds": FOR_SECONDS, "return_seconds": 60}, families, seconds=LIMITED_SECONDS)
     found = simulate(described, seed=seed)

@@ -1,31 +1,46 @@
-"""Makes the README's picture of the dashboard: ``python tests/benchmarks/picture.py .readme/study.png``.
+"""Draws the pictures of the benchmarks, and by itself the README's: ``python tests/benchmarks/picture.py study.png``.
 
-The study is simulated: its scheduler, sampler and cost model are the real ones, but its trials only let time pass on a
-simulated clock, which has come to the present when the picture is taken.
+The picture of the README shows the dashboard. Its study is simulated: its scheduler, sampler and cost model are the
+real ones, but its trials only let time pass on a simulated clock, which has come to the present when the picture is
+taken.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+
+import flat
+import matplotlib.pyplot as plt
 import numpy as np
 from hyperopt import hp
+from msgspec.structs import replace
 from PIL import Image
+from services.families import with_settings
+from svm_record import KERNELS
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.plan import Plan, make_scheduler
-from shadho_celery.simulation.executor import Change, SimulatedExecutor
+from shadho_celery.simulation.cluster_file import Cluster
+from shadho_celery.simulation.executor import Change, Fleet, SimulatedClass, SimulatedExecutor
+from shadho_celery.simulation.simulation import simulate
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -91,8 +106,9 @@ def played(url: str, trials: int, start: float) -> Iterator[tuple[StudyState, fl
     )
     # A worker comes later than the others, and another one dies and comes back.
     given_changes = ((150, "cpu", 1), (300, "gpu_small", -1), (390, "gpu_small", 1))
-    changes = [Change(at=start + at, compute_class=name, slots=slots) for at, name, slots in given_changes]
-    executor = SimulatedExecutor(SLOTS, play, clock, changes=changes, recorder=study.recorder)
+    changes = [Change(at=start + at, compute_class=name, workers=workers) for at, name, workers in given_changes]
+    fleet = Fleet(classes={name: SimulatedClass(workers=number) for name, number in SLOTS.items()}, changes=changes)
+    executor = SimulatedExecutor(fleet, play, clock, recorder=study.recorder)
     scheduler = make_scheduler(plan, study, executor)
     # All events come from the executor.
     scheduler.turn_seconds = math.inf
@@ -158,6 +174,202 @@ def photograph(address: str, name: str, target: Path) -> None:
         context.close()
     with Image.open(target) as picture:
         picture.convert("RGB").quantize(COLOURS).save(target, optimize=True)
+
+
+# The samplers: regret by evaluation for each problem, and milliseconds of a suggestion by history
+
+#: colours of our samplers; the peers are grey, each with a dash of its own
+OURS = {"auto": "#1b7f5c", "gp": "#3a7ebf", "tpe": "#d07a1f"}
+DASHES = ("--", ":", "-.", (0, (5, 1)), (0, (1, 3)))
+#: regrets below it are drawn there: the scale is logarithmic
+LEAST = 1e-9
+
+
+def regrets(figures: Mapping[str, Any], target: Path) -> None:
+    """Draw the median regret by evaluation, one panel a problem."""
+    columns = min(4, len(figures))
+    rows = -(-len(figures) // columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(3 * columns, 2.3 * rows), layout="constrained", squeeze=False, sharex=True
+    )
+    for panel in panels.flat[len(figures) :]:
+        panel.set_visible(False)
+    for panel, (name, row) in zip(panels.flat, figures.items(), strict=False):
+        dashes = iter(DASHES)
+        for algorithm, medians in row["median_regret"].items():
+            look: dict[str, Any] = (
+                {"color": OURS[algorithm], "linewidth": 2}
+                if algorithm in OURS
+                else {"color": "grey", "linewidth": 1, "linestyle": next(dashes)}
+            )
+            values = [max(value, LEAST) for value in medians.values()]
+            panel.plot([int(at) for at in medians], values, label=algorithm, **look)
+        panel.set_yscale("log")
+        panel.set_title(name, fontsize=10)
+    panels[-1, 0].set_xlabel("evaluations")
+    panels[0, 0].set_ylabel("median regret")
+    handles, labels = panels.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=len(labels), fontsize=8, loc="outside lower center")
+    _save(figure, target)
+
+
+def suggestion_times(figures: Mapping[str, Any], target: Path) -> None:
+    """Draw the milliseconds of a suggestion by the length of the history, one line a sampler."""
+    figure, panel = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    for name, row in figures.items():
+        if isinstance(row, Mapping):
+            panel.plot([int(at) for at in row], [*row.values()], marker=".", label=name, color=OURS.get(name, "grey"))
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xlabel("trials so far")
+    panel.set_ylabel("ms a suggestion")
+    panel.legend(frameon=False, fontsize=8)
+    _save(figure, target)
+
+
+# Placement: how near each policy comes to the bound, who worked on what, and a flat space
+
+POLICY_COLOURS = {"cost": "#1b7f5c", "fifo": "#4c78a8", "paper": "#e08b3a", "push": "#9d9d9d"}
+WORDS = {"cost": "cost (default)", "fifo": "fifo", "paper": "paper", "push": "queue per class, no spill-over"}
+#: the Gantt view's workers of each class, and its minutes
+GANTT_WORKERS, GANTT_MINUTES = 6, 60.0
+
+
+def shares_of_the_bound(results: Mapping[tuple[str, str], Sequence[Any]], target: Path) -> None:
+    """Share of the linear program's bound by case and policy; the whiskers span the seeds."""
+    cases = list(dict.fromkeys(case for case, _ in results))
+    policies = list(dict.fromkeys(policy for _, policy in results))
+    figure, axes = plt.subplots(figsize=(9.5, 0.55 + 0.75 * len(cases)), layout="constrained")
+    height = 0.8 / len(policies)
+    for place, policy in enumerate(policies):
+        shares = [[run.share for run in results[case, policy]] for case in cases]
+        means = np.array([np.mean(each) for each in shares])
+        whiskers = [means - [min(each) for each in shares], [max(each) for each in shares] - means]
+        rows = np.arange(len(cases)) + place * height
+        axes.barh(rows, means, 0.92 * height, xerr=whiskers, color=POLICY_COLOURS[policy], label=WORDS[policy])
+        for row, mean in zip(rows, means, strict=True):
+            axes.text(0.008, row, f"{mean:.2f}", va="center", color="white", fontsize=8)
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set_yticks(np.arange(len(cases)) + height * (len(policies) - 1) / 2, cases)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.08)
+    axes.set_xlabel("trials completed in an even mix, as a share of the linear program's bound")
+    figure.legend(loc="outside upper center", ncols=len(policies), frameon=False)
+    _save(figure, target)
+
+
+#: ways to search a flat space, and parts of an hour between two points of the picture
+WAYS = {"cost": "cost (default)", "hand-split": "cost, split by hand", "fifo": "fifo"}
+STEPS_PER_HOUR = 12
+
+
+def over_time(case: flat.Case, target: Path, seeds: int) -> None:
+    """Share of the bound that a flat space reaches in each part of an hour; the bands span the seeds."""
+    seconds = case.hours * 3600
+    rate = case.best() / seconds
+    steps = np.linspace(0.0, seconds, max(2, round(case.hours * STEPS_PER_HOUR)) + 1)
+    figure, axes = plt.subplots(figsize=(9.5, 3.4), layout="constrained")
+    for how, colour in zip(WAYS, (COLOURS["cost"], COLOURS["paper"], COLOURS["fifo"]), strict=True):
+        cluster, policy = case.cut() if how == "hand-split" else case.cluster(), "fifo" if how == "fifo" else "cost"
+        played = [simulate(cluster, policy=policy, seed=seed) for seed in range(seeds)]
+        ended = [[trial.finished_at for trial in each.study.trials if trial.finished_at is not None] for each in played]
+        shares = np.array([np.histogram(each, steps)[0] for each in ended]) / (rate * np.diff(steps))
+        middles = (steps[1:] + steps[:-1]) / 7200
+        axes.plot(middles, shares.mean(axis=0), color=colour, label=WAYS[how])
+        axes.fill_between(middles, shares.min(axis=0), shares.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    axes.axhline(1.0, color="black", linewidth=1)
+    axes.set_xlim(0, case.hours)
+    axes.set_xlabel("hours of a search that knows nothing at its start")
+    axes.set_ylabel("trials, share of the bound")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(WAYS), frameon=False)
+    _save(figure, target)
+
+
+def gantt(cluster: Cluster, target: Path) -> None:
+    """The first hour of a small fleet under each policy: a row a slot, a colour a family."""
+    classes = {name: replace(each, workers=GANTT_WORKERS) for name, each in cluster.fleet.classes.items()}
+    fleet = replace(cluster.fleet, classes=classes, changes=())
+    small = dataclasses.replace(with_settings(cluster, seconds=GANTT_MINUTES * 60), fleet=fleet)
+    policies = ("cost", "paper", "fifo")
+    figure, all_axes = plt.subplots(len(policies), 1, figsize=(9.5, 7.5), sharex=True, layout="constrained")
+    families = [subspace.name.removeprefix("family=") for subspace in split(compile_space(small.space))]
+    colours = dict(zip(families, plt.get_cmap("Set2").colors, strict=False))
+    for axes, policy in zip(all_axes, policies, strict=True):
+        spans = _spans(small, policy)
+        for family in families:
+            mine = [(row, begin, end) for row, begin, end, name in spans if name == family]
+            rows, begins, ends = (np.array(column) for column in zip(*mine, strict=True))
+            label = f"{family}" if policy == "cost" else None
+            axes.barh(rows, ends - begins, 0.9, begins, color=colours[family], edgecolor="white", lw=0.4, label=label)
+        for place, name in enumerate(small.fleet.classes):
+            axes.text(-0.4, (place + 0.5) * GANTT_WORKERS - 0.5, name, ha="right", va="center")
+            if place:
+                axes.axhline(place * GANTT_WORKERS - 0.5, color="black", linewidth=0.8)
+        done = {family: sum(name == family and end <= GANTT_MINUTES for *_, end, name in spans) for family in families}
+        axes.set_title(f"{policy}: {len(families) * min(done.values())} trials in an even mix", loc="left", fontsize=10)
+        axes.set_yticks([])
+        axes.invert_yaxis()
+        axes.set_xlim(0, GANTT_MINUTES)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    all_axes[-1].set_xlabel("minutes")
+    figure.legend(loc="outside upper center", ncols=len(families), frameon=False, fontsize=9)
+    _save(figure, target)
+
+
+def _spans(cluster: Cluster, policy: str) -> list[tuple[int, float, float, str]]:
+    """Row, begin and end in minutes, and family of every trial that was begun."""
+    played = simulate(cluster, policy=policy, seed=0)
+    first = {name: place * GANTT_WORKERS for place, name in enumerate(cluster.fleet.classes)}
+    spans = []
+    for trial in played.study:
+        if trial.started_at is not None and trial.host is not None:
+            row = first[str(trial.compute_class)] + int(trial.host.rpartition(".")[2])
+            ends = trial.finished_at if trial.finished_at is not None else played.seconds
+            spans.append((row, trial.started_at / 60, ends / 60, trial.subspace.removeprefix("family=")))
+    return spans
+
+
+def shadho(found: Mapping[str, Sequence[Any]], target: Path) -> None:
+    """A bar for each scheduler, a colour a kernel, a diamond at the even mix; beside it a dot for each seed."""
+    targets = list(next(iter(found.values()))[0].hours_to)
+    figure, axes = plt.subplots(
+        1,
+        1 + len(targets),
+        figsize=(12, 3.6),
+        sharey=True,
+        layout="constrained",
+        width_ratios=[2, *(1 for _ in targets)],
+    )
+    rows = np.arange(len(found))
+    left = np.zeros(len(found))
+    for kernel, colour in zip(KERNELS, plt.get_cmap("Set2").colors, strict=False):
+        rates = np.array([np.mean([run.rates[kernel] for run in runs]) for runs in found.values()])
+        axes[0].barh(rows, rates, 0.7, left, color=colour, label=kernel)
+        left += rates
+    even = [np.mean([run.even for run in runs]) for runs in found.values()]
+    axes[0].plot(even, rows, "D", color="black", markersize=5, label="even mix")
+    axes[0].set_xlabel("models an hour")
+    axes[0].set_yticks(rows, list(found))
+    axes[0].invert_yaxis()
+    axes[0].legend(frameon=False, fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1)
+    for each, name in zip(axes[1:], targets, strict=True):
+        for row, runs in zip(rows, found.values(), strict=True):
+            hours = [run.hours_to[name] for run in runs]
+            each.plot(hours, np.full(len(hours), row), ".", color="#1b7f5c", alpha=0.4)
+            each.plot(np.median(hours), row, "|", color="black", markersize=14)
+        each.set_xlabel(f"hours to\n{name}")
+        each.set_xlim(left=0)
+    _save(figure, target)
+
+
+def _save(figure: Any, target: Path) -> None:
+    for panel in figure.axes:
+        panel.spines[["top", "right"]].set_visible(False)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
+    print(f"drawn: {target}")
 
 
 if __name__ == "__main__":

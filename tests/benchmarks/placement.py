@@ -6,14 +6,14 @@ which learns the speeds from nothing, on simulated slots. Split cases have famil
 seconds depend on params (flat.py). Other fleets and tables:
 
   python tests/benchmarks/placement.py --fleet 15/45/90
-  python tests/benchmarks/placement.py --cluster my_cluster.toml   # as `python -m shadho_celery.simulate` takes it
-  python tests/benchmarks/placement.py --laws my_laws.toml   # a cluster file with params; only this is played
+  python tests/benchmarks/placement.py --cluster my_cluster.py   # as `python -m shadho_celery.simulate` takes it
   python tests/benchmarks/placement.py --rates my_rates.json --fleet 8/2     # {family: {class: trials a second}}
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import heapq
 import itertools
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ import flat
 import fleets
 import numpy as np
 from figures import finish, goal, quartiles, results_of
-from fleets import most
+from fleets import most, slots_of
 from msgspec.structs import replace
 from playing import play_study
 from rich.console import Console
@@ -37,7 +37,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.scheduler.proposals import trial_seed
 from shadho_celery.simulation.cluster_file import Cluster, load
-from shadho_celery.simulation.simulation import family_of, make_play, make_space, simulate
+from shadho_celery.simulation.simulation import make_play, simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
@@ -65,20 +65,20 @@ def run(cluster: Cluster, policy: str, seed: int) -> Run:
     if policy == "push":
         return push(cluster, seed)
     played = simulate(cluster, policy=policy, seed=seed)
-    busy = sum(played.utilisation[name] * workers for name, workers in cluster.slots.items())
-    return summarise(cluster, played.complete, busy / sum(cluster.slots.values()), played.seconds)
+    slots = slots_of(cluster)
+    busy = sum(played.utilisation[name] * number for name, number in slots.items())
+    return summarise(cluster, played.complete, busy / sum(slots.values()), played.seconds)
 
 
 def summarise(cluster: Cluster, complete: Mapping[str, int], utilisation: float, seconds: float) -> Run:
-    """The figures of a run of so many seconds in which that many trials of each family were completed."""
-    share = np.array([family.share for family in cluster.families.values()])
-    # Trials of each family, in units of its part of the mix.
-    counts = np.array([complete[family] for family in cluster.families]) * share.sum() / share
+    """The figures of a run of so many seconds in which that many trials of each subspace were completed."""
+    # Trials of each subspace, in units of its part of the mix.
+    counts = np.array([complete[each.name] / each.probability for each in split(compile_space(cluster.space))])
     balanced = float(counts.min()) / seconds
     return Run(
         count=sum(complete.values()),
         balanced=balanced * 3600,
-        share=balanced * (cluster.seconds or seconds) / most(cluster),
+        share=balanced * cluster.settings.get("seconds", seconds) / most(cluster),
         utilisation=utilisation,
         spread=float(np.abs(counts / max(sum(complete.values()), 1) - 1.0).max()),
     )
@@ -90,27 +90,32 @@ def push(cluster: Cluster, seed: int) -> Run:
     As many as the bound allows, and the run ends with the last one: a queue's trials wait for its own class, however
     idle the others are.
     """
-    play = make_play(cluster, seed)
-    subspaces = split(compile_space(make_space(cluster)))
+    space, slots_by_class = compile_space(cluster.space), slots_of(cluster)
+    play, subspaces = make_play(seeded(cluster, seed), space), split(space)
     shares = UniformShares({subspace.name: subspace.probability for subspace in subspaces})
     left = {name: number for name, number in shares.quotas(int(most(cluster))).items() if number}
-    classes = [name for name, workers in cluster.slots.items() if workers]
-    slots = {name: [0.0] * cluster.slots[name] for name in classes}
-    complete, busy, end = dict.fromkeys(cluster.families, 0), 0.0, 0.0
+    classes = [name for name, number in slots_by_class.items() if number]
+    slots = {name: [0.0] * slots_by_class[name] for name in classes}
+    complete, busy, end = dict.fromkeys([subspace.name for subspace in subspaces], 0), 0.0, 0.0
     turns = itertools.count()
     for place, subspace in enumerate(subspaces):
         samples = subspace.sample(np.random.default_rng([seed, place]), left.get(subspace.name, 0))
         for index, params in enumerate(samples):
             where = classes[next(turns) % len(classes)]
-            seeded = trial_seed(seed, place, index)
-            attempt = Attempt(number=0, attempt=1, subspace=subspace.name, params=params, seed=seeded)
+            own = trial_seed(seed, place, index)
+            attempt = Attempt(number=0, attempt=1, subspace=subspace.name, params=params, seed=own)
             outcome = play(attempt, where)
             seconds = outcome.seconds or 0.0
             done_at = slots[where][0] + seconds
             heapq.heapreplace(slots[where], done_at)
             busy, end = busy + seconds, max(end, done_at)
-            complete[family_of(attempt)] += outcome.state is TrialState.COMPLETE
-    return summarise(cluster, complete, busy / (end * sum(cluster.slots.values())), end)
+            complete[subspace.name] += outcome.state is TrialState.COMPLETE
+    return summarise(cluster, complete, busy / (end * sum(slots_by_class.values())), end)
+
+
+def seeded(cluster: Cluster, seed: int) -> Cluster:
+    """The cluster with another seed."""
+    return dataclasses.replace(cluster, fleet=replace(cluster.fleet, seed=seed))
 
 
 # Time to a target
@@ -118,19 +123,22 @@ def push(cluster: Cluster, seed: int) -> Run:
 
 def hours_to_target(trace: Path, cluster: Cluster, target: float, policy: str, shares: str, seed: int) -> float:
     """Hours until a study of SHADHO's SVM space, with its recorded losses and a case's speeds, reaches the target."""
-    record, timed = Record(read(trace)), make_play(cluster, seed)
-    family = {f"kernel={kernel}": name for kernel, name in zip(KERNELS, cluster.families, strict=True)}
+    record, of_families = Record(read(trace)), compile_space(cluster.space)
+    timed = make_play(seeded(cluster, seed), of_families)
+    of_kernel = {
+        f"kernel={kernel}": each.sample(np.random.default_rng(0), 1)[0]
+        for kernel, each in zip(KERNELS, split(of_families), strict=True)
+    }
 
     def play(attempt: Attempt, compute_class: str) -> Outcome:
-        name = family[attempt.subspace]
-        outcome = timed(attempt.evolve(subspace=f"family={name}", params={f"x {name}": 0.0}), compute_class)
+        outcome = timed(attempt.evolve(params=of_kernel[attempt.subspace]), compute_class)
         if outcome.state is TrialState.FAILED:
             return outcome
         return replace(outcome, loss=record.nearest(attempt.subspace, attempt.params).loss)
 
     # A few runs are unlucky: they are given ten times the time that a target takes on average.
-    end = 10 / TARGET_CHANCE / most(cluster) * (cluster.seconds or 0.0)
-    study = play_study(space(), cluster.slots, play, end, target=target, policy=policy, shares=shares, seed=seed)
+    end = 10 / TARGET_CHANCE / most(cluster) * cluster.settings["seconds"]
+    study = play_study(space(), slots_of(cluster), play, end, target=target, policy=policy, shares=shares, seed=seed)
     return study.clock.now() / 3600
 
 
@@ -222,11 +230,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?", default=fleets.DATA, help="folder with the tables")
     parser.add_argument("--fleet", action="append", help="workers by class, as 50/50/50; may be repeated")
-    parser.add_argument("--cluster", type=Path, action="append", help="a cluster file instead; may be repeated")
+    parser.add_argument("--cluster", action="append", help="a cluster file instead; may be repeated")
     parser.add_argument("--rates", type=Path, help="another table of rates, JSON: {family: {class: rate}}")
-    parser.add_argument(
-        "--laws", type=Path, action="append", help="a cluster file whose seconds are expressions, played for its time"
-    )
     parser.add_argument("--flat-seeds", type=int, default=3, help="runs of each flat case (default: %(default)s)")
     parser.add_argument("--hours", type=float, default=3.0, help="simulated hours (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each case (default: %(default)s)")
@@ -238,15 +243,9 @@ def main() -> None:
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(given, name)}: give a number above 0")
     try:
-        laws = {path.stem: load(path) for path in given.laws or ()}
-        described = {path.stem: load(path) for path in given.cluster or ()}
+        described = {cluster.name: cluster for cluster in map(load, given.cluster or ())}
     except UsageError as error:
         parser.error(str(error))
-    if laws:
-        with ProcessPoolExecutor(given.jobs) as pool:
-            figures, reach = play_flat(laws, given.flat_seeds, pool)
-        finish(figures, reach, {"seeds": given.flat_seeds})
-        return
     if not given.cluster and not (rates := given.rates or given.data / fleets.RATES).is_file():
         parser.error(f"there is no {rates}: name a folder such as {fleets.DATA}, which has it")
     wanted = described or cases(given)
@@ -261,15 +260,15 @@ def main() -> None:
         reach = goals(results)
         of_flat, more = {}, {}
         if not (given.cluster or given.rates or given.fleet):
-            of_flat, more = play_flat(flat.flat_cases(given.hours), given.flat_seeds, pool, given.hours)
+            of_flat, more = play_flat(given.hours, given.flat_seeds, pool)
         reach |= more
         times = time_to_target(given, *next(iter(wanted.items())), pool)
     if times:
         reach["time to target: fifo's beside cost's with shares by promise"] = show_times(times)
     if given.pictures:
-        from placement_pictures import chart, gantt, over_time
+        from picture import gantt, over_time, shares_of_the_bound
 
-        chart(results, given.pictures / "placement.svg")
+        shares_of_the_bound(results, given.pictures / "placement.svg")
         gantt(next(iter(wanted.values())), given.pictures / "gantt.png")
         over_time(flat.flat_cases(given.hours)["two numbers"], given.pictures / "flat.svg", given.seeds)
     figures = {
@@ -282,22 +281,21 @@ def main() -> None:
 
 
 def play_flat(
-    wanted: Mapping[str, Cluster], seeds: int, pool: ProcessPoolExecutor, hours: float = 0.0
+    hours: float, seeds: int, pool: ProcessPoolExecutor
 ) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
-    """Play flat spaces, and with `hours` also the one with structural options; return figures and goals."""
+    """Play the flat spaces and the one with structural options; return figures and goals."""
     futures = {
-        (name, how): [pool.submit(flat.run, cluster, how, seed) for seed in range(seeds)]
-        for name, cluster in wanted.items()
-        for how in flat.ways(name, cluster)
+        (name, how): [pool.submit(flat.run, name, hours, how, seed) for seed in range(seeds)]
+        for name in flat.flat_cases(hours)
+        for how in flat.ways(name)
     }
-    shares = [pool.submit(flat.structural, "cost", seed, hours) for seed in range(seeds)] if hours else []
+    shares = [pool.submit(flat.structural, "cost", seed, hours) for seed in range(seeds)]
     results = results_of(futures, "flat spaces")
     flat.show(results)
     reach = flat.goals(results)
-    if shares:
-        [found] = results_of({"structural": shares}, "structural options").values()
-        print(f"forty structural options, not split: {np.mean(found):.3f} of the bound")
-        reach["forty structural options: share of bound"] = goal(found, at_least=0.95)
+    [found] = results_of({"structural": shares}, "structural options").values()
+    print(f"forty structural options, not split: {np.mean(found):.3f} of the bound")
+    reach["forty structural options: share of bound"] = goal(found, at_least=0.95)
     return {f"{case}, {how}": [run._asdict() for run in runs] for (case, how), runs in results.items()}, reach
 
 
@@ -317,7 +315,7 @@ def time_to_target(
     traces = sorted(given.data.glob("svm_trace_*.csv.gz"))
     if not traces:
         print(f"no svm_trace_*.csv.gz in {given.data}: the times to a target loss are left out")
-    if not traces or len(cluster.families) != len(KERNELS) or not given.target_seeds:
+    if not traces or len(split(compile_space(cluster.space))) != len(KERNELS) or not given.target_seeds:
         return {}
     target = target_of(traces[0])
     print(f"time to a loss of {target:.4g}, which {TARGET_CHANCE:.2%} of the trials reach, on {case}:")

@@ -8,7 +8,7 @@ from typing import Any
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.scheduler.plan import Plan, make_scheduler
-from shadho_celery.simulation.executor import Play, SimulatedExecutor
+from shadho_celery.simulation.executor import Fleet, Play, SimulatedClass, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
@@ -41,7 +41,8 @@ def play_study(
         policy=policy, shares=shares, sampler=sampler, pool=pool, fidelity=fidelity, speculate=speculate
     )
     plan = Plan.of(compile_space(space), settings, Limits(seconds=seconds, trials=trials, target=target))
-    scheduler = make_scheduler(plan, study, SimulatedExecutor(slots, play, clock))
+    fleet = Fleet(classes={name: SimulatedClass(workers=number) for name, number in slots.items()})
+    scheduler = make_scheduler(plan, study, SimulatedExecutor(fleet, play, clock))
     while not (scheduler.stopping if trials is None else scheduler.done):
         scheduler.turn()
         on_turn(study)

@@ -1,9 +1,14 @@
-"""How long a study of N finished trials takes to resume: ``python tests/benchmarks/resume.py [TRIALS ...]``.
+"""What a long study costs: ``python tests/benchmarks/resume.py [TRIALS ...]``, ``--growth [--sampler NAME]``.
 
-By sampler and policy: seconds to read and understand the history (`open_study` and `make_scheduler`), of them those for
-reading alone. With ``--launch`` also seconds from the start of the command to the first new trial being sent, in
-embedded mode. With ``--memory`` instead, in JSON, what a scheduler's process has resident after the resumption of a
-study with 30 metrics a trial.
+How long a study of N finished trials takes to resume, by sampler and policy: seconds to read and understand the history
+(`open_study` and `make_scheduler`), of them those for reading alone. With ``--launch`` also seconds from the start of
+the command to the first new trial being sent, in embedded mode. With ``--memory`` instead, in JSON, what a scheduler's
+process has resident after the resumption of a study with 30 metrics a trial.
+
+With ``--growth`` instead, CPU of the scheduler by trial as one study grows to N trials (100,000, five minutes). Its
+trials take no time: the scheduler, its sampler and its store have the process to themselves. CPU is measured over
+blocks of trials, each divided by the CPU that the same loop took within the block, because a machine may become slower
+or faster meanwhile. The goal compares the later blocks with the first.
 """
 
 from __future__ import annotations
@@ -25,8 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import goal
 from hyperopt import hp
 
+from shadho_celery import minimize
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.scheduler.plan import Plan, make_scheduler
@@ -54,6 +61,18 @@ SPACE = hp.choice(
         {"name": "svm", "C": hp.loguniform("C", -5, 10), "gamma": hp.loguniform("gamma", -10, 3)},
     ],
 )
+
+#: the last trials of the blocks that are compared, as far as the study has so many, and the trials of a block
+ENDS, BLOCK = (1_500, 28_000, 100_000), 1_000
+#: trials between two passes of the loop for calibration
+PASSES = 20
+
+GROWING = {
+    "rate": hp.loguniform("rate", -7, 0),
+    "decay": hp.loguniform("decay", -10, -2),
+    "depth": hp.randint("depth", 2, 20),
+    "solver": hp.choice("solver", ["adam", "sgd", "lion"]),
+}
 
 MODULE = """
 import sys
@@ -191,17 +210,62 @@ def measure_memory(folder: Path, url: str, trials: int) -> None:
     print(subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.strip(), flush=True)
 
 
+def loop() -> None:
+    """Make some work for the interpreter, of always the same length."""
+    found = 0
+    for number in range(2_000):
+        found += number * number % 7
+
+
+def grow(limit: int, sampler: str) -> None:
+    """Run the study and print a line for each block, then one JSON object with the goals."""
+    ends = [end for end in ENDS if end < limit] + [limit]
+    block = min(BLOCK, ends[0] // 2)
+    seconds = dict.fromkeys(ends, 0.0)
+    loops = dict.fromkeys(ends, 0.0)
+    trials, last = 0, time.process_time()
+
+    def objective(params: dict[str, float]) -> float:
+        nonlocal trials, last
+        trials += 1
+        end = next(end for end in ends if trials <= end)
+        if trials <= end - block:
+            return (params["rate"] - 0.01) ** 2 + params["decay"]
+        now = time.process_time()
+        if trials > end - block + 1:
+            seconds[end] += now - last
+        if trials % PASSES == 0:
+            loop()
+            loops[end] += time.process_time() - now
+        last = time.process_time()
+        return (params["rate"] - 0.01) ** 2 + params["decay"]
+
+    minimize(objective, GROWING, trials=limit, sampler=sampler, seed=0)
+    rows = {}
+    for end in ends:
+        milliseconds, passes = seconds[end] / block * 1e3, loops[end] / (block / PASSES) * 1e3
+        rows[end] = milliseconds / passes
+        print(f"trials {end - block:>7,} to {end:>7,}: {milliseconds:6.2f} ms of CPU each; a loop {passes:.3f} ms")
+    first, *later = ends
+    print(json.dumps({f"{end} beside {first}": goal(rows[end] / rows[first], at_most=1.2) for end in later}))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trials", nargs="*", type=int, default=SIZES)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trials", nargs="*", type=int, help="by default 5000 and 100000")
     parser.add_argument("--launch", action="store_true")
     parser.add_argument("--memory", action="store_true", help="resident memory with 30 metrics a trial instead")
+    parser.add_argument("--growth", action="store_true", help="CPU of the scheduler as a study grows instead")
+    parser.add_argument("--sampler", default="tpe", help="of --growth (default tpe)")
     parser.add_argument("--in-this-process", metavar="URL", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.in_this_process:
         print(json.dumps(remembered(given.in_this_process, "long_study", given.trials[0])))
         return
-    for trials in given.trials:
+    if given.growth:
+        grow(given.trials[0] if given.trials else ENDS[-1], given.sampler)
+        return
+    for trials in given.trials or SIZES:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             url = f"sqlite:///{folder}/s.db"

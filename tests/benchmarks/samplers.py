@@ -4,33 +4,28 @@ Parts, in this order; ``--part`` runs some of them:
 
 - closed: test functions of known optimum, a mixed and a conditional space, 25 labels of which five matter. Regret is
   the best loss less the optimum. ``auto`` against the best peer of each problem, ``gp`` and ``tpe`` by themselves.
-- small: hyperopt's own test domains written by hand; ``tpe`` against random search and hyperopt's TPE by wins: a lower
-  best loss under the same seed, a tie is half a win.
+- small: hyperopt's own test domains written by hand; ``tpe`` against random search by wins: a lower best loss under the
+  same seed, a tie is half a win.
 - time: milliseconds of a suggestion by the length of the history.
-- models: twelve problems of scikit-learn, after Bayesmark; 100 is the best loss that anybody saw, 0 a random one.
-- parallel: on 16 and 64 slots of a virtual clock, ``auto`` against Optuna's TPE with its constant liar, ten evaluations
-  a slot; and against one slot with as many evaluations.
-- short: trials of 10 ms on two embedded workers, ``auto`` beside random search in trials a second; CPU seconds of
-  ``minimize`` with cheap functions beside Optuna's TPE; and milliseconds of a proposal by how long trials last.
-- objectives: several losses and a constraint beside Optuna's TPE and NSGA-II, see `objectives.py`.
-- structural: spaces of 2 to 100 subspaces beside the TPEs of Optuna and hyperopt, and SMAC3, see `structures.py`.
 - pool (only by name): TPE on a simulated fleet of two classes, with trials drawn ahead against without.
 
 Ours run on a virtual clock, where a trial lasts a minute, because ``auto`` spends less on short trials. The search
 space is split into subspaces, and the draws are those of `shadho_celery.minimize`. No worse than a peer means: the
 median regret is not above it, or Mann-Whitney's test gives p >= .05; regrets below a thousandth of the loss's range
-count as equal. Peers' figures come from a recorded table, which ``--full`` renews; with ``--shift``, ``--problems`` or
-other seeds than the recorded ones all but the slowest peer (Optuna's GP) run beside ours.
+count as equal. Peers' regrets come from a table that was recorded in November 2026. It has 100 evaluations of these
+problems: with ``--shift``, ``--problems`` or ``--trials``, only our own regrets are measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -40,14 +35,8 @@ from typing import Any
 
 import numpy as np
 from figures import finish, goal, p_no_worse, results_of
-from models import models
-from objectives import several
-from parallel import parallel
-from peers import HYPEROPT, OPTUNA, quiet, search
 from playing import play_study
 from problems import CLOSED_FORMS, SMALL, Problem, Unlucky, problems_of
-from short_trials import short
-from structural import structural
 
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
@@ -56,14 +45,13 @@ from shadho_celery.space.split import split
 
 Json = dict[str, Any]
 
+#: regrets of hyperopt's and Optuna's samplers by problem and sampler; of Optuna's slow GP five seeds
 PEERS_TABLE = Path(__file__).parent / "data" / "sampler_peers.json"
+OURS = ("auto", "gp", "tpe")
 #: evaluations of the closed forms, and their seeds
 EVALUATIONS, SEEDS = 100, 11
 #: evaluations after which the table has a figure
 AT = (20, 40, 60, 80, 100)
-SLOW_PEER = "optuna gp"
-#: seeds of the slowest peer
-SLOW_SEEDS = 5
 #: `gp` by itself: problem -> evaluations, greatest median regret
 GP_GOALS: Mapping[str, tuple[int, float]] = {"branin": (60, 1e-3), "hartmann3": (60, 1e-3), "hartmann6": (80, 0.01)}
 #: where `tpe` is held against Optuna's
@@ -73,13 +61,15 @@ NO_WORSE = 9 / 11
 
 #: trials of the small problems; failures are counted after the warm-up
 SMALL_TRIALS, WARM_UP = 60, 20
-SMALL_ALGORITHMS = ("random", "tpe", "hyperopt tpe")
+SMALL_ALGORITHMS = ("random", "tpe")
 #: the spike's bottom lies at -2, the end of the slope at -1
 SPIKE = -1.9
 
 #: lengths of the history at which a suggestion is timed
 HISTORIES = (20, 100, 300, 1000, 5000)
 
+#: seconds that a trial is said to last
+MINUTE = 60.0
 #: the fleet on which trials are drawn ahead, and the seconds of the smallest and the largest params on each class
 FLEET: Mapping[str, int] = {"gpu": 4, "cpu": 12}
 SECONDS: Mapping[str, tuple[float, float]] = {"gpu": (20.0, 30.0), "cpu": (20.0, 420.0)}
@@ -93,8 +83,19 @@ def problems(part: str, file: Path | None = None, shift: int | None = None) -> M
 
 
 def search_in(where: tuple[Any, ...], name: str, algorithm: str, seed: int, trials: int) -> list[float]:
-    """Search one of the problems of `where`, the arguments of `problems`; its functions cross no process."""
-    return search(problems(*where)[name], algorithm, seed, trials)
+    """Return the losses of one search, infinite where a trial failed; `where` are the arguments of `problems`."""
+    problem = problems(*where)[name]
+    space = compile_space(problem.space)
+
+    def play(attempt: Attempt, compute_class: str) -> Outcome:
+        try:
+            loss = float(problem.objective(space.evaluate(attempt.params)))
+        except Unlucky:
+            return Outcome(state=TrialState.FAILED, seconds=MINUTE)
+        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=MINUTE)
+
+    study = play_study(problem.space, {"cpu": 1}, play, None, trials=trials, sampler=algorithm, shares=None, seed=seed)
+    return [math.inf if trial.outcome.loss is None else trial.outcome.loss for trial in study]
 
 
 # Closed forms
@@ -105,18 +106,14 @@ def closed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tup
     where = ("closed", arguments.problems, arguments.shift)
     named = problems(*where)
     seeds, trials = arguments.seeds, arguments.trials
-    is_recorded = where[1:] == (None, None) and (seeds, trials) == (SEEDS, EVALUATIONS) and not arguments.first_seed
-    peers = (*HYPEROPT, *OPTUNA)
-    if not arguments.full:
-        peers = () if is_recorded else tuple(name for name in peers if name != SLOW_PEER)
-    counts = dict.fromkeys(("auto", "gp", "tpe", *peers), seeds) | ({SLOW_PEER: SLOW_SEEDS} if arguments.full else {})
-    first = arguments.first_seed
+    is_recorded = where[1:] == (None, None) and trials == EVALUATIONS
     runs = {
         (name, algorithm): [
-            processes.submit(search_in, where, name, algorithm, seed, trials) for seed in range(first, first + count)
+            processes.submit(search_in, where, name, algorithm, seed, trials)
+            for seed in range(arguments.first_seed, arguments.first_seed + seeds)
         ]
         for name in named
-        for algorithm, count in counts.items()
+        for algorithm in OURS
     }
     found = results_of(runs, "searches")
     regrets: dict[str, dict[str, list[list[float]]]] = {name: {} for name in named}
@@ -124,14 +121,15 @@ def closed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tup
         optimum = named[name].optimum
         assert optimum is not None
         regrets[name][algorithm] = [best_so_far(losses, optimum) for losses in searches]
-    if arguments.full and is_recorded:
-        record(regrets, peers)
-    if is_recorded and not arguments.full:
+    if is_recorded:
         for name, rows in json.loads(PEERS_TABLE.read_text())["regrets"].items():
             regrets[name] |= rows
     figures = {name: compare(named[name], rows, trials) for name, rows in regrets.items()}
     show(figures)
-    return figures, closed_goals(figures, is_ours=arguments.problems is None, trials=trials)
+    goals = goals_beside_peers(figures) if is_recorded else {}
+    if arguments.problems is None and trials >= EVALUATIONS:
+        goals |= goals_of_ours(figures)
+    return figures, goals
 
 
 def looked_at(trials: int) -> list[int]:
@@ -145,15 +143,6 @@ def best_so_far(losses: Sequence[float], optimum: float) -> list[float]:
     return [float(best[place - 1]) for place in looked_at(len(losses))]
 
 
-def record(regrets: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], peers: Sequence[str]) -> None:
-    """Write the peers' table."""
-    table = {
-        name: {peer: [[float(f"{each:.4g}") for each in run] for run in rows[peer]] for peer in peers}
-        for name, rows in regrets.items()
-    }
-    PEERS_TABLE.write_text(json.dumps({"regrets": table}, separators=(",", ":")) + "\n")
-
-
 def compare(problem: Problem, rows: Mapping[str, Sequence[Sequence[float]]], trials: int) -> Json:
     """Return one problem's figures: medians by algorithm and evaluation, and `auto` against each peer."""
     equal = problem.equal()
@@ -164,14 +153,12 @@ def compare(problem: Problem, rows: Mapping[str, Sequence[Sequence[float]]], tri
         for algorithm, runs in rows.items()
     }
     last = {algorithm: [max(run[-1], equal) for run in runs] for algorithm, runs in rows.items()}
-    peers = [name for name in rows if name in (*HYPEROPT, *OPTUNA)]
+    peers = [name for name in rows if name not in OURS]
     best = min(peers, key=lambda name: statistics.median(last[name])) if peers else None
     return {
         "median_regret": medians,
         "best_peer": best,
-        "p_no_worse": {
-            ours: {peer: p_no_worse(last[ours], last[peer]) for peer in peers} for ours in ("auto", "gp", "tpe")
-        },
+        "p_no_worse": {ours: {peer: p_no_worse(last[ours], last[peer]) for peer in peers} for ours in OURS},
         "auto_is_no_worse": best is None or p_no_worse(last["auto"], last[best]) >= 0.05,
         "tpe_is_no_worse_than_optuna": "optuna tpe" not in last or p_no_worse(last["tpe"], last["optuna tpe"]) >= 0.05,
     }
@@ -190,33 +177,31 @@ def show(figures: Mapping[str, Json]) -> None:
         print(f"{name:14s}" + "".join(f" {value:14.3g}" for value in last) + word)
 
 
-def closed_goals(figures: Mapping[str, Json], *, is_ours: bool, trials: int) -> Json:
-    """Return the goals; some are those of our own problems only."""
-    goals = {
-        "part of the problems on which auto is no worse than the best peer": goal(
-            statistics.mean(row["auto_is_no_worse"] for row in figures.values()), at_least=NO_WORSE
-        ),
-    }
-    p_values = sorted(row["p_no_worse"]["auto"].get("optuna tpe", 1.0) for row in figures.values())
+def goals_beside_peers(figures: Mapping[str, Json]) -> Json:
+    """Return the goals that compare with the recorded peers."""
+    p_values = sorted(row["p_no_worse"]["auto"]["optuna tpe"] for row in figures.values())
     # Holm: the least p is held against .05 / n, the next one against .05 / (n - 1), and so on.
     worse = 0
     for place, p in enumerate(p_values):
         if p >= 0.05 / (len(p_values) - place):
             break
         worse += 1
-    goals["problems on which auto is significantly worse than Optuna's TPE"] = goal(worse, at_most=0)
-    if not is_ours:
-        return goals
-    if trials >= EVALUATIONS:
-        goals["tree: median regret of auto"] = goal(
-            figures["tree"]["median_regret"]["auto"][str(EVALUATIONS)], at_most=0.1
-        )
-        for name, (place, most) in GP_GOALS.items():
-            regret = figures[name]["median_regret"]["gp"][str(place)]
-            goals[f"{name}: median regret of gp after {place}"] = goal(regret, at_most=most)
-    goals["problems of four on which tpe is no worse than Optuna's"] = goal(
-        sum(figures[name]["tpe_is_no_worse_than_optuna"] for name in TPE_GOALS), at_least=len(TPE_GOALS)
-    )
+    no_worse = statistics.mean(row["auto_is_no_worse"] for row in figures.values())
+    tpe = sum(figures[name]["tpe_is_no_worse_than_optuna"] for name in TPE_GOALS)
+    return {
+        "part of the problems on which auto is no worse than the best peer": goal(no_worse, at_least=NO_WORSE),
+        "problems on which auto is significantly worse than Optuna's TPE": goal(worse, at_most=0),
+        "problems of four on which tpe is no worse than Optuna's": goal(tpe, at_least=len(TPE_GOALS)),
+    }
+
+
+def goals_of_ours(figures: Mapping[str, Json]) -> Json:
+    """Return the goals of the regrets on our own problems."""
+    tree = figures["tree"]["median_regret"]["auto"][str(EVALUATIONS)]
+    goals = {"tree: median regret of auto": goal(tree, at_most=0.1)}
+    for name, (place, most) in GP_GOALS.items():
+        regret = figures[name]["median_regret"]["gp"][str(place)]
+        goals[f"{name}: median regret of gp after {place}"] = goal(regret, at_most=most)
     return goals
 
 
@@ -234,16 +219,15 @@ def small(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tupl
     }
     found = results_of(runs, "searches")
     figures = {}
-    names = ("random", "tpe", "hyperopt", "tpe>rnd", "hopt>rnd", "tpe>hopt")
-    print(f"{'':14s} {'median best loss':>30s} {'share of wins':>30s}")
+    names = ("random", "tpe", "tpe>rnd")
+    print(f"{'':14s} {'median best loss':>20s} {'wins':>9s}")
     print(f"{'':14s}" + "".join(f" {name:>9s}" for name in names))
     for problem in SMALL:
         figures[problem] = compare_wins(problem, {name: found[problem, name] for name in SMALL_ALGORITHMS})
-        print(f"{problem:14s}" + "".join(f" {value:9.4g}" for value in list(figures[problem].values())[:6]))
+        print(f"{problem:14s}" + "".join(f" {value:9.4g}" for value in list(figures[problem].values())[:3]))
     spike = statistics.mean(min(run) <= SPIKE for run in found["distractor", "tpe"])
     goals = {
         "tpe wins against random": goal(_mean(figures, "wins_against_random"), at_least=0.70),
-        "tpe wins against hyperopt's": goal(_mean(figures, "wins_against_hyperopt"), at_least=0.45),
         "distractor: part of tpe's searches that find the spike": goal(spike, at_least=0.8),
     }
     for problem, row in figures.items():
@@ -258,8 +242,6 @@ def compare_wins(problem: str, runs: Mapping[str, Sequence[Sequence[float]]]) ->
     best = {name: [min(run) for run in runs[name]] for name in SMALL_ALGORITHMS}
     figures: Json = {f"median_best_{name}": statistics.median(best[name]) for name in SMALL_ALGORITHMS}
     figures["wins_against_random"] = wins(best["tpe"], best["random"])
-    figures["hyperopt_wins_against_random"] = wins(best["hyperopt tpe"], best["random"])
-    figures["wins_against_hyperopt"] = wins(best["tpe"], best["hyperopt tpe"])
     if SMALL[problem].fails:
         figures |= {f"failing_{name}": failing(runs[name]) for name in SMALL_ALGORITHMS}
     return figures
@@ -370,7 +352,7 @@ def search_on_fleet(problem: str, pool: int | None, seed: int, trials: int) -> f
 
 def draw(figures: Mapping[str, Json], folder: Path) -> None:
     """Draw the parts that have a picture."""
-    from samplers_pictures import regrets, suggestion_times
+    from picture import regrets, suggestion_times
 
     if "closed" in figures:
         regrets(figures["closed"], folder / "regret.png")
@@ -378,20 +360,16 @@ def draw(figures: Mapping[str, Json], folder: Path) -> None:
         suggestion_times(figures["time"], folder / "suggestion_times.png")
 
 
-def of_objectives(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
-    """Return figures and goals of several objectives and constraints."""
-    return several(range(arguments.first_seed, arguments.first_seed + arguments.seeds), processes)
+def quiet() -> None:
+    """Keep the searches' own messages out of the table."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
 
 
 PARTS = {
     "closed": closed,
     "small": small,
     "time": timed,
-    "models": models,
-    "parallel": parallel,
-    "short": short,
-    "objectives": of_objectives,
-    "structural": structural,
     "pool": with_pool,
 }
 
@@ -402,25 +380,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="5 seeds; under ten minutes")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of most parts (default 11)")
     parser.add_argument("--small-seeds", type=int, default=20, help="of the small problems (default 20)")
-    parser.add_argument("--model-seeds", type=int, default=5, help="of the models (default 5)")
-    parser.add_argument("--parallel-seeds", type=int, default=5, help="of the searches on many slots (default 5)")
     parser.add_argument("--first-seed", type=int, default=0, help="(default 0)")
     parser.add_argument("--trials", type=int, default=EVALUATIONS, help="of the closed forms (default 100)")
     parser.add_argument("--shift", type=int, metavar="SEED", help="move the boxes by up to 15 %% of their widths")
     parser.add_argument("--problems", type=Path, help="Python file with PROBLEMS = {name: (space, function, optimum)}")
-    parser.add_argument("--full", action="store_true", help="run all peers, and renew their recorded table")
-    parser.add_argument("--smac", metavar="PYTHON", default="", help="an interpreter that has SMAC3, for structural")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw regret and time there")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.seeds = arguments.small_seeds = 5
-        arguments.model_seeds = arguments.parallel_seeds = 1
     if arguments.problems is not None and not arguments.problems.is_file():
         parser.error(f"argument --problems: there is no file {arguments.problems}")
     parts = arguments.part or (["closed"] if arguments.problems else [*PARTS][:-1])
-    if arguments.full and "structural" in parts and not arguments.smac:
-        parser.error("--full records SMAC3 too; give --smac an interpreter that has it, or other parts by --part")
     # Several searches at a time: with several threads each they would wait for one another.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")

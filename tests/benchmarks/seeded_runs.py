@@ -23,72 +23,60 @@ from typing import Any
 
 HERE = Path(__file__).parents[2]
 
+#: what follows the lines of each cluster file: a space of its families, and their seconds by class
+FAMILIES = """
+from hyperopt import hp
+
+OPTIONS = [(share, {"family": name, "x": hp.uniform("x " + name, 0, 1)}) for name, (share, _) in FAMILIES.items()]
+SPACE = hp.pchoice("family", OPTIONS)
+
+def seconds(params, machine):
+    return FAMILIES[params["family"]][1][machine.compute_class]
+
+def loss(params):
+    return (params["x"] - 0.3) ** 2
+"""
+
 CLUSTERS = {
     "changes": """
-seconds = 7200
-seed = 3
-failure_rate = 0.03
-[classes.gpu_large]
-workers = 4
-memory_gib = 40
-[classes.gpu_small]
-workers = 8
-memory_gib = 11
-[classes.cpu]
-workers = 20
-[families.network]
-seconds = { gpu_large = 40, gpu_small = 90, cpu = 1200 }
-share = 2
-memory_gib = 6
-[families.forest]
-seconds = { gpu_large = 60, gpu_small = 70, cpu = 90 }
-[families.large]
-seconds = { gpu_large = 100, gpu_small = 300, cpu = 900 }
-memory_gib = 20
-[size]
-law = "lognormal"
-sigma = 0.5
-[straggler]
-law = "slow"
-probability = 0.05
-factor = 8
-[[changes]]
-at = 2000
-class = "cpu"
-workers = -20
-[[changes]]
-at = 4000
-class = "cpu"
-workers = 15
+STUDY = {"seconds": 7200}
+CLUSTER = {
+    "classes": {
+        "gpu_large": {"workers": 4, "memory_gib": 40}, "gpu_small": {"workers": 8, "memory_gib": 11},
+        "cpu": {"workers": 20},
+    },
+    "changes": [{"at": 2000, "class": "cpu", "workers": -20}, {"at": 4000, "class": "cpu", "workers": 15}],
+    "seed": 3,
+}
+FAMILIES = {
+    "network": (0.5, {"gpu_large": 40, "gpu_small": 90, "cpu": 1200}),
+    "forest": (0.25, {"gpu_large": 60, "gpu_small": 70, "cpu": 90}),
+    "large": (0.25, {"gpu_large": 100, "gpu_small": 300, "cpu": 900}),
+}
+def memory_gib(params):
+    return {"network": 6, "forest": 0, "large": 20}[params["family"]]
+def failure_rate(params):
+    return 0.03
+def size(generator, count):
+    return generator.lognormal(-0.125, 0.5, count)
+def straggler(generator, count):
+    return 1 + 7 * (generator.random(count) < 0.05)
 """,
     "even": """
-trials = 1500
-seed = 11
-[classes.a]
-workers = 10
-[classes.b]
-workers = 30
-[families.x]
-seconds = { a = 10, b = 30 }
-[families.y]
-seconds = { a = 20, b = 22 }
-[straggler]
-law = "halfnormal"
-scale = 0.7
+STUDY = {"trials": 1500}
+CLUSTER = {"classes": {"a": {"workers": 10}, "b": {"workers": 30}}, "seed": 11}
+FAMILIES = {"x": (0.5, {"a": 10, "b": 30}), "y": (0.5, {"a": 20, "b": 22})}
+def straggler(generator, count):
+    return (1 + abs(generator.normal(0, 0.7, count))) / 1.5585
 """,
     "target": """
-seconds = 20000
-target = 0.0005
-seed = 5
-failure_rate = 0.2
-[classes.cpu]
-workers = 3
-[families.only]
-seconds = { cpu = 7 }
-[size]
-law = "uniform"
-low = 0.5
-high = 3
+STUDY = {"seconds": 20000, "target": 0.0005}
+CLUSTER = {"classes": {"cpu": {"workers": 3}}, "seed": 5}
+FAMILIES = {"only": (1, {"cpu": 7})}
+def failure_rate(params):
+    return 0.2
+def size(generator, count):
+    return generator.uniform(0.5, 3, count) / 1.75
 """,
 }
 
@@ -139,10 +127,10 @@ def objective(values: Any) -> float:
 
 def simulated() -> Iterator[tuple[str, Any]]:
     for name, text in CLUSTERS.items():
-        Path("cluster.toml").write_text(text)
+        Path("cluster.py").write_text(text + FAMILIES)
         for policy in ("cost", "paper", "fifo"):
             out = Path("trials.csv")
-            command = [sys.executable, "-m", "shadho_celery.simulate", "cluster.toml", "--policy", policy]
+            command = [sys.executable, "-m", "shadho_celery.simulate", "cluster.py", "--policy", policy]
             done = subprocess.run([*command, "--json", "--out", out], capture_output=True, text=True, check=True)
             said = json.loads(done.stdout)
             for volatile in ("cpu_seconds", "peak_mib"):

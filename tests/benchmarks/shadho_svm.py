@@ -34,7 +34,7 @@ from svm_record import CLASSES, KERNELS, Record, Row, read, space
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, Result, Trial, TrialState
 from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.simulation.executor import SimulatedExecutor
+from shadho_celery.simulation.executor import Fleet, SimulatedClass, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
@@ -145,7 +145,8 @@ def _model(trial: Trial) -> Model:
 def search_centrally(record: Record, slots: Mapping[str, int], hours: float, seed: int) -> list[Model]:
     """Hyperopt's TPE asked for each slot as it becomes free, with all results so far; the running trials are NEW."""
     clock, generator = ManualClock(), np.random.default_rng(seed)
-    executor = SimulatedExecutor(slots, record.play, clock)
+    fleet = Fleet(classes={name: SimulatedClass(workers=number) for name, number in slots.items()})
+    executor = SimulatedExecutor(fleet, record.play, clock)
     trials, domain = hyperopt.Trials(), hyperopt.base.Domain(lambda values: 0.0, space())
     models: dict[int, Model] = {}
     while clock.now() < hours * 3600:
@@ -355,9 +356,9 @@ def main() -> None:
         f"\nmedian relative error of the seconds of runs not learned from: cost model {ours:.3f}, medians {theirs:.3f}"
     )
     if given.picture:
-        from svm_pictures import chart
+        from picture import shadho
 
-        chart(found, given.picture)
+        shadho(found, given.picture)
     finish(
         {
             "schedulers": figures,

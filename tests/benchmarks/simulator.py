@@ -16,20 +16,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from figures import finish, goal
-from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from services.families import Family, cluster_of, fleet_of, half_normal, log_normal, with_settings
 
 import shadho_celery
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS
-from shadho_celery.simulation.cluster_file import Cluster, parse
+from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import Simulation, simulate
 
 #: mean seconds of a trial by family and class: unlike machines, each family with another order of them
@@ -74,15 +78,15 @@ class Run(NamedTuple):
 def cluster(workers: int, trials: int | None = None) -> Cluster:
     """So many workers, a third of each class, until as many trials or the three hours are over."""
     each, left = divmod(workers, len(CLASSES))
-    return parse(
+    return cluster_of(
+        fleet_of({name: each + (place < left) for place, name in enumerate(CLASSES)}),
         {
-            "failure_rate": 0.02,
-            "classes": {name: {"workers": each + (place < left)} for place, name in enumerate(CLASSES)},
-            "families": {name: {"seconds": dict(zip(CLASSES, row, strict=True))} for name, row in SECONDS.items()},
-            "size": {"law": "lognormal", "sigma": 0.5},
-            "straggler": {"law": "halfnormal", "scale": 0.5},
-            **({"trials": trials} if trials else {"seconds": HOURS * 3600}),
-        }
+            name: Family(seconds=dict(zip(CLASSES, row, strict=True)), failure_rate=0.02)
+            for name, row in SECONDS.items()
+        },
+        {"trials": trials} if trials else {"seconds": HOURS * 3600},
+        size=partial(log_normal, 0.5),
+        straggler=partial(half_normal, 0.5),
     )
 
 
@@ -107,7 +111,7 @@ def alone(*arguments: object) -> Run:
 
 def same(policy: str, shares: str) -> bool:
     """Return True when an hour of the cluster goes the same way twice, to the bit."""
-    described = replace(cluster(WORKERS), seconds=3600.0)
+    described = with_settings(cluster(WORKERS), seconds=3600.0)
     first, second = (repr(list(play(described, policy, shares).rows())) for _ in "12")
     return first == second
 

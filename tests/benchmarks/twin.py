@@ -18,15 +18,18 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from figures import finish, goal
 from fleets import DATA, FOUR, RATES, describe, rates, seconds_of
+from hyperopt import hp
 from idle import Fleet, lent_rabbitmq, lent_redis
+from services.families import Family, cluster_of, fleet_of, half_normal
 
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.simulation.cluster_file import parse
+from shadho_celery.simulation.cluster_file import Machine
 from shadho_celery.simulation.simulation import simulate
 
 #: the queues, the strongest first
@@ -49,9 +52,9 @@ def objective(params, context):
     return params["x"]
 """
 
-#: slots, and seconds of a flat space; to be scaled as those of the families
+#: slots, and seconds of a flat space, at least and by its number; to be scaled as those of the families
 FLAT_SLOTS = {"gpu": 4, "cpu": 12}
-FLAT_SECONDS = {"gpu": "20 + 10 * w", "cpu": "20 + 400 * w"}
+FLAT_SECONDS = {"gpu": (20, 10), "cpu": (20, 400)}
 
 FLAT_STUDY = """
 import random, time
@@ -61,7 +64,8 @@ STUDY = {{"sampler": "random"}}
 def objective(params, context):
     w = params["w"]
     factor = (1 + abs(random.Random(context.seed).gauss(0, {straggling}))) / {mean}
-    time.sleep({scale} * {{{seconds}}}[context.compute_class] * factor)
+    least, slope = {seconds}[context.compute_class]
+    time.sleep({scale} * (least + slope * w) * factor)
     return w
 """
 
@@ -143,18 +147,20 @@ def run(fleet: Fleet, policy: str, seconds: float, seed: int) -> dict[str, float
 
 def flat_margins(broker: str, redis: str, scale: float, seconds: float, seed: int) -> dict[str, float]:
     """Trials that cost completes in a flat space, over those of fifo: on real workers, and simulated."""
-    laws = {name: f"{scale} * ({law})" for name, law in FLAT_SECONDS.items()}
-    cluster = parse(
-        {
-            "seconds": seconds,
-            "classes": {name: {"workers": slots} for name, slots in FLAT_SLOTS.items()},
-            "families": {"flat": {"seconds": laws, "params": {"w": {"law": "uniform", "low": 0, "high": 1}}}},
-            "straggler": {"law": "halfnormal", "scale": STRAGGLING},
-        }
+
+    def seconds_on(params: Mapping[str, Any], machine: Machine) -> float:
+        least, slope = FLAT_SECONDS[machine.compute_class]
+        return scale * (least + slope * float(params["w"]))
+
+    cluster = cluster_of(
+        fleet_of(FLAT_SLOTS),
+        {"flat": Family(seconds=seconds_on, params={"w": lambda label: hp.uniform(label, 0, 1)})},
+        {"seconds": seconds},
+        straggler=partial(half_normal, STRAGGLING),
     )
-    by_class = ", ".join(f"{Fleet.queue(name)!r}: {law}" for name, law in FLAT_SECONDS.items())
+    by_class = {Fleet.queue(name): each for name, each in FLAT_SECONDS.items()}
     text = FLAT_STUDY.format(seconds=by_class, scale=scale, straggling=STRAGGLING, mean=STRAGGLER_MEAN)
-    told = {policy: simulate(cluster, policy=policy, seed=seed).complete["flat"] for policy in ("cost", "fifo")}
+    told = {policy: simulate(cluster, policy=policy, seed=seed).complete["family=flat"] for policy in ("cost", "fifo")}
     real = {}
     with Fleet(FLAT_SLOTS, broker, redis, flat_twin=text) as fleet:
         for policy in ("cost", "fifo"):
@@ -179,7 +185,7 @@ def predict(table: Table, slots: int, policy: str, seconds: float, seed: int) ->
     """Trials an hour by family, as the simulator has them."""
     cluster = describe(table, dict.fromkeys(CLASSES, slots), (), seconds / 3600, failure_rate=0.0)
     played = simulate(cluster, policy=policy, seed=seed)
-    return {family: count / seconds * 3600 for family, count in played.complete.items()}
+    return {name.removeprefix("family="): count / seconds * 3600 for name, count in played.complete.items()}
 
 
 def off(measured: Mapping[str, float], predicted: Mapping[str, float], family: str | None = None) -> float:

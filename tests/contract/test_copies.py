@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from contract.test_executors import PATIENCE, Rig, all_end, collect, ends, queued, run
+from services.families import fleet_of
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
@@ -33,7 +34,7 @@ def rig() -> Iterator[Pair]:
         seconds = {(STUCK, 1): 60.0, (FRAGILE, 1): 6.0, (ENDLESS, which): 60.0}.get((x, which), 3.0)
         return Outcome(state=TrialState.COMPLETE, loss=x, seconds=seconds)
 
-    executor = SimulatedExecutor({"gpu": 2, "cpu": 1}, play, ManualClock())
+    executor = SimulatedExecutor(fleet_of({"gpu": 2, "cpu": 1}), play, ManualClock())
     yield Pair(executor=executor, compute_class="gpu", elsewhere="cpu", catches_running=True)
     executor.close()
 

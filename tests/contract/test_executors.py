@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from services.families import fleet_of
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import FINISHED, Attempt, Event, Lost, Outcome, Result, Started, TrialState
@@ -56,7 +57,7 @@ def simulated() -> Iterator[Rig]:
         outcome = call(objective, lambda: attempt.params, LocalContext(budget=attempt.budget))
         return Outcome(state=outcome.state, loss=outcome.loss, metrics=outcome.metrics, error=outcome.error, seconds=3)
 
-    executor = SimulatedExecutor({"gpu": 2, "cpu": 1}, play, ManualClock())
+    executor = SimulatedExecutor(fleet_of({"gpu": 2, "cpu": 1}), play, ManualClock())
     yield Rig(executor=executor, compute_class="gpu", catches_running=True)
     executor.close()
 

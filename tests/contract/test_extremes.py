@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hyperopt import hp
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
@@ -66,6 +67,9 @@ class Strangers:
         return [*events, *plain]
 
     def keep(self) -> None:
+        pass
+
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
         pass
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:

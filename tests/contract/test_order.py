@@ -15,7 +15,7 @@ from shadho_celery.core.best import feasible_loss, merit
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.asha import Rung
 from shadho_celery.results.study import StudyResults
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.trials import FinishedTrials
 
@@ -59,7 +59,7 @@ def store(trials: list[Trial], tmp_path: Path) -> Iterator[SqlStore]:
     store = SqlStore(f"sqlite:///{tmp_path / 'store.db'}")
     several = len(trials_with_losses(trials)) > 0
     store.create(record_with(RECORD, in_force={"objectives": dict.fromkeys("ab", "minimize")} if several else {}))
-    store.write("k1", store.lock("k1", "here 1 1", 2.0), 2.0, new=trials)
+    store.write("k1", store.lock("k1", "here 1 1", 2.0), 2.0, Turn(new=trials))
     yield store
     store.close()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hyperopt import hp
+from services.families import fleet_of
 
 from shadho_celery import Study, minimize
 from shadho_celery.core.clock import ManualClock
@@ -47,7 +48,7 @@ def played(sampler: str, seed: int, trials: int = TRIALS) -> list[Trial]:
     clock = ManualClock()
     record = StudyRecord(key="played", name="played", module="", seed=seed, space={}, created_at=0.0)
     study = StudyState(MemoryStore(), record, 1, clock=clock)
-    executor = SimulatedExecutor({"cpu": 3, "gpu": 1}, play, clock)
+    executor = SimulatedExecutor(fleet_of({"cpu": 3, "gpu": 1}), play, clock)
     limits, settings = Limits(trials=trials), StudySettings(sampler=sampler)
     make_scheduler(Plan.of(compile_space(SPACE), settings, limits), study, executor).run()
     return [*study]

@@ -31,7 +31,7 @@ from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Trial, 
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.program.recorded import list_studies, load_study
 from shadho_celery.store import engine as database
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.engine import file_system
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
@@ -193,7 +193,7 @@ def test_what_the_sampler_chose_is_kept_with_a_turn_of_the_loop(store: SqlStore)
     fence = begun(store)
     assert store.find("study k1").choices == {}
     for choices, kept in (({"all": "gp: why"}, {"all": "gp: why"}), (None, {"all": "gp: why"}), ({}, {})):
-        store.write("k1", fence, NOW, choices=choices)
+        store.write("k1", fence, NOW, Turn(choices=choices))
         assert store.find("study k1").choices == kept
 
 
@@ -201,7 +201,7 @@ def test_the_decade_of_its_trials_is_kept_with_a_turn_of_the_loop(store: SqlStor
     fence = begun(store)
     assert store.find("study k1").decade is None
     for decade, kept in ((None, None), (0.1, 0.1), (None, 0.1)):
-        store.write("k1", fence, NOW, decade=decade)
+        store.write("k1", fence, NOW, Turn(decade=decade))
         assert store.find("study k1").decade == kept
 
 
@@ -209,7 +209,7 @@ def test_the_plan_of_its_money_is_kept_with_a_turn_of_the_loop(store: SqlStore) 
     fence = begun(store)
     plans = MoneyPlan(deadline=NOW, money=3.5, an_hour=0.25), MoneyPlan(deadline=NOW)
     for plan, kept in ((None, None), (plans[0], plans[0]), (None, plans[0]), (plans[1], plans[1])):
-        store.write("k1", fence, NOW, money_plan=plan)
+        store.write("k1", fence, NOW, Turn(money_plan=plan))
         assert store.find("study k1").money_plan == kept
 
 
@@ -235,13 +235,13 @@ def test_what_people_have_asked_of_a_study_is_kept_with_a_turn_of_the_loop(store
         ),
         Action(id="a" * 32, at=NOW + 1, by="me@h", action="stop", arguments={}, answer=Answer(is_done=True, text="ok")),
     ]
-    store.write("k1", fence, NOW, asked=actions[:1])
-    store.write("k1", fence, NOW, asked=actions)
+    store.write("k1", fence, NOW, Turn(asked=actions[:1]))
+    store.write("k1", fence, NOW, Turn(asked=actions))
     with pytest.raises(LockLost):
-        store.write("k1", fence - 1, NOW, asked=[replace(actions[0], id="c" * 32)])
+        store.write("k1", fence - 1, NOW, Turn(asked=[replace(actions[0], id="c" * 32)]))
     assert store.actions("k1") == actions
     odd = Action(id="c", at=NOW, by="m", action="stop", arguments={}, answer=Answer(is_done=True, text="\0\ud800"))
-    store.write("k1", fence, NOW, asked=[odd])
+    store.write("k1", fence, NOW, Turn(asked=[odd]))
     assert [each.answer.text for each in store.actions("k1")][1] == "\ufffd?"
     store.delete("k1", fence)
     assert store.actions("k1") == []
@@ -260,8 +260,8 @@ def test_what_a_scheduler_was_asked_is_over_with_it(store: SqlStore) -> None:
         ]
 
     assert store.steered("k1") == []
-    store.write("k1", fence, NOW, asked=asked("pause", "set"))
-    store.write("k1", fence, NOW, asked=asked("stop", is_done=False))
+    store.write("k1", fence, NOW, Turn(asked=asked("pause", "set")))
+    store.write("k1", fence, NOW, Turn(asked=asked("stop", is_done=False)))
     assert store.steered("k1") == ["set", "pause"]
     store.unlock("k1", fence)
     store.lock("k1", ELSEWHERE, NOW + 1)
@@ -270,7 +270,7 @@ def test_what_a_scheduler_was_asked_is_over_with_it(store: SqlStore) -> None:
 
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:
     store.create(RECORD)
-    with pytest.raises(StudyExists, match=r"'first' .*--resume first"):
+    with pytest.raises(StudyExists, match=r"'first' .* resume it"):
         store.create(record("k2", name="first"))
     assert store.find("first") == RECORD
 
@@ -318,7 +318,7 @@ def test_a_study_whose_lock_has_run_out_without_an_unlocking_is_interrupted(stor
 def test_every_write_renews_the_lock(store: SqlStore) -> None:
     store.create(RECORD)
     fence = store.lock("k1", ELSEWHERE, NOW)
-    store.write("k1", fence, NOW + LOCK_SECONDS - 1)
+    store.write("k1", fence, NOW + LOCK_SECONDS - 1, Turn())
     with pytest.raises(StudyLocked):
         store.lock("k1", holder_name(), NOW + LOCK_SECONDS + 1)
 
@@ -339,7 +339,7 @@ def test_a_dead_holders_lock_is_taken_over_at_once(shared_url: str) -> None:
     taken = int(done.stdout)
     assert store.lock("k1", holder_name(), NOW + 1) == taken + 1
     with pytest.raises(LockLost):
-        store.write("k1", taken, NOW + 1, new=[trial(0)])
+        store.write("k1", taken, NOW + 1, Turn(new=[trial(0)]))
     store.close()
 
 
@@ -434,15 +434,15 @@ def test_a_study_given_back_can_be_taken_and_its_fences_only_grow(store: SqlStor
 def test_an_old_fence_writes_nothing(store: SqlStore) -> None:
     store.create(RECORD)
     old = store.lock("k1", ELSEWHERE, NOW)
-    store.write("k1", old, NOW, new=[trial(0, state=TrialState.RUNNING, attempt=1)])
+    store.write("k1", old, NOW, Turn(new=[trial(0, state=TrialState.RUNNING, attempt=1)]))
     kept = list(store.trials("k1"))
     new = store.lock("k1", holder_name(), NOW + 2 * LOCK_SECONDS)
     end = ended(kept[0])
     with pytest.raises(LockLost):
-        store.write("k1", old, NOW, new=[trial(1)], changed=[end], reported=[report(1)])
+        store.write("k1", old, NOW, Turn(new=[trial(1)], changed=[end], reported=[report(1)]))
     assert list(store.trials("k1")) == kept
     assert store.reports("k1") == []
-    store.write("k1", new, NOW, changed=[end])
+    store.write("k1", new, NOW, Turn(changed=[end]))
     assert list(store.trials("k1")) == [end]
 
 
@@ -452,7 +452,7 @@ def test_an_old_fence_writes_nothing(store: SqlStore) -> None:
 @pytest.mark.parametrize("written", [FULL, ENDED], ids=["running", "ended"])
 def test_a_trial_comes_back_as_it_was_written_types_and_order_included(store: SqlStore, written: Trial) -> None:
     fence = begun(store)
-    store.write("k1", fence, NOW, new=[written])
+    store.write("k1", fence, NOW, Turn(new=[written]))
     [back] = store.trials("k1")
     assert back == written
     assert repr(back.params) == repr(written.params)
@@ -462,10 +462,11 @@ def test_a_trial_comes_back_as_it_was_written_types_and_order_included(store: Sq
 def test_earlier_trials_are_whole_while_they_run_and_summaries_once_they_have_ended(store: SqlStore) -> None:
     fence = begun(store)
     failed = trial(9, state=TrialState.FAILED, outcome=Outcome(state=TrialState.FAILED, error="no"), lost=1)
-    store.write("k1", fence, NOW, new=[FULL, replace(ENDED, number=8), failed])
+    store.write("k1", fence, NOW, Turn(new=[trial(3), FULL, replace(ENDED, number=8), failed]))
     whole = {each.number: each for each in store.trials("k1")}
-    running, *summaries = store.earlier("k1")
-    assert running == whole[7]
+    *running, first, last = store.earlier("k1")
+    assert running == [whole[3], whole[7]]
+    summaries = [first, last]
     assert [each.number for each in summaries] == [8, 9]
     for summary in summaries:
         assert isinstance(summary, Summary)
@@ -476,8 +477,10 @@ def test_earlier_trials_are_whole_while_they_run_and_summaries_once_they_have_en
 @pytest.mark.parametrize("changed", [FULL, ENDED], ids=["running", "ended"])
 def test_a_change_comes_back_with_every_field(store: SqlStore, changed: Trial) -> None:
     fence = begun(store)
-    store.write("k1", fence, NOW, new=[Trial(number=7, subspace=FULL.subspace, params=FULL.params, seed=FULL.seed)])
-    store.write("k1", fence, NOW, changed=[replace(changed, asked_at=None)])
+    store.write(
+        "k1", fence, NOW, Turn(new=[Trial(number=7, subspace=FULL.subspace, params=FULL.params, seed=FULL.seed)])
+    )
+    store.write("k1", fence, NOW, Turn(changed=[replace(changed, asked_at=None)]))
     assert list(store.trials("k1")) == [replace(changed, asked_at=None)]
 
 
@@ -486,10 +489,10 @@ def test_a_finished_trial_keeps_its_first_result(store: SqlStore, state: TrialSt
     fence = begun(store)
     running = trial(0, state=TrialState.RUNNING, attempt=1)
     end = ended(running, state)
-    store.write("k1", fence, NOW, new=[running])
-    store.write("k1", fence, NOW, changed=[end])
+    store.write("k1", fence, NOW, Turn(new=[running]))
+    store.write("k1", fence, NOW, Turn(changed=[end]))
     late = replace(ended(running, loss=0.0), attempt=2, finished_at=NOW + 1)
-    store.write("k1", fence, NOW, changed=[late, running])
+    store.write("k1", fence, NOW, Turn(changed=[late, running]))
     assert list(store.trials("k1")) == [end]
 
 
@@ -497,14 +500,14 @@ def test_a_finished_trial_keeps_its_first_result(store: SqlStore, state: TrialSt
 def test_a_trial_whose_row_was_deleted_is_written_again_whole_and_named(store: SqlStore, end: Trial) -> None:
     fence = begun(store)
     done = ended(trial(1))
-    store.write("k1", fence, NOW, new=[replace(FULL, attempt=1, live=None), trial(0), trial(1)])
-    store.write("k1", fence, NOW, changed=[done])
+    store.write("k1", fence, NOW, Turn(new=[replace(FULL, attempt=1, live=None), trial(0), trial(1)]))
+    store.write("k1", fence, NOW, Turn(changed=[done]))
     with store._begin() as connection:
         connection.execute(sa.delete(trials).where(trials.c.number.in_([0, 7])))
     late = replace(done, finished_at=NOW + 9)
-    assert sorted(store.write("k1", fence, NOW, changed=[trial(0, attempt=2), late, end])) == [0, 7]
+    assert sorted(store.write("k1", fence, NOW, Turn(changed=[trial(0, attempt=2), late, end]))) == [0, 7]
     assert list(store.trials("k1")) == [trial(0, attempt=2), done, end]
-    assert not store.write("k1", fence, NOW, changed=[late, end]), "what has ended was not deleted"
+    assert not store.write("k1", fence, NOW, Turn(changed=[late, end])), "what has ended was not deleted"
 
 
 def test_a_feasible_trial_is_better_than_all_others_and_these_by_how_near_they_are(store: SqlStore) -> None:
@@ -515,15 +518,15 @@ def test_a_feasible_trial_is_better_than_all_others_and_these_by_how_near_they_a
         constraints = {} if over is None else {"memory_gb": over, "ms": -1.0}
         outcome = Outcome(state=TrialState.COMPLETE, loss=loss, constraints=constraints)
         made = trial(number, state=outcome.state, outcome=outcome, finished_at=NOW)
-        store.write("k1", fence, NOW, new=[made])
+        store.write("k1", fence, NOW, Turn(new=[made]))
         best.append(store.best("k1"))
     assert best == [0, 1, 2, 3, 4]
 
 
 def test_trials_come_in_the_order_of_their_numbers(store: SqlStore) -> None:
     fence = begun(store)
-    store.write("k1", fence, NOW, new=[trial(number) for number in (10, 2, 0)])
-    store.write("k1", fence, NOW, new=[trial(1)])
+    store.write("k1", fence, NOW, Turn(new=[trial(number) for number in (10, 2, 0)]))
+    store.write("k1", fence, NOW, Turn(new=[trial(1)]))
     assert [t.number for t in store.trials("k1")] == [0, 1, 2, 10]
 
 
@@ -533,8 +536,8 @@ def test_text_that_no_database_can_hold_costs_characters_and_not_the_study(store
     words = "before\x00\ud800after"
     running = trial(0, host="h\x00")
     broken = ended(running, TrialState.FAILED, error=words, warning=words, metrics={"out\x00": words})
-    store.write("k1", fence, NOW, new=[running, replace(broken, number=1)])
-    store.write("k1", fence, NOW, changed=[broken])
+    store.write("k1", fence, NOW, Turn(new=[running, replace(broken, number=1)]))
+    store.write("k1", fence, NOW, Turn(changed=[broken]))
     for back in store.trials("k1"):
         for text in (back.outcome.error, back.outcome.warning):
             assert text is not None
@@ -545,18 +548,18 @@ def test_text_that_no_database_can_hold_costs_characters_and_not_the_study(store
 
 def test_a_turn_is_written_whole_or_not_at_all(store: SqlStore) -> None:
     fence = begun(store)
-    store.write("k1", fence, NOW, new=[trial(0)])
+    store.write("k1", fence, NOW, Turn(new=[trial(0)]))
     with pytest.raises(Exception, match=r"(?i)unique"):
-        store.write("k1", fence, NOW, new=[trial(1), trial(0)], reported=[report(1)])
+        store.write("k1", fence, NOW, Turn(new=[trial(1), trial(0)], reported=[report(1)]))
     assert [t.number for t in store.trials("k1")] == [0]
     assert store.reports("k1") == []
 
 
 def test_two_studies_do_not_see_each_other(store: SqlStore) -> None:
     one, two = begun(store, "k1"), begun(store, "k2")
-    store.write("k1", one, NOW, new=[trial(0, seed=1)], reported=[report(1, loss=0.1)])
-    store.write("k2", two, NOW, new=[trial(0, seed=2), trial(1)], reported=[report(1, loss=0.2)])
-    store.write("k1", one, NOW, changed=[ended(trial(0), TrialState.FAILED)])
+    store.write("k1", one, NOW, Turn(new=[trial(0, seed=1)], reported=[report(1, loss=0.1)]))
+    store.write("k2", two, NOW, Turn(new=[trial(0, seed=2), trial(1)], reported=[report(1, loss=0.2)]))
+    store.write("k1", one, NOW, Turn(changed=[ended(trial(0), TrialState.FAILED)]))
     assert [(t.number, t.seed, t.state) for t in store.trials("k1")] == [(0, 1, "FAILED")]
     assert [(t.number, t.seed, t.state) for t in store.trials("k2")] == [(0, 2, "WAITING"), (1, 0, "WAITING")]
     assert [r.loss for r in store.reports("k1")] == [0.1]
@@ -566,7 +569,7 @@ def test_two_studies_do_not_see_each_other(store: SqlStore) -> None:
 def test_what_one_store_wrote_another_one_reads(shared_url: str) -> None:
     first, second = SqlStore(shared_url), SqlStore(shared_url)
     fence = begun(first)
-    first.write("k1", fence, NOW, new=[FULL])
+    first.write("k1", fence, NOW, Turn(new=[FULL]))
     assert second.find("study k1").key == "k1"
     assert list(second.trials("k1")) == [FULL]
     first.close()
@@ -578,8 +581,8 @@ def test_what_one_store_wrote_another_one_reads(shared_url: str) -> None:
 
 def test_a_report_that_comes_twice_is_kept_once_as_it_came_first(store: SqlStore) -> None:
     fence = begun(store)
-    store.write("k1", fence, NOW, reported=[report(1), report(1)])
-    store.write("k1", fence, NOW, reported=[report(1, loss=9.0), report(2)])
+    store.write("k1", fence, NOW, Turn(reported=[report(1), report(1)]))
+    store.write("k1", fence, NOW, Turn(reported=[report(1, loss=9.0), report(2)]))
     assert store.reports("k1") == [report(1), report(2)]
 
 
@@ -592,7 +595,7 @@ def test_reports_come_by_trial_attempt_and_step(store: SqlStore) -> None:
         report(1, attempt=2),
         report(0),
     ]
-    store.write("k1", fence, NOW, reported=mixed)
+    store.write("k1", fence, NOW, Turn(reported=mixed))
     places = [(r.number, r.attempt, r.step) for r in store.reports("k1")]
     assert places == [(0, 1, 0), (0, 1, 2), (0, 1, 10), (0, 2, 1), (1, 1, 1)]
 
@@ -600,13 +603,13 @@ def test_reports_come_by_trial_attempt_and_step(store: SqlStore) -> None:
 @pytest.mark.parametrize("loss", [float("inf"), float("nan"), -1e300])
 def test_a_diverging_trials_reports_are_kept(store: SqlStore, loss: float) -> None:
     fence = begun(store)
-    store.write("k1", fence, NOW, reported=[report(1, loss=loss)])
+    store.write("k1", fence, NOW, Turn(reported=[report(1, loss=loss)]))
     assert [repr(r.loss) for r in store.reports("k1")] == [repr(loss)]
 
 
 def test_a_step_may_count_tokens(store: SqlStore) -> None:
     fence = begun(store)
-    store.write("k1", fence, NOW, reported=[report(2**40)])
+    store.write("k1", fence, NOW, Turn(reported=[report(2**40)]))
     assert store.reports("k1") == [report(2**40)]
 
 
@@ -662,7 +665,7 @@ def test_an_earlier_version_can_still_write_to_a_database_of_this_one(shared_url
     begun(store)
     engine = database.make_engine(shared_url)
     values = {"study": "k1", "number": 0, "subspace": "all", "params": "{}", "seed": 0, "state": "WAITING"}
-    values |= {"attempt": 0, "lost": 0, "metrics": "{}"}
+    values |= {"attempt": 0, "lost": 0, "slots": 1, "metrics": "{}"}
     names = ", ".join(values)
     with engine.begin() as connection:
         places = ", ".join(f":{name}" for name in values)
@@ -728,7 +731,7 @@ def test_what_is_no_database_url_is_refused_with_an_example(url: str) -> None:
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     message = refusal(f"sqlite:///{tmp_path}/missing/shadho.db")
     assert "missing/shadho.db" in message
-    assert "--store" in message
+    assert "(store)" in message
 
 
 def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
@@ -739,7 +742,7 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     """/proc is one that root cannot write either."""
     message = refusal("sqlite:////proc/shadho.db")
     assert "/proc/shadho.db" in message
-    assert "--store" in message
+    assert "(store)" in message
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
@@ -774,7 +777,7 @@ def test_others_read_while_the_scheduler_writes(tmp_path: Path) -> None:
         assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM trials").fetchone() == (0,)
-        store.write("k1", fence, NOW, new=[trial(0)])
+        store.write("k1", fence, NOW, Turn(new=[trial(0)]))
         assert reader.execute("SELECT count(*) FROM trials").fetchone() == (0,)
     assert reader.execute("SELECT count(*) FROM trials").fetchone() == (1,)
     reader.close()
@@ -817,7 +820,7 @@ def test_a_network_file_system_is_refused_and_nothing_is_created_there(
     monkeypatch.setattr(database, "file_system", lambda path: kind)
     message = refusal(f"sqlite:///{tmp_path}/shadho.db")
     assert kind in message
-    assert "--store" in message
+    assert "give a store on another disk" in message
     assert not list(tmp_path.iterdir())
 
 
@@ -828,17 +831,19 @@ def test_a_study_is_read_without_its_lock_and_by_a_shortened_name(shared_url: st
     with closing(SqlStore(shared_url)) as store:
         fence = begun(store)
         new = [Trial(number=n, subspace="all", params={"x": 0.5}, asked_at=NOW) for n in range(3)]
-        store.write("k1", fence, NOW, new=new)
+        store.write("k1", fence, NOW, Turn(new=new))
         best = Outcome(state=TrialState.COMPLETE, loss=0.25, metrics={"a": [1]})
         ended = new[1].evolve(state=TrialState.COMPLETE, outcome=best, host="node", finished_at=NOW)
-        store.write("k1", fence, NOW, changed=[ended], reported=[Report(number=1, attempt=1, step=2, loss=0.5, at=NOW)])
+        store.write(
+            "k1", fence, NOW, Turn(changed=[ended], reported=[Report(number=1, attempt=1, step=2, loss=0.5, at=NOW)])
+        )
         study = load_study(shared_url, "study k")
         assert (study.name, study.running_on is not None) == ("study k1", True)
         assert study.counts == {TrialState.WAITING: 2, TrialState.COMPLETE: 1}
         assert study.best is not None
         assert (study.best.number, study.best.loss, study.best.metrics) == (1, 0.25, {"a": [1]})
         assert [report.step for report in study.best.reports] == [2]
-        store.write("k1", fence, NOW, new=[Trial(number=3, subspace="all", params={}, asked_at=NOW)])
+        store.write("k1", fence, NOW, Turn(new=[Trial(number=3, subspace="all", params={}, asked_at=NOW)]))
         assert len(study.trials) == 4
         with pytest.raises(StudyLocked):
             study.delete()
@@ -853,11 +858,13 @@ def test_the_best_trial_is_the_best_at_the_highest_budget(store: SqlStore) -> No
     for number, (budget, loss) in enumerate([(1.0, 0.1), (9.0, 0.5), (9.0, 0.4), (9.0, 0.4)]):
         outcome = Outcome(state=TrialState.COMPLETE, loss=loss)
         trial = Trial(number=number, subspace="all", params={}, budget=budget, asked_at=NOW)
-        store.write("k1", fence, NOW, new=[trial.evolve(state=TrialState.COMPLETE, outcome=outcome, finished_at=NOW)])
+        store.write(
+            "k1", fence, NOW, Turn(new=[trial.evolve(state=TrialState.COMPLETE, outcome=outcome, finished_at=NOW)])
+        )
     assert store.best("k1") == 2
     whole = Trial(number=4, subspace="all", params={}, asked_at=NOW)
     outcome = Outcome(state=TrialState.COMPLETE, loss=0.9)
-    store.write("k1", fence, NOW, new=[whole.evolve(state=TrialState.COMPLETE, outcome=outcome, finished_at=NOW)])
+    store.write("k1", fence, NOW, Turn(new=[whole.evolve(state=TrialState.COMPLETE, outcome=outcome, finished_at=NOW)]))
     assert store.best("k1") == 4, "no budget is all of the fidelity"
 
 

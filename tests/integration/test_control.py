@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import services
 from hyperopt import hp
 from msgspec.structs import replace
 from services.cases import cases
@@ -19,23 +20,22 @@ from services.controlled import SIGNER, client, control
 
 from shadho_celery.control import control as module
 from shadho_celery.control.control import Control
-from shadho_celery.core.actions import Answer
+from shadho_celery.core.actions import Answer, Cancel, OfStudy, Stop
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.control import (
+    CONTROL,
     KEPT_SECONDS,
     MAX_REQUEST,
     MAX_REQUESTS,
     MOST_VALID_SECONDS,
     VALID_SECONDS,
-    Cancel,
-    ControlClient,
+    Client,
     Inbox,
     Request,
-    Stop,
 )
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -61,10 +61,10 @@ class Scheduler:
         return found
 
 
-def sent(client: Any, signer: Signer = SIGNER, **changes: Any) -> tuple[ControlClient, Request]:
+def sent(client: Any, signer: Signer = SIGNER, **changes: Any) -> tuple[Client[OfStudy, Answer], Request]:
     """Send a request with these facts."""
-    asker = ControlClient(client, signer)
-    request = replace(asker.request(STUDY, 7, "me@here", Stop()), **changes)
+    asker = Client(client, signer, CONTROL)
+    request = replace(asker.request(STUDY, "me@here", Stop(), 7), **changes)
     assert asker.send(request) is not None
     return asker, request
 
@@ -101,6 +101,19 @@ def test_a_request_that_arrives_again_gets_the_first_answer(client: Any) -> None
     assert asker.wait(request) == DONE
 
 
+def test_a_request_that_has_expired_meanwhile_gets_the_first_answer_too(client: Any) -> None:
+    scheduler = Scheduler(client)
+    expires = later(client, 1.0)
+    asker, request = sent(client, expires=expires)
+    assert scheduler.read() == [request]
+    scheduler.inbox.answer(request, DONE)
+    services.wait_until(lambda: later(client, 0.0) > expires)
+    client.delete(f"shadho:{STUDY}:answer:{request.id}")
+    asker.send(request)
+    assert scheduler.read() == []
+    assert asker.wait(request) == DONE
+
+
 @cases(
     "seconds, fence, reason",
     [
@@ -123,7 +136,7 @@ def test_what_is_late_or_for_an_earlier_scheduler_is_refused(
 
 def test_what_is_forged_is_counted_and_not_answered(client: Any) -> None:
     scheduler = Scheduler(client)
-    good = ControlClient(client, SIGNER).request(STUDY, 7, "me", Stop())
+    good = Client(client, SIGNER, CONTROL).request(STUDY, "me", Stop(), 7)
     texts = [
         "",
         "no record",
@@ -132,7 +145,7 @@ def test_what_is_forged_is_counted_and_not_answered(client: Any) -> None:
         Signer(b"another key of the fleet").seal(scheduler.inbox.key, good),
         # Signed for another study, or for another key of Redis.
         SIGNER.seal("shadho:another:inbox", good),
-        SIGNER.seal(scheduler.inbox.key, replace(good, study="another")),
+        SIGNER.seal(scheduler.inbox.key, replace(good, to="another")),
         SIGNER.seal(scheduler.inbox.key, {"deed": {"action": "delete"}}),
         SIGNER.seal(scheduler.inbox.key, replace(good, by="x" * MAX_REQUEST)),
         json.dumps([]),
@@ -263,7 +276,7 @@ def test_a_study_that_reads_but_does_not_answer_is_said_to(
 ) -> None:
     for name in ("VALID_SECONDS", "GRACE_SECONDS", "STUDY_SECONDS"):
         monkeypatch.setattr(module, name, 0.1)
-    monkeypatch.setattr(ControlClient, "take_back", lambda *_: False)
+    monkeypatch.setattr(Client, "take_back", lambda *_: False)
     announced(client, "svm-3f2a")
     with pytest.raises(ServiceError, match="has read the request but has not answered"):
         control.stop("svm")
@@ -271,7 +284,7 @@ def test_a_study_that_reads_but_does_not_answer_is_said_to(
 
 def test_a_study_that_ends_meanwhile_is_said_to(client: Any, control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STUDY_SECONDS", 0.01)
-    monkeypatch.setattr(ControlClient, "wait", lambda *_: Registry(client, StudyWants, SIGNER).withdraw(STUDY))
+    monkeypatch.setattr(Client, "wait", lambda *_: Registry(client, StudyWants, SIGNER).withdraw(STUDY))
     announced(client, "svm-3f2a")
     with pytest.raises(ServiceError, match="ended before its scheduler answered"):
         control.stop("svm")

@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 import services
+from msgspec.structs import replace
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.node.logs import LOOK_SECONDS, LogServer
 from shadho_celery.runner.output import log_path
-from shadho_celery.transport.logs import KEPT_SECONDS, MAX_REQUEST, MAX_REQUESTS, LogAnswer, LogClient, WorkerLogs
-from shadho_celery.transport.redis import connect, run_on
+from shadho_celery.transport.control import MAX_REQUESTS, Asked, Client, Requests, of_worker
+from shadho_celery.transport.logs import LOGS, MAX_REQUEST, LogAnswer, ReadLog
+from shadho_celery.transport.redis import connect, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
 STUDY = "0123456789abcdef"
+DEED = ReadLog(study=STUDY, number=3, attempt=1)
+INBOX = "shadho:worker:cpu@h.1:inbox"
 
 
 @pytest.fixture
@@ -28,9 +32,9 @@ def client(redis_url: str) -> Iterator[Any]:
         yield client
 
 
-def serve(client: Any, folder: Path, worker: str = "cpu@h.1", signer: Signer = UNSIGNED) -> WorkerLogs:
+def serve(client: Any, folder: Path, worker: str = "cpu@h.1", signer: Signer = UNSIGNED) -> Any:
     """Have a worker answer what waits for it; return its end."""
-    logs = WorkerLogs(client, worker, signer)
+    logs = Requests(client, of_worker(worker), signer, LOGS)
     clock = ManualClock()
     server = LogServer(logs, folder, clock)
     clock.sleep(LOOK_SECONDS)
@@ -40,20 +44,12 @@ def serve(client: Any, folder: Path, worker: str = "cpu@h.1", signer: Signer = U
     return logs
 
 
-def asked(client: Any, worker: str) -> None:
+def asked(client: Any, worker: str = "cpu@h.1", signer: Signer = UNSIGNED) -> Asked[ReadLog]:
     """Ask without waiting for an answer."""
-    assert not list(LogClient(client).ask([worker], STUDY, 3, 1, seconds=0.0))
-
-
-def answers(client: Any, folder: Path, workers: dict[str, Signer], signer: Signer) -> tuple[list[LogAnswer], int]:
-    """Ask these workers, each with its signer; return the answers, and the number of refused ones."""
-    asker = LogClient(client, signer)
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(lambda: list(asker.ask(list(workers), STUDY, 3, 1, seconds=1.0)))
-        for name, key in workers.items():
-            services.wait_until(lambda name=name: client.exists(f"shadho:worker:{name}:logs") == 1)
-            serve(client, folder / name, name, key)
-        return asking.result(), asker.refused
+    asker = Client(client, signer, LOGS)
+    request = asker.request(of_worker(worker), "me@here", DEED)
+    asker.send(request)
+    return request
 
 
 def written(folder: Path, text: str) -> None:
@@ -66,90 +62,89 @@ def test_the_worker_that_has_a_log_answers_with_it_and_the_others_that_they_have
     client: Any, tmp_path: Path
 ) -> None:
     written(tmp_path / "b", "said\n")
-    found, refused = answers(client, tmp_path, {"a": UNSIGNED, "b": UNSIGNED}, UNSIGNED)
-    assert {answer.worker: (answer.text, answer.end) for answer in found} == {"a": (None, 0), "b": ("said\n", 5)}
-    assert refused == 0
+    requests = [asked(client, name) for name in ("a", "b", "gone")]
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(lambda: dict(Client(client, UNSIGNED, LOGS).answers(requests, 1.0)))
+        for name in ("a", "b"):
+            serve(client, tmp_path / name, name)
+        assert asking.result() == {requests[0]: LogAnswer(), requests[1]: LogAnswer(text="said\n", end=5)}
 
 
 @pytest.mark.parametrize(
-    ("worker", "asker", "count"), [(SIGNER, SIGNER, 1), (SIGNER, UNSIGNED, 0), (UNSIGNED, SIGNER, 0)]
+    ("worker", "asker", "is_answered"), [(SIGNER, SIGNER, True), (SIGNER, UNSIGNED, False), (UNSIGNED, SIGNER, False)]
 )
-def test_with_a_key_both_sides_sign(client: Any, tmp_path: Path, worker: Signer, asker: Signer, count: int) -> None:
-    written(tmp_path / "a", "said\n")
-    found, refused = answers(client, tmp_path, {"a": worker}, asker)
-    assert len(found) == count
-    assert refused == (worker is UNSIGNED)
+def test_with_a_key_both_sides_sign(
+    client: Any, tmp_path: Path, worker: Signer, asker: Signer, is_answered: bool
+) -> None:
+    written(tmp_path, "said\n")
+    request = asked(client, signer=asker)
+    assert serve(client, tmp_path, signer=worker).forged == (worker is SIGNER and asker is UNSIGNED)
+    answer = Client(client, asker, LOGS).wait(request, 0.0)
+    assert answer == (LogAnswer(text="said\n", end=5) if is_answered else None)
 
 
 @pytest.mark.parametrize(
-    "text",
+    "changed",
     [
-        "no record",
-        "{}",
-        '{"study": "../../etc", "number": 1, "attempt": 1, "id": "%s"}' % ("a" * 32),
-        '{"study": "s", "number": -1, "attempt": 1, "id": "%s"}' % ("a" * 32),
-        '{"study": "s", "number": 1, "attempt": 1, "id": "x:*"}',
-        '{"study": "s", "number": 1, "attempt": 1, "after": -5, "id": "%s"}' % ("a" * 32),
-        '{"study": "s", "number": 1, "attempt": 1, "id": "%s"}' % ("a" * 32) + " " * 1000,
-        "[" * 900,
+        {"study": "../../etc"},
+        {"number": -1},
+        {"after": -5},
+        {"study": "s" * MAX_REQUEST},
     ],
-    ids=["no record", "empty", "folder", "number", "key", "position", "long", "deep"],
+    ids=["folder", "number", "position", "long"],
 )
 def test_a_malformed_request_is_refused_once_in_the_log(
-    client: Any, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+    client: Any, tmp_path: Path, changed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    client.rpush("shadho:worker:cpu@h.1:logs", text, text)
+    good = Client(client, UNSIGNED, LOGS).request(of_worker("cpu@h.1"), "me@here", DEED)
+    for text in (UNSIGNED.seal("", replace(good, deed=replace(DEED, **changed))), "no record", "{}", "[" * 900):
+        client.xadd(INBOX, {"r": text})
+    client.xadd(INBOX, {"another": "field"})
     with caplog.at_level(logging.WARNING):
         logs = serve(client, tmp_path)
-    assert logs.refused == 2
+    assert logs.forged == 5
     assert caplog.text.count("requests for logs are refused") == 1
-    assert client.keys("shadho:*:log:*") == []
+    assert client.keys("shadho:*:answer:*") == []
 
 
 def test_a_request_of_many_bytes_is_dropped_in_redis(client: Any, tmp_path: Path) -> None:
     """Of each the worker would read all, before it could refuse it."""
-    key = "shadho:worker:cpu@h.1:logs"
-    client.rpush(key, "é" * MAX_REQUEST, "x" * MAX_REQUEST)
-    assert run_on(client, "take_requests", [key], MAX_REQUESTS, MAX_REQUEST) == ["", "x" * MAX_REQUEST]
-    assert run_on(client, "take_requests", [key], MAX_REQUESTS, MAX_REQUEST) == []
-    client.rpush(key, "x" * (MAX_REQUEST + 1))
-    assert serve(client, tmp_path).refused == 1
+    for text in ("x" * 1001, "é" * 501, "x" * 1000):
+        client.xadd(INBOX, {"r": text})
+    assert run(client, "take_requests", of_worker("cpu@h.1"), 20, 1000)[1:] == ["", "", "x" * 1000]
+    assert len(run(client, "take_requests", of_worker("cpu@h.1"), 20, 1000)) == 1, "only the time"
 
 
 def test_a_key_of_a_wrong_type_is_removed(client: Any, tmp_path: Path) -> None:
-    client.set("shadho:worker:cpu@h.1:logs", "x")
-    assert serve(client, tmp_path).refused == 1
-    assert not client.exists("shadho:worker:cpu@h.1:logs")
+    client.set(INBOX, "x")
+    assert serve(client, tmp_path).forged == 1
+    assert not client.exists(INBOX)
 
 
-def test_of_many_requests_a_worker_reads_some_at_a_time_and_all_expire(client: Any, tmp_path: Path) -> None:
+def test_of_many_requests_a_worker_gets_some_and_all_expire(client: Any, tmp_path: Path) -> None:
     for _ in range(MAX_REQUESTS + 5):
-        asked(client, "cpu@h.1")
-    assert 0 < client.ttl("shadho:worker:cpu@h.1:logs") <= KEPT_SECONDS
+        asked(client)
+    assert client.xlen(INBOX) == MAX_REQUESTS
+    assert 0 < client.ttl(INBOX) <= LOGS.kept_seconds
     serve(client, tmp_path)
-    assert client.llen("shadho:worker:cpu@h.1:logs") == 5
-    assert len(client.keys(f"shadho:{STUDY}:log:*")) == MAX_REQUESTS
-    assert all(0 < client.ttl(key) <= KEPT_SECONDS for key in client.keys(f"shadho:{STUDY}:log:*"))
-
-
-def test_a_worker_that_does_not_answer_is_waited_for_in_vain(client: Any) -> None:
-    asker = LogClient(client)
-    assert list(asker.ask(["gone"], STUDY, 3, 1, seconds=0.5)) == []
-    assert asker.refused == 0
+    assert client.xlen(INBOX) == 0
+    answers = client.keys("shadho:worker:cpu@h.1:answer:*")
+    assert len(answers) == MAX_REQUESTS
+    assert all(0 < client.ttl(key) <= LOGS.kept_seconds for key in answers)
 
 
 def test_while_nobody_asks_a_worker_looks_now_and_then(client: Any, tmp_path: Path) -> None:
     clock = ManualClock()
-    server = LogServer(WorkerLogs(client, "cpu@h.1"), tmp_path, clock)
-    asked(client, "cpu@h.1")
+    server = LogServer(Requests(client, of_worker("cpu@h.1"), UNSIGNED, LOGS), tmp_path, clock)
+    asked(client)
     server.beat()
-    assert client.llen("shadho:worker:cpu@h.1:logs") == 1
+    assert client.xlen(INBOX) == 1
     clock.sleep(LOOK_SECONDS)
     server.beat()
-    assert client.llen("shadho:worker:cpu@h.1:logs") == 0
+    assert client.xlen(INBOX) == 0
     assert server._answering is not None
     server._answering.join()
-    asked(client, "cpu@h.1")
+    asked(client)
     server.beat()
-    assert client.llen("shadho:worker:cpu@h.1:logs") == 0, "somebody who follows a log asks again"
-    services.wait_until(lambda: len(client.keys(f"shadho:{STUDY}:log:*")) == 2)
+    assert client.xlen(INBOX) == 0, "somebody who follows a log asks again"
+    services.wait_until(lambda: len(client.keys("shadho:worker:cpu@h.1:answer:*")) == 2)

@@ -189,7 +189,7 @@ def test_an_attempt_for_a_machine_without_workers_comes_back_and_runs_elsewhere(
         [end] = ends(poll_until(executor, ends))
     assert isinstance(end, Result)
     assert end.host in {"a", "b"}
-    ended = study.tell(end)
+    ended = study.tell(end).trial
     assert ended is not None
     assert (ended.state, ended.lost, ended.attempt) == (TrialState.COMPLETE, 0, 2)
 

@@ -226,20 +226,17 @@ def test_an_attempt_that_is_published_twice_runs_once(rig: Rig, place: Place) ->
 
 
 def test_what_nobody_claimed_is_taken_back_and_its_message_refused_even_after_the_studys_end(
-    place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    place: Place, unique: Callable[[str], str]
 ) -> None:
-    """The end of a study removes such messages where its user may read the queue."""
     study, name = unique("study"), unique("late")
     before = len(place.desk.runs())
-    for left in (0, 3):
-        with place.executor(study) as executor:
-            executor.submit([trial(number, compute_class=name) for number in range(3)])
-            executor.cancel(range(3), running=False)
-            events = poll_until(executor, lambda events: len(events) >= 3)
-            assert all(isinstance(event, Lost) and not event.claimed for event in events)
-            executor.poll(0.0)
-        assert place.waiting(name) == left
-        monkeypatch.setattr(queue_executor, "remove_refused", lambda *_: 0)
+    with place.executor(study) as executor:
+        executor.submit([trial(number, compute_class=name) for number in range(3)])
+        executor.cancel(range(3), running=False)
+        events = poll_until(executor, lambda events: len(events) >= 3)
+        assert all(isinstance(event, Lost) and not event.claimed for event in events)
+        executor.poll(0.0)
+    assert place.waiting(name) == 3
     worker = place.desk.worker(name, "-c", "1", "-l", "INFO")
     until(lambda: worker.err.count("refused at its claim") == 3, 30, lambda: worker.err)
     worker.end()

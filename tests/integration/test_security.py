@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from acceptance.commands import Command, Desk, desk, until
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, Result, TrialState
-from shadho_celery.transport.broker import PROTOCOL, Publisher, depths_on, message, queue
+from shadho_celery.transport.broker import PROTOCOL, message, queue
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.refused_messages import remove_refused
 from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker
 from shadho_celery.transport.signing import Signer
 
@@ -172,23 +171,6 @@ def test_a_user_can_do_with_a_classs_queue_what_its_role_needs(
                 refusals.append(str(error))
     assert all("ACCESS_REFUSED" in refusal for refusal in refusals), refusals
     assert done == allowed, "and a user who may declare a queue may delete it"
-
-
-def test_a_scheduler_leaves_the_messages_of_ended_trials_to_workers_if_it_may_not_read_them(
-    with_passwords: services.RabbitServer,
-) -> None:
-    def are_refused(study: str, attempts: Collection[Any], *, replicas: bool) -> Collection[Any]:
-        return attempts
-
-    with kombu.Connection(broker(with_passwords, "scheduler")) as connection:
-        publisher = Publisher(connection.as_uri(include_password=True))
-        attempt = Attempt(number=0, attempt=1, params={}, subspace="", seed=0)
-        publisher.publish([("cpu", Payload(study="k1", module="my_study", attempts=[attempt]))])
-        publisher.close()
-        assert remove_refused(connection, ["cpu"], are_refused) == 0
-        assert depths_on(connection, ["cpu"]) == {"cpu": 1}
-    with kombu.Connection(broker(with_passwords, "worker-cpu")) as connection:
-        assert remove_refused(connection, ["cpu"], are_refused) == 1
 
 
 # TLS

@@ -1,22 +1,19 @@
-"""A store with trials that are missing or cannot be read is refused in one line, and goes on after a repair."""
+"""A store with trials that cannot be read is refused in one line, and goes on without these rows."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import click
 import pytest
 import sqlalchemy as sa
 from acceptance.commands import Command, Desk, desk
 
 from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.errors import StoreError, StudyLocked
-from shadho_celery.launch import main
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
@@ -47,8 +44,8 @@ def change(url: str, statement: str) -> None:
         connection.execute(sa.text(statement))
 
 
-def resumed(store: SqlStore, said: list[str] | None = None) -> StudyState:
-    return open_study(store, {}, module="m", name="s", resume=True, repaired=None if said is None else said.append)
+def resumed(store: SqlStore) -> StudyState:
+    return open_study(store, {}, module="m", name="s", resume=True)
 
 
 def refusal(url: str) -> str:
@@ -59,10 +56,8 @@ def refusal(url: str) -> str:
     return message
 
 
-MISSING = "DELETE FROM trials WHERE number = 2"
 #: changes of trial 2 that any database allows, and those that SQLite allows
 UNREADABLE = {
-    "missing": MISSING,
     "params": "UPDATE trials SET params = '[1, 2]' WHERE number = 2",
     "param": 'UPDATE trials SET params = \'{"x": "high"}\' WHERE number = 2',
     "budget": "UPDATE trials SET budget = -1.0 WHERE number = 2",
@@ -80,89 +75,38 @@ OF_SQLITE = {
 }
 
 
-@pytest.mark.parametrize("statement", UNREADABLE.values())
-def test_a_trial_that_is_missing_or_cannot_be_read_is_named_with_the_remedy(url: str, statement: str) -> None:
-    change(url, statement)
-    message = refusal(url)
-    assert "trial 2 of study 's'" in message
-    assert "--resume s --repair" in message
-
-
-@pytest.mark.parametrize("statement", OF_SQLITE.values())
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_values_that_only_sqlite_would_keep_are_named_too(url: str, statement: str) -> None:
-    change(url, statement)
-    assert "trial 2 of study 's'" in refusal(url)
-
-
-def test_a_refused_study_is_left_unlocked(url: str) -> None:
-    change(url, MISSING)
-    refusal(url)
-    with closing(SqlStore(url)) as store:
-        assert store.lock(store.find("s").key, "elsewhere 1 1", NOW)
-
-
 STATEMENTS = [("sqlite", statement) for statement in (*UNREADABLE.values(), *OF_SQLITE.values())]
 STATEMENTS += [("postgresql", statement) for statement in UNREADABLE.values()]
 
 
 @pytest.mark.parametrize(("url", "statement"), STATEMENTS, indirect=["url"])
-def test_a_repaired_study_goes_on_with_numbers_that_no_trial_has_had(url: str, statement: str) -> None:
+def test_a_trial_that_cannot_be_read_is_named_with_the_remedy_and_without_it_the_study_goes_on(
+    url: str, statement: str
+) -> None:
     change(url, statement)
-    said: list[str] = []
+    message = refusal(url)
+    which = "number 'two'" if "'two'" in statement else "number 2"
+    for words in ("its table trials", which, f"delete the row with {'sqlite3' if 'sqlite' in url else 'psql'}"):
+        assert words in message
+    change(url, f"DELETE FROM trials WHERE {which.replace(' ', ' = ')}")
     with closing(SqlStore(url)) as store:
-        study = resumed(store, said)
-        assert "repaired" in said[0]
+        study = resumed(store)
         assert [trial.number for trial in study] == [0, 1, 3, 4, 5]
         assert study.add("all", {"x": 1.0}, seed=9).number == TRIALS
         study.close()
-        again = resumed(store)
-        assert [trial.number for trial in again] == [0, 1, 3, 4, 5, 6]
-        again.close()
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        moved = connection.execute(sa.text("SELECT number, problem, row FROM unreadable")).all()
-    assert "2" in [number for number, *_ in moved]
-    assert all(problem for _, problem, _ in moved)
 
 
-def test_the_last_trials_number_is_not_given_again_after_its_repair(url: str) -> None:
-    change(url, f"UPDATE trials SET state = 'DONE' WHERE number = {TRIALS - 1}")
+def test_a_refused_study_is_left_unlocked(url: str) -> None:
+    change(url, UNREADABLE["budget"])
+    refusal(url)
     with closing(SqlStore(url)) as store:
-        study = resumed(store, [])
-        assert study.add("all", {"x": 1.0}, seed=9).number == TRIALS
-        study.close()
+        assert store.lock(store.find("s").key, "elsewhere 1 1", NOW)
 
 
-def test_a_trial_that_carries_on_a_missing_one_is_moved_with_it(url: str) -> None:
+def test_a_trial_that_continues_a_missing_one_is_named(url: str) -> None:
     change(url, "UPDATE trials SET origin = 2, rung = 1 WHERE number = 4")
-    change(url, MISSING)
-    with closing(SqlStore(url)) as store:
-        study = resumed(store, [])
-        assert [trial.number for trial in study] == [0, 1, 3, 5]
-        study.close()
-
-
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_a_repair_leaves_a_copy_of_the_store_as_it_was(url: str, tmp_path: Path) -> None:
-    change(url, MISSING)
-    with closing(SqlStore(url)) as store:
-        resumed(store, []).close()
-    [copied] = [path for path in tmp_path.iterdir() if path.name.startswith("s.db.")]
-    assert copied.stat().st_mode & 0o077 == 0
-    with closing(sqlite3.connect(copied)) as before:
-        assert [n for (n,) in before.execute("SELECT number FROM trials ORDER BY number")] == [0, 1, 3, 4, 5]
-        assert before.execute("SELECT count(*) FROM unreadable").fetchone() == (0,)
-
-
-def test_a_repair_changes_nothing_in_a_whole_store(url: str) -> None:
-    said: list[str] = []
-    with closing(SqlStore(url)) as store:
-        before = list(store.trials(store.find("s").key))
-        study = resumed(store, said)
-        assert list(study) == before
-        study.close()
-    assert said == ["nothing to repair: every trial is there and can be read"]
+    change(url, "DELETE FROM trials WHERE number = 2")
+    assert "number 4): it continues trial 2, which is missing" in refusal(url)
 
 
 @pytest.mark.parametrize("table", ["trials", "reports", "studies"])
@@ -207,13 +151,11 @@ def test_a_holder_of_any_length_is_one_line(url: str) -> None:
 @pytest.mark.parametrize("column", ["space = '{'", "seed = -1", "created_at = 'x'"])
 def test_a_study_whose_own_row_cannot_be_read_is_one_line(url: str, column: str) -> None:
     change(url, f"UPDATE studies SET {column}")
-    with closing(SqlStore(url)) as store, pytest.raises(StoreError, match=r"the study named 's' .* cannot be read"):
+    with (
+        closing(SqlStore(url)) as store,
+        pytest.raises(StoreError, match=r"table studies .* \(name 's'\)"),
+    ):
         store.find("s")
-
-
-def test_without_resume_there_is_nothing_to_repair() -> None:
-    with pytest.raises(click.ClickException, match="--resume"):
-        main(["tasks.svm", "--repair"], standalone_mode=False)
 
 
 # The command
@@ -230,25 +172,17 @@ def launch(desk: Desk, *words: str) -> Command:
     return desk.start(*command).wait(60)
 
 
-def test_a_launch_with_a_missing_trial_ends_at_once_and_with_repair_it_finishes(desk: Desk) -> None:
+def test_a_launch_with_a_damaged_trial_ends_at_once_with_one_line_and_without_it_it_finishes(desk: Desk) -> None:
     desk.study(seconds=0.0)
     assert launch(desk, "--trials", "5", "--study", "s").code == 0
-    change(f"sqlite:///{desk.folder}/shadho.db", MISSING)
+    url = f"sqlite:///{desk.folder}/shadho.db"
+    change(url, UNREADABLE["params"])
     refused = launch(desk, "--resume", "s", "--trials", "9")
     assert refused.code == 2
-    assert refused.err.splitlines()[-1].startswith("Error: trial 2 of study 's'")
+    assert refused.err.splitlines()[-1].startswith("Error: the store sqlite:///shadho.db has a row in its table trials")
     assert "Traceback" not in refused.err
-    repaired = launch(desk, "--resume", "s", "--trials", "9", "--repair")
-    assert repaired.code == 0, desk.said()
-    assert "repaired: trials 2 are in its table unreadable" in repaired.err
-    assert json.loads(repaired.out)["trials"]["complete"] == 9
+    change(url, "DELETE FROM trials WHERE number = 2")
+    again = launch(desk, "--resume", "s", "--trials", "9")
+    assert again.code == 0, desk.said()
+    assert json.loads(again.out)["trials"]["complete"] == 9
     assert [trial["number"] for trial in desk.trials()] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_a_number_that_is_damaged_is_moved_away_and_the_numbers_up_to_it_are_not_missed(url: str) -> None:
-    change(url, f"UPDATE trials SET number = {2**40 if 'postgresql' not in url else 2**30} WHERE number = 4")
-    with closing(SqlStore(url)) as store:
-        said: list[str] = []
-        assert len(list(resumed(store, said).trials)) == TRIALS - 1
-    damaged = 2**40 if "postgresql" not in url else 2**30
-    assert said[0].startswith(f"repaired: trials 4, {damaged} are in its table unreadable now")

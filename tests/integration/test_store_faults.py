@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import sys
@@ -22,7 +21,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists
 from shadho_celery.store import engine
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 from shadho_celery.study.open import open_study
@@ -91,29 +90,29 @@ def test_a_full_disk_costs_the_turn_that_it_had_no_room_for_and_nothing_else(
 
     monkeypatch.setattr(engine, "_set_up_sqlite", small)
     with opened(url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0, "x" * 4000)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0, "x" * 4000)]))
         with refusal("full", "make room"):
-            store.write(KEY, fence, NOW, new=[trial(number, "x" * 4000) for number in range(1, 60)])
+            store.write(KEY, fence, NOW, Turn(new=[trial(number, "x" * 4000) for number in range(1, 60)]))
     assert numbers(url) == [0]
     monkeypatch.setattr(engine, "_set_up_sqlite", set_up)
     with opened(url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(number, "x" * 4000) for number in range(1, 60)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(number, "x" * 4000) for number in range(1, 60)]))
     assert numbers(url) == list(range(60))
 
 
 def test_a_store_that_has_become_read_only_keeps_what_it_had(url: str) -> None:
     with opened(url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
         with store._engine.connect() as connection:
             connection.execute(sa.text("PRAGMA query_only = 1"))
         with refusal("readonly", "writable"):
-            store.write(KEY, fence, NOW, new=[trial(1)])
+            store.write(KEY, fence, NOW, Turn(new=[trial(1)]))
     assert numbers(url) == [0]
 
 
 def test_a_store_that_is_opened_read_only_is_one_line(url: str, path: Path) -> None:
     with opened(url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
     with refusal("readonly", "writable"), opened(f"sqlite:///file:{path}?mode=ro&uri=true"):
         pass
     assert numbers(url) == [0]
@@ -125,35 +124,33 @@ def test_a_store_that_is_locked_for_long_is_an_outage_and_can_be_used_later(
 ) -> None:
     monkeypatch.setattr(engine, "LOCKED_SECONDS", 0.2)
     with opened(url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
         with closing(sqlite3.connect(path)) as other:
             other.execute("BEGIN IMMEDIATE")
             with refusal("locked", "another program", outage=True):
-                store.write(KEY, fence, NOW, new=[trial(1)])
-        store.write(KEY, fence, NOW, new=[trial(1)])
+                store.write(KEY, fence, NOW, Turn(new=[trial(1)]))
+        store.write(KEY, fence, NOW, Turn(new=[trial(1)]))
     assert numbers(url) == [0, 1]
 
 
-def test_a_deleted_store_is_noticed_and_what_it_held_is_saved_beside_it(url: str, path: Path) -> None:
+def test_a_moved_store_is_noticed_and_used_again_once_it_is_put_back(url: str, path: Path) -> None:
     with opened(url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0), trial(1)])
-        path.unlink()
-        with refusal("deleted", "shadho.db.rescued", "--resume"):
-            store.write(KEY, fence, NOW, new=[trial(2)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0), trial(1)]))
+        path.rename(path.with_name("moved.db"))
+        with refusal("moved or deleted", "put it back", "resume the study"):
+            store.write(KEY, fence, NOW, Turn(new=[trial(2)]))
     assert not path.exists()
-    rescued = path.with_name("shadho.db.rescued")
-    assert rescued.stat().st_mode & 0o077 == 0
-    rescued.rename(path)
+    path.with_name("moved.db").rename(path)
     assert numbers(url) == [0, 1]
 
 
 def test_a_store_that_was_replaced_is_noticed_and_the_other_file_stays_as_it_is(url: str, path: Path) -> None:
     with opened(url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
         path.rename(path.with_name("moved.db"))
         path.write_text("another file")
         with refusal("replaced", "put it back"):
-            store.write(KEY, fence, NOW, new=[trial(1)])
+            store.write(KEY, fence, NOW, Turn(new=[trial(1)]))
     assert path.read_text() == "another file"
     path.with_name("moved.db").replace(path)
     assert numbers(url) == [0]
@@ -161,7 +158,7 @@ def test_a_store_that_was_replaced_is_noticed_and_the_other_file_stays_as_it_is(
 
 def test_a_damaged_file_is_one_line(url: str, path: Path) -> None:
     with opened(url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0, "x" * 4000) for _ in range(1)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0, "x" * 4000) for _ in range(1)]))
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(4096)
@@ -184,7 +181,7 @@ def cut(url: str) -> None:
 def test_a_connection_that_is_cut_between_two_turns_is_made_again(postgres_url: str) -> None:
     with opened(postgres_url) as (store, fence):
         cut(postgres_url)
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
     assert numbers(postgres_url) == [0]
 
 
@@ -196,7 +193,7 @@ def once(call: Callable[[], None]) -> Callable[[], None]:
 
 def test_a_connection_that_is_cut_in_the_middle_of_a_turn_costs_nothing(postgres_url: str) -> None:
     with opened(postgres_url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
         cut_once = once(lambda: cut(postgres_url))
 
         @sa.event.listens_for(store._engine, "before_cursor_execute")
@@ -204,7 +201,7 @@ def test_a_connection_that_is_cut_in_the_middle_of_a_turn_costs_nothing(postgres
             if statement.startswith("INSERT INTO trials"):
                 cut_once()
 
-        store.write(KEY, fence, NOW, new=[trial(1)], changed=[trial(0, "changed")])
+        store.write(KEY, fence, NOW, Turn(new=[trial(1)], changed=[trial(0, "changed")]))
         assert [each.host for each in store.trials(KEY)] == ["changed", ""]
 
 
@@ -212,7 +209,7 @@ def test_a_turn_whose_commit_was_not_confirmed_is_told_again_and_counts_once(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(postgres_url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
         commit = store._engine.dialect.do_commit
 
         def lose(connection: Any) -> None:
@@ -225,7 +222,7 @@ def test_a_turn_whose_commit_was_not_confirmed_is_told_again_and_counts_once(
         outcome = Outcome(state=TrialState.FAILED, error="it failed")
         ended = trial(0).evolve(state=outcome.state, outcome=outcome, finished_at=NOW)
         report = Report(number=0, attempt=1, step=1, loss=0.5, at=NOW)
-        store.write(KEY, fence, NOW, new=[trial(1)], changed=[ended], reported=[report])
+        store.write(KEY, fence, NOW, Turn(new=[trial(1)], changed=[ended], reported=[report]))
         assert list(store.trials(KEY)) == [ended, trial(1)]
         assert store.reports(KEY) == [report]
 
@@ -246,7 +243,7 @@ def test_a_turn_that_is_told_again_is_still_refused_to_an_old_fence(postgres_url
                 replaced()
 
         with pytest.raises(LockLost):
-            store.write(KEY, fence, NOW, new=[trial(1)])
+            store.write(KEY, fence, NOW, Turn(new=[trial(1)]))
     assert numbers(postgres_url) == []
 
 
@@ -272,10 +269,10 @@ def test_an_error_of_the_server_that_passes_is_an_outage_and_the_turn_is_written
             run(f"create or replace function deny() returns trigger language plpgsql as $$ {body} $$")
             run("create trigger deny before insert on trials for each row execute function deny()")
             with refusal("denied", outage=True):
-                store.write(KEY, fence, NOW + number, new=[trial(number - 1)])
+                store.write(KEY, fence, NOW + number, Turn(new=[trial(number - 1)]))
             assert code.startswith(("08", "57P")) or expires() == NOW + number + LOCK_SECONDS
             run("drop trigger deny on trials")
-            store.write(KEY, fence, NOW + number, new=[trial(number - 1)])
+            store.write(KEY, fence, NOW + number, Turn(new=[trial(number - 1)]))
         owner.rollback()
     assert numbers(postgres_url) == list(range(len(PASSING)))
 
@@ -292,7 +289,7 @@ def test_an_error_of_the_server_that_does_not_pass_is_none(postgres_url: str) ->
                     "create or replace trigger deny before insert on trials for each row execute function deny()"
                 )
             with refusal("odd", outage=False):
-                store.write(KEY, fence, NOW, new=[trial(0)])
+                store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
 
 
 @pytest.fixture
@@ -308,7 +305,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(store: SqlStore, fence: int, number: int) -> bool:
     """Write a trial; whether the server did it."""
     with suppress(StoreOutage):
-        store.write(KEY, fence, NOW, new=[trial(number)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(number)]))
         return True
     return False
 
@@ -340,7 +337,7 @@ def test_a_server_that_stands_still_is_an_outage_wherever_it_stops(postgres_url:
                     proxy.blackhole()
                 words = "timeout" if place == "between" else "has not answered"
                 with refusal(words, outage=True):
-                    store.write(KEY, fence, NOW, new=[trial(number)])
+                    store.write(KEY, fence, NOW, Turn(new=[trial(number)]))
                 stops_at.append("nowhere")
                 proxy.heal(half_open=True)
                 until(partial(written, store, fence, number), 20, lambda: "the row stays locked")
@@ -350,17 +347,17 @@ def test_a_server_that_stands_still_is_an_outage_wherever_it_stops(postgres_url:
 
 def test_a_locked_table_is_an_outage_for_a_study_and_one_line_for_a_reader(postgres_url: str, short: None) -> None:
     with opened(postgres_url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
         other = sa.create_engine(postgres_url, poolclass=sa.NullPool)
         with other.connect() as session:
             session.execute(sa.text("LOCK TABLE trials"))
             with refusal("lock timeout", "another session", outage=True):
-                store.write(KEY, fence, NOW + 7, changed=[trial(0, "changed")])
+                store.write(KEY, fence, NOW + 7, Turn(changed=[trial(0, "changed")]))
             found = session.execute(sa.text("select lock_expires from studies")).scalar_one()
             assert found == NOW + 7 + LOCK_SECONDS, "it is still ours"
             with refusal("lock timeout"), closing(SqlStore(postgres_url, read_only=True)) as reader:
                 list(reader.trials(KEY))
-        store.write(KEY, fence, NOW, changed=[trial(0, "changed")])
+        store.write(KEY, fence, NOW, Turn(changed=[trial(0, "changed")]))
         assert [each.host for each in store.trials(KEY)] == ["changed"]
 
 
@@ -368,7 +365,7 @@ def test_a_statement_that_took_too_long_three_times_in_a_row_is_named_and_not_re
     postgres_url: str, short: None
 ) -> None:
     with opened(postgres_url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
         with store._begin() as connection:
             body = "begin perform pg_sleep(60); return new; end"
             connection.exec_driver_sql(f"create function slow() returns trigger language plpgsql as $$ {body} $$")
@@ -377,7 +374,7 @@ def test_a_statement_that_took_too_long_three_times_in_a_row_is_named_and_not_re
             )
         for outage in (True, True, False):
             with refusal("" if outage else "UPDATE trials has taken longer", outage=outage):
-                store.write(KEY, fence, NOW, changed=[trial(0)])
+                store.write(KEY, fence, NOW, Turn(changed=[trial(0)]))
 
 
 @pytest.fixture
@@ -392,12 +389,12 @@ def test_a_server_that_is_away_is_one_line_and_when_it_is_back_the_study_goes_on
     private_postgres: services.PostgresServer,
 ) -> None:
     with opened(private_postgres.url) as (store, fence):
-        store.write(KEY, fence, NOW, new=[trial(0)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(0)]))
         private_postgres.kill()
         with refusal("server runs", "cannot be used"):
-            store.write(KEY, fence, NOW, new=[trial(1)])
+            store.write(KEY, fence, NOW, Turn(new=[trial(1)]))
         private_postgres.start()
-        store.write(KEY, fence, NOW, new=[trial(1)])
+        store.write(KEY, fence, NOW, Turn(new=[trial(1)]))
     assert numbers(private_postgres.url) == [0, 1]
 
 
@@ -538,14 +535,14 @@ def test_a_study_whose_store_is_locked_for_long_waits_for_it_and_can_be_ended(de
         ended_with_one_line(command, "locked", "another program")
 
 
-def test_a_study_whose_store_is_deleted_ends_with_one_line_and_is_resumed_from_what_was_saved(desk: Desk) -> None:
+def test_a_study_whose_store_is_moved_ends_with_one_line_and_is_resumed_once_it_is_back(desk: Desk) -> None:
     desk.study(seconds=0.1)
     command = launch(desk, "--trials", "1000", "--json")
     desk.await_runs(3, "ended")
-    (desk.folder / "shadho.db").unlink()
-    ended_with_one_line(command, "deleted", "shadho.db.rescued")
+    (desk.folder / "shadho.db").rename(desk.folder / "moved.db")
+    ended_with_one_line(command, "moved or deleted", "put it back")
     assert not (desk.folder / "shadho.db").exists()
-    os.replace(desk.folder / "shadho.db.rescued", desk.folder / "shadho.db")  # noqa: PTH105
+    (desk.folder / "moved.db").rename(desk.folder / "shadho.db")
     before = finished(desk)
     assert before
     resumed(desk, before, len(before) + 8)

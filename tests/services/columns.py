@@ -46,6 +46,7 @@ def trials(
         compute_class=codes("compute_class", "cpu"),
         host=codes("host", "one"),
         sampler=codes("sampler", "random"),
+        code=codes("code", None),
         failure=codes("failure", None),
         failure_kind=Codes.of(row.get("failure_kind", row.get("failure")) for row in rows),
         budget=real("budget"),

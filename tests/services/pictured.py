@@ -19,6 +19,7 @@ from shadho_celery.results.study import StudyResults
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.space.stored import to_json
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 
@@ -110,8 +111,8 @@ def pictured(
     with closing(SqlStore(url)) as store:
         found = open_study(store, compiled.describe(), module="", name="made", seed=0, tree=to_json(compiled), **facts)
         for start in range(0, count, 5000):
-            store.write(found.record.key, 1, START, new=trials[start : start + 5000])
-        store.write(found.record.key, 1, START, reported=said)
+            store.write(found.record.key, 1, START, Turn(new=trials[start : start + 5000]))
+        store.write(found.record.key, 1, START, Turn(reported=said))
         store.unlock(found.record.key, 1)
     opened = SqlStore(url, read_only=True)
     now = max((row["ended_at"] for row in rows), default=START)

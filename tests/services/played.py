@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hyperopt import hp
 from rich.console import Console
 
+from services.families import fleet_of
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
@@ -49,7 +50,7 @@ def searched(
     space = space or two_models()
     clock = ManualClock(1000.0)
     study = open_study(SqlStore("sqlite://"), space.describe(), name=name, seed=1, clock=clock)
-    executor = SimulatedExecutor({"gpu": 1, "[/cpu]": 2}, play, clock)
+    executor = SimulatedExecutor(fleet_of({"gpu": 1, "[/cpu]": 2}), play, clock)
     scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=trials)), study, executor)
     for _ in range(turns):
         if scheduler.done:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from services.families import fleet_of
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.executors.base import Executor
@@ -26,13 +27,13 @@ Self = TypeVar("Self", bound="SimulatedSearch")
 
 
 class SimulatedSearch:
-    """A study, its scheduler, and the machines; `options` are those of the simulated executor."""
+    """A study, its scheduler, and the machines; `facts` are those of the simulated fleet."""
 
     def __init__(
         self,
         space: Space,
         play: Play,
-        slots: Mapping[str, int],
+        slots: Mapping[str, int | Mapping[str, Any]],
         *,
         settings: StudySettings,
         limits: Limits,
@@ -41,8 +42,9 @@ class SimulatedSearch:
         store: SqlStore | None = None,
         resume: bool = False,
         code: str = "",
+        ahead: int = 0,
         wrap: Callable[[SimulatedExecutor], Executor] = lambda executor: executor,
-        **options: Any,
+        **facts: Any,
     ) -> None:
         self.space, self.clock, self.store = space, clock, store or SqlStore("sqlite://")
         seed = None if resume else seed
@@ -50,7 +52,7 @@ class SimulatedSearch:
             self.store, space.describe(), name="s", seed=seed, clock=clock, resume=resume
         )
         self.study.use_code(code)
-        self.simulated = SimulatedExecutor(slots, play, clock, recorder=self.study.recorder, **options)
+        self.simulated = SimulatedExecutor(fleet_of(slots, **facts), play, clock, ahead, recorder=self.study.recorder)
         plan = Plan.of(space, settings, limits)
         self.scheduler: Scheduler = make_scheduler(plan, self.study, wrap(self.simulated))
 

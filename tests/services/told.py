@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from shadho_celery.core.attempts import Attempts, Sent
+from shadho_celery.core.clock import Clock
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.workers import Connection, FleetStudy
 
 
 class ToldExecutor(QueueExecutor):
     """Enters the attempts that it is given, and tells itself the events that it returns."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, live=Attempts(), **options)
+    def __init__(
+        self, client: Any, publisher: Any, study: str, module: str, clock: Clock | None = None, **facts: Any
+    ) -> None:
+        connection = Connection(client=client, publisher=publisher)
+        super().__init__(connection, FleetStudy(key=study, module=module, **facts), Attempts(), clock=clock)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         now = self._clock.now()
@@ -38,9 +43,9 @@ class ToldExecutor(QueueExecutor):
             sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, worker=event.worker, host=event.host)
             sent.began = self._clock.now()
         elif isinstance(event, Lost) and sent is not None:
-            self._in_flight.on_end(event, [sent], self._in_flight.lose(*sent.key))
+            self.note_end(event, [sent], is_over=self._in_flight.lose(*sent.key))
         elif isinstance(event, Result) and all(event.is_of(each.attempt.params) for each in live.values()):
             well = event.outcome.state in WELL
             is_over = self._in_flight.finish(event.number, event.attempt, well=well)
             gone = [each for which, each in live.items() if is_over or which == event.attempt]
-            self._in_flight.on_end(event, gone, is_over)
+            self.note_end(event, gone, is_over=is_over)

@@ -20,14 +20,12 @@ from shadho_celery.dashboard.access import read_token
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.study_file import literal_settings
 from shadho_celery.results.warm_start import of_table
-from shadho_celery.simulation.cluster_file import load
 from shadho_celery.space.compile import compile_space
 from shadho_celery.transport import urls
 from shadho_celery.transport.signing import read_key
 
 BOM = b"\xef\xbb\xbf"
 SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
-CLUSTER = b"trials = 1\n[classes.cpu]\nworkers = 1\n[families.net]\nseconds = { cpu = 1 }\n"
 
 
 def certificate(path: Path) -> object:
@@ -46,7 +44,6 @@ def table(path: Path) -> object:
 #: by what the file is: the function that reads it, a valid content, and the beginning of the error for any other one
 READERS: Mapping[str, tuple[Callable[[Path], Any], bytes, str]] = {
     "class spec": (read_class_spec, b"[classes.gpu]\nslots = 2\n", "the class spec {path}"),
-    "cluster": (load, CLUSTER, "{path}"),
     "points": (points, b'{"x": 0.5}\n', "the points in {path}"),
     "warm start": (table, b"x,loss\n0.5,1\n", "the warm start {path}"),
     "URLs": (url_file, b"SHADHO_REDIS_URL=redis://host\n", "the URL file {path}"),
@@ -143,8 +140,7 @@ DOTS, DEEP = "a" + ".a" * 49_900, MAX_NESTED + 1
     ("kind", "text", "reason"),
     [
         *(
-            (kind, text, f"a key has more than {MAX_NESTED} parts")
-            for kind in ("class spec", "cluster")
+            ("class spec", text, f"a key has more than {MAX_NESTED} parts")
             for text in (f"{DOTS} = 1", f"[{DOTS}]", f"x = {{{DOTS} = 1}}", f"[['a' . {DOTS}]]", '"a".' * 60 + "b = 1")
         ),
         ("class spec", "x = " + "[" * 90_000, "is not TOML"),

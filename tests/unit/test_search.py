@@ -269,8 +269,8 @@ def test_a_cost_that_makes_no_sense_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "about"),
     [
-        ({}, "give trials=, seconds=, target= or early_stop="),
-        ({"trials": 0}, "trials=: 0"),
+        ({}, "give trials, seconds, target or early_stop"),
+        ({"trials": 0}, "trials: 0"),
         ({"trials": 1, "sampler": "oracle"}, "oracle"),
         ({"trials": 1, "policy": "best"}, "best.*cost, paper, fifo"),
         ({"trials": 1, "shares": "fair"}, "fair.*even, uniform, promise, paper"),
@@ -481,7 +481,7 @@ def test_a_whole_budget_counts_steps_after_a_resume_too() -> None:
 
 @pytest.mark.parametrize("budgets", [3, [1, 2], "x", {"least": 1e-308, "most": 1e308}])
 def test_budgets_that_are_no_ladder_are_refused_before_anything_runs(budgets: Any) -> None:
-    with pytest.raises(UsageError, match="fidelity="):
+    with pytest.raises(UsageError, match="fidelity: "):
         shadho_celery.minimize(x_squared, SPACE, trials=1, fidelity=budgets)
 
 

@@ -123,38 +123,19 @@ function pointFields(tell) {
   return { parts: [field("points", help, text), field("or a file", "It is read into the field above.", file)], asked: () => text.value };
 }
 
-const onStudy = (name, asked) => post(ofStudy(name, "/action"), asked);
+// By the name of an argument, the fields in which it is filled in.
+const FIELDS = { points: pointFields, settings: (tell, { changeable }) => settingFields(changeable) };
 
-export function studyActions(name, { state, changeable }) {
-  const simple = (action, words) => button(action, () => agreed(words), () => onStudy(name, { action }));
-  if (state === "stopping") {
-    return [];
+// The button of an action as the server describes it. `path` takes its request; `facts` are those of the study.
+function actionButton(path, { text, question, request, field: argument }, facts) {
+  if (argument === null) {
+    return button(text, () => agreed(question), () => post(path, request));
   }
-  return [
-    state === "paused"
-      ? simple("unpause", `Start trials of ${name} again?`)
-      : simple("pause", `Start no more trials of ${name} until it is unpaused? Its running trials finish.`),
-    simple("stop", `End ${name} once its running trials have finished?`),
-    asking(
-      "set limits",
-      `Change settings of ${name}, also for its later runs`,
-      () => settingFields(changeable),
-      (settings) => onStudy(name, { action: "set", settings }),
-    ),
-    asking(
-      "enqueue",
-      `Let ${name} run known points before other trials`,
-      pointFields,
-      (points) => onStudy(name, { action: "enqueue", points }),
-    ),
-  ];
+  const send = (found) => post(path, { ...request, [argument]: found });
+  return asking(text, question, (tell) => FIELDS[argument](tell, facts), send);
 }
 
-export const cancelAction = (name, number) =>
-  button("cancel", () => agreed(`Stop trial ${number} of ${name}?`), () => onStudy(name, { action: "cancel", number }));
+export const studyActions = (name, actions, facts) =>
+  actions.map((each) => actionButton(ofStudy(name, "/action"), each, facts));
 
-export function workerAction(worker, isDrained) {
-  const action = isDrained ? "undrain" : "drain";
-  const words = isDrained ? `Let ${worker} take trials again?` : `Let ${worker} finish its trials and take no more?`;
-  return button(action, () => agreed(words), () => post("/api/worker/action", { action, worker }));
-}
+export const workerActions = (actions) => actions.map((each) => actionButton("/api/worker/action", each));

@@ -1,6 +1,6 @@
 // The page of the fleet: what each worker does now, and what waits in the queues.
 
-import { workerAction } from "/static/actions.js";
+import { workerActions } from "/static/actions.js";
 import { get } from "/static/api.js";
 import { gib, link, repeat, seconds, table } from "/static/parts.js";
 import { element } from "/pages/marks.js";
@@ -37,7 +37,7 @@ function placeParts(found) {
       ["GPUs", gpus],
       ["slots", (each) => `${each.busy} of ${each.slots} busy`, "number"],
       ["does now", runs],
-      ["action", (each) => workerAction(each.name, each.state === "draining" || each.state === "drained")],
+      ["action", (each) => workerActions(each.actions)[0]],
     ], found.workers),
     table("Classes", [
       ["class", ([name]) => name],

@@ -38,7 +38,7 @@ function placeOf(name, facts, at) {
     made.append(each);
   }
   if (facts.running_on) {
-    made.append(...studyActions(name, facts));
+    made.append(...studyActions(name, facts.actions, facts));
   }
   return made;
 }

@@ -4,8 +4,6 @@ import { get, ofStudy } from "/static/api.js";
 import { chartPlace, follow } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 
-const CHARTS = ["timeline", "throughput", "one_more_worker", "predictions", "waiting"];
-
 export async function showPlacement(page, name) {
   const { main, signal } = page;
   const facts = await get(ofStudy(name));
@@ -14,7 +12,8 @@ export async function showPlacement(page, name) {
   const onTrial = (trial) => {
     location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`;
   };
-  const drawn = CHARTS.map((chart) => chartPlace(charts, name, chart, { classes: facts.classes, onTrial, signal }));
+  const options = { classes: facts.classes, onTrial, signal };
+  const drawn = facts.of_machines.map((chart) => chartPlace(charts, name, chart, options));
   await follow(name, "placement", page, facts, async () => {
     for (const renew of drawn) {
       await renew();

@@ -1,6 +1,6 @@
 // The page of a trial: values, attempts, reasons for its placement, reports, machine, failure.
 
-import { cancelAction } from "/static/actions.js";
+import { studyActions } from "/static/actions.js";
 import { get, ofStudy } from "/static/api.js";
 import { followLog } from "/static/log.js";
 import { chartPlace, follow, gib, headline, money, number, seconds, table, time } from "/static/parts.js";
@@ -39,7 +39,7 @@ export async function showTrial(page, name, number_) {
     }
     body.replaceChildren(...parts(found, spent));
     if (found.is_live && runningOn) {
-      body.firstChild.append(cancelAction(name, Number(number_)));
+      body.firstChild.append(...studyActions(name, found.actions));
     }
     for (const { attempt } of found.attempts.slice(drawn.length)) {
       drawn.push(chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt } }));

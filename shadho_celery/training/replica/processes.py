@@ -67,7 +67,7 @@ class Processes:
                 peak = spawn.RawArray("q", 1)
                 if device is not None:
                     self._peaks.append((device, peak))
-                process = spawn.Process(target=_run_spawned, args=(seat, own, device, peak), daemon=daemon)
+                process = spawn.Process(target=_run, args=(seat, own, None, device, peak), daemon=daemon)
             with warnings.catch_warnings():
                 # Newer Pythons warn about a fork in a process with threads. This child takes no lock that another
                 # thread may hold: it has one torch thread and its own sockets, and exits without clean-up.
@@ -129,32 +129,30 @@ def _follow_model(workload: Workload) -> None:
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def _run(seat: ReplicaSeat, workload: Workload, inherited: socket.socket) -> None:
-    """Run a replica in a forked process, which has inherited the listening socket."""
-    begin_child(os.getppid())
-    inherited.close()
-    _serve(seat, workload)
-
-
-def _run_spawned(
-    seat: ReplicaSeat, workload: Workload, device: torch.device | None, peak: MutableSequence[int]
+def _run(
+    seat: ReplicaSeat,
+    workload: Workload,
+    inherited: socket.socket | None,
+    device: torch.device | None = None,
+    peak: MutableSequence[int] | None = None,
 ) -> None:
-    """Run a replica in a spawned process, on its own GPU if it has one. Note the peak of its GPU memory."""
+    """Run a replica in a process: a fork has inherited the listening socket, and a spawned one may have its own GPU.
+
+    The peak of its GPU memory is noted in `peak`.
+    """
 
     def note() -> None:
-        peak[0] = gpu_peak()
+        if peak is not None:
+            peak[0] = gpu_peak()
 
     begin_child(os.getppid(), note)
+    if inherited is not None:
+        inherited.close()
     if device is not None:
         move(workload, device)
-    try:
-        _serve(seat, workload)
-    finally:
-        note()
-
-
-def _serve(seat: ReplicaSeat, workload: Workload) -> None:
     try:
         serve(seat, workload)
     except ShadhoError as error:
         sys.exit(f"replica: {error}")
+    finally:
+        note()

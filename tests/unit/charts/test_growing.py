@@ -23,6 +23,7 @@ from shadho_celery.core.records import AttemptRecord, Placed, pack
 from shadho_celery.core.trial import MAX_COUNT
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.study import StudyResults
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 
 
@@ -167,7 +168,7 @@ def test_the_prediction_is_that_of_the_attempts_own_class(tmp_path: Path) -> Non
             AttemptRecord(number=n, attempt=1, compute_class=name, placed=packed)
             for n, name in enumerate(["gpu", "cpu", "new"])
         ]
-        store.write(record.key, fence, 0.0, attempted=rows, classes=["cpu", "gpu"])
+        store.write(record.key, fence, 0.0, Turn(attempted=rows, classes=["cpu", "gpu"]))
         growing = GrowingAttempts(load_study(store.url, "first"))
         growing.put(store.rows_of_attempts(record.key, ATTEMPTS))
         found = growing.columns(0.0, is_running=True)

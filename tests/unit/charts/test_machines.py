@@ -11,6 +11,7 @@ from services.columns import attempts, session, trials
 from shadho_celery.charts.chart import MOST, Chart
 from shadho_celery.charts.machines import (
     INTERVALS,
+    costs,
     free_slots,
     live_slots,
     mean_seconds,
@@ -19,7 +20,6 @@ from shadho_celery.charts.machines import (
     reasons,
     throughput,
     waiting,
-    why_here,
 )
 from shadho_celery.charts.timeline import MOST_BARS, PARTS, Fold, Use, make_rows, timeline
 from shadho_celery.core.records import Placed
@@ -245,7 +245,7 @@ def test_predictions_stand_beside_actual_seconds() -> None:
 
 
 def test_why_here_shows_each_class_and_the_one_that_was_chosen() -> None:
-    chart = why_here({"cpu": Placed(90.0, 5.0, 0.5), "gpu": Placed(10.0, 30.0, 2.0)}, "gpu", (0, 1), 12.5, {})
+    chart = costs({"cpu": Placed(90.0, 5.0, 0.5), "gpu": Placed(10.0, 30.0, 2.0)}, "gpu", (0, 1), 12.5, {})
     expected = "expected to take 10 s, because no class was expected to be faster"
     assert chart.title == f"Trial 0, attempt 1, went to gpu, where it was {expected}"
     assert chart.axes[1].categories == ["gpu", "cpu"]
@@ -253,7 +253,7 @@ def test_why_here_shows_each_class_and_the_one_that_was_chosen() -> None:
     assert first.columns == {"x": [10.0, 90.0], "y": [0, 1], "shadow price": [2.0, 0.5], "chosen": [1, 0]}
     assert backlog.columns["x"] == [30.0, 5.0]
     assert actual.columns == {"x": [12.5], "y": [0]}
-    assert why_here({}, "cpu", (0, 1), None, {}).empty
+    assert costs({}, "cpu", (0, 1), None, {}).empty
 
 
 def test_a_faster_class_without_a_free_slot_is_named_as_the_reason() -> None:
@@ -267,15 +267,15 @@ def test_a_faster_class_without_a_free_slot_is_named_as_the_reason() -> None:
     placed = {"cpu": Placed(90.0, 0.0, None), "gpu": Placed(10.0, 0.0, None)}
     free = free_slots(found, 2, 1)
     assert free == {"gpu": 0, "cpu": 2}
-    chart = why_here(placed, "cpu", (2, 1), None, free)
+    chart = costs(placed, "cpu", (2, 1), None, free)
     assert chart.title.endswith("expected to take 90 s, because no slot was free on gpu")
     assert chart.note == ""
     later = free_slots(found, 3, 1)
     assert later == {"gpu": 1, "cpu": 1}
-    assert why_here(placed, "cpu", (3, 1), None, later).title.endswith("expected to take 90 s")
+    assert costs(placed, "cpu", (3, 1), None, later).title.endswith("expected to take 90 s")
     priced = {"cpu": Placed(90.0, 0.0, 1.0), "gpu": Placed(10.0, 0.0, 2.0)}
-    assert "a class with a high shadow price is kept" in why_here(priced, "cpu", (3, 1), None, later).title
-    assert why_here(priced, "cpu", (2, 1), None, free).note.startswith("A class with a high shadow price is kept")
+    assert "a class with a high shadow price is kept" in costs(priced, "cpu", (3, 1), None, later).title
+    assert costs(priced, "cpu", (2, 1), None, free).note.startswith("A class with a high shadow price is kept")
     assert [*reasons({"cpu": Placed(9.0, 0.0, None)}, "cpu", {})] == ["no other class was live"]
     assert free_slots(found, 4, 1) == free_slots(attempts(rows), 2, 1) == {}, "not recorded"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,15 @@ from shadho_celery.charts.param_seconds import NEEDED
 from shadho_celery.charts.params import importance, importances, parallel, slice_of
 from shadho_celery.charts.rungs import MOST_CURVES, candidates, curves, rungs
 from shadho_celery.core.trial import Report
+from shadho_celery.errors import UsageError
+
+#: a study with the labels of `searched`
+STUDY: Any = SimpleNamespace(space=dict.fromkeys(["x", "size", "noise", "kind", "depth"], ""))
+
+
+def reported(reports: Sequence[Report]) -> Any:
+    """A study with these reports."""
+    return SimpleNamespace(reports=lambda numbers: [each for each in reports if each.number in numbers])
 
 
 def searched(count: int = 200, seed: int = 0) -> list[dict[str, object]]:
@@ -254,22 +265,22 @@ def test_labels_with_the_names_of_other_columns_keep_their_values() -> None:
 def test_a_slice_has_the_trials_in_which_the_label_is_active() -> None:
     rows = searched()
     found = trials(rows, options={"kind": ["tree", "net"]}, log=["size"])
-    chart = slice_of(found, "depth")
+    chart = slice_of(found, STUDY, "depth")
     assert chart.title == "The loss over depth, in kind=net"
     for row in rows[:150]:
         row["state"] = "PRUNED"
     left = trials(rows, options={"kind": ["tree", "net"]})
-    assert slice_of(left, "x").title == "The loss over x, in 50 of 200 trials: the others were pruned or failed"
+    assert slice_of(left, STUDY, "x").title == "The loss over x, in 50 of 200 trials: the others were pruned or failed"
     assert re.fullmatch(
         r"The loss over depth, in kind=net, in \d+ of \d+ trials: the others were pruned or failed",
-        slice_of(left, "depth").title,
+        slice_of(left, STUDY, "depth").title,
     )
     assert parallel(left).title == "The params of 50 complete trials"
     assert len(chart) == int(found.labels["depth"].is_active.sum())
-    assert slice_of(found, "size").axes[0].scale is Scale.LOG
-    assert slice_of(found, "kind").axes[0].categories == ["tree", "net"]
-    with pytest.raises(KeyError):
-        slice_of(found, "nothing")
+    assert slice_of(found, STUDY, "size").axes[0].scale is Scale.LOG
+    assert slice_of(found, STUDY, "kind").axes[0].categories == ["tree", "net"]
+    with pytest.raises(UsageError, match="no param 'nothing'"):
+        slice_of(found, STUDY, "nothing")
 
 
 def test_failures_are_counted_by_kind_and_shown_where_they_occur() -> None:
@@ -294,6 +305,27 @@ def test_failures_are_counted_by_kind_and_shown_where_they_occur() -> None:
     assert pruned.title == where.title, "a pruned trial has not failed"
     assert failures(trials(searched(3))).empty == "No trial has failed."
     assert failures_by_label(trials(searched(3))).empty
+
+
+def test_failures_under_earlier_code_do_not_count() -> None:
+    """Neither for their kinds nor for where they occur: they may be fixed."""
+    rows = searched(60)
+    for place, row in enumerate(rows):
+        row["code"] = "old" if place < 30 else "new"
+        if place < 30 and row["params"]["x"] > 0.5:  # type: ignore[index]
+            row |= {"state": "FAILED", "failure": "OSError: disk"}
+    earlier = sum("failure" in row for row in rows)
+    none = "No trial has failed under the present code."
+    assert failures(trials(rows)).empty == f"{none} {earlier} trials failed under earlier code."
+    assert failures_by_label(trials(rows)).empty == none
+    rows[40] |= {"state": "FAILED", "failure": "ValueError: no"}
+    next(row for row in rows if "failure" not in row)["code"] = None
+    chart = failures(trials(rows))
+    assert chart.title == "1 of 31 trials failed: ValueError: no", "unknown code may be that of now"
+    assert chart.note == f"{earlier} trials failed under earlier code."
+    assert failures_by_label(trials(rows)).empty == "No param clearly explains the failures so far."
+    rows[5]["finished_at"] = 1e3
+    assert failures(trials(rows)).title.endswith("OSError: disk"), "the code of the trial that ended last"
 
 
 def test_a_few_failures_are_blamed_on_no_label() -> None:
@@ -329,10 +361,10 @@ def test_drift_of_the_sampler_gives_failures_no_cause() -> None:
 
 def test_the_front_is_told_apart_and_a_study_of_one_loss_has_none() -> None:
     rows = [{"loss": a, "a": a, "b": b} for a, b in ((1.0, 5.0), (2.0, 2.0), (3.0, 3.0))]
-    chart = front(trials(rows, objectives={"a": "minimize", "b": "minimize"}), {0, 1})
+    chart = front(trials(rows, objectives={"a": "minimize", "b": "minimize"}))
     assert chart.title == "2 of 3 trials are on the front"
     assert [series.columns["number"] for series in chart.series] == [[2], [0, 1]]
-    assert front(trials([{"loss": 1.0}]), set()).empty
+    assert front(trials([{"loss": 1.0}])).empty
 
 
 def test_the_hypervolume_grows_when_the_front_changes() -> None:
@@ -368,18 +400,18 @@ def test_curves_are_those_of_the_last_attempt_and_say_which_trials_were_pruned()
         Report(number=number, attempt=attempt, step=step, loss=loss, at=0.0)
         for number, attempt, step, loss in [(0, 1, 1, 9.0), (0, 2, 1, 3.0), (0, 2, 2, 1.0), (1, 1, 1, 2.0)]
     ]
-    chart = curves(trials(rows), reports)
+    chart = curves(trials(rows), reported(reports))
     assert {series.name: series.columns["y"] for series in chart.series} == {
         "trial 0": [3.0, 1.0],
         "trial 1, pruned": [2.0],
     }
     assert [series.mark for series in chart.series] == [Mark.LINE, Mark.POINTS], "a line of one point is not seen"
-    assert curves(trials(rows), []).empty
+    assert curves(trials(rows), reported([])).empty
 
 
 def test_the_axis_of_curves_fits_maximised_losses_as_they_are_shown() -> None:
     reports = [Report(number=0, attempt=1, step=n, loss=10.0**n, at=0.0) for n in range(6)]
-    chart = curves(trials([{"loss": 1.0}], objectives={"likelihood": "maximize"}), reports)
+    chart = curves(trials([{"loss": 1.0}], objectives={"likelihood": "maximize"}), reported(reports))
     assert chart.axes[1].scale is Scale.LINEAR
     assert chart.series[0].columns["y"][-1] == -(10.0**5)
 
@@ -391,4 +423,4 @@ def test_only_the_reports_of_the_best_and_the_latest_trials_are_drawn() -> None:
     assert {500, 999} <= {*found}
     assert max(found) == 999
     reports = [Report(number=number, attempt=1, step=1, loss=1.0, at=0.0) for number in found]
-    assert "900 other trials are left out" in curves(trials(rows), reports).note
+    assert "900 other trials are left out" in curves(trials(rows), reported(reports)).note

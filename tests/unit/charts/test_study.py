@@ -19,9 +19,10 @@ from services.columns import attempts
 import shadho_celery
 from shadho_celery.charts.chart import MOST
 from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
+from shadho_celery.charts.failures import failures
 from shadho_celery.charts.fronts import on_front
 from shadho_celery.charts.growing import GrowingTrials, names_of, read_attempts, read_trials
-from shadho_celery.charts.study import CHARTS, StudyCharts, chart_by_name
+from shadho_celery.charts.study import CHARTS, chart_by_name
 from shadho_celery.errors import UsageError
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.study import StudyResults
@@ -96,7 +97,7 @@ def test_columns_have_the_facts_of_the_trials(study: StudyResults) -> None:
 def test_failures_are_counted_by_the_kinds_of_the_command_line(study: StudyResults) -> None:
     """Failures of one line of code are one kind, whatever their messages."""
     [common] = study.read_report().failures
-    chart = StudyCharts(Read(study)).failures()
+    chart = failures(Read(study).trials())
     assert len({name for name, _ in read_trials(study).failure.places()}) == common.trials > 1
     assert [*chart.axes[1].categories] == [str(common.failure)]
     assert chart.series[0].columns == {"x": [common.trials], "y": [0], "number": [common.first]}
@@ -181,7 +182,7 @@ def test_a_value_of_a_wrong_type_counts_as_missing_and_hides_nothing_else(study:
         database.commit()
     assert len(read_trials(study)) == 40
     for chart in ("history", "importance", "failures", "parallel", "throughput"):
-        json = msgspec.json.encode(chart_by_name(StudyCharts(Read(study)), chart, {}))
+        json = msgspec.json.encode(chart_by_name(Read(study), chart, {}))
         assert msgspec.json.decode(json)["name"]
 
 
@@ -194,7 +195,7 @@ def test_every_chart_of_a_study_can_be_asked_for_by_its_name(study: StudyResults
         "why_here": {"number": "0", "attempt": "1"},
     }
     for name in CHARTS:
-        chart = chart_by_name(StudyCharts(source), name, asked.get(name, {}))
+        chart = chart_by_name(source, name, asked.get(name, {}))
         assert chart.title
         assert len(chart) <= MOST
         assert bool(chart.empty) == (not len(chart))
@@ -203,7 +204,7 @@ def test_every_chart_of_a_study_can_be_asked_for_by_its_name(study: StudyResults
 @pytest.mark.parametrize(
     ("name", "asked", "line"),
     [
-        ("nothing", {}, "there is no chart 'nothing'; charts: history"),
+        ("nothing", {}, "there is no chart 'nothing'; charts: curves"),
         ("history", {"along": "miles"}, "chart history: 'miles' is not a valid"),
         ("history", {"color": "red"}, "chart history has no argument 'color'"),
         ("slice", {}, "chart slice needs label"),
@@ -218,7 +219,7 @@ def test_a_bad_question_is_refused_in_one_line(
     study: StudyResults, name: str, asked: Mapping[str, str], line: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        chart_by_name(StudyCharts(Read(study)), name, asked)
+        chart_by_name(Read(study), name, asked)
     assert line in str(refused.value)
 
 
@@ -226,14 +227,14 @@ def test_a_label_that_no_trial_has_yet_has_an_empty_slice(study: StudyResults) -
     assert study.space.keys() >= {"rate", "depth"}
     with closing(sqlite3.connect("shadho.db")) as database, database:
         database.execute("UPDATE trials SET params = '{\"rate\": 0.1}'")
-    assert chart_by_name(StudyCharts(Read(study)), "slice", {"label": "depth"}).empty
+    assert chart_by_name(Read(study), "slice", {"label": "depth"}).empty
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e300"])
 @pytest.mark.parametrize("name", ["since", "until"])
 def test_a_timeline_at_no_moment_is_refused(study: StudyResults, name: str, value: str) -> None:
     with pytest.raises(UsageError, match="seconds since the epoch"):
-        chart_by_name(StudyCharts(Read(study)), "timeline", {name: value})
+        chart_by_name(Read(study), "timeline", {name: value})
 
 
 def test_a_label_whose_values_were_rounded_to_zero_has_no_logarithmic_axis() -> None:

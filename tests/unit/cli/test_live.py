@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.style import Style
+from services.families import fleet_of
 from services.played import S, console, searched, two_models
 
 from shadho_celery.cli.live import (
@@ -22,7 +23,7 @@ from shadho_celery.cli.live import (
     waiting_gangs,
     waiting_lines,
 )
-from shadho_celery.cli.pace import ENOUGH_ENDED, PACE_SECONDS, Pace, lengths_of
+from shadho_celery.cli.pace import ENOUGH_ENDED, PACE_SECONDS, Pace
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
@@ -56,7 +57,7 @@ def told(law: Seconds, slots: Mapping[str, int], *, trials: int, seed: int) -> l
 
     space = two_models()
     study = open_study(SqlStore("sqlite://"), space.describe(), name="s", seed=1, clock=clock)
-    executor = SimulatedExecutor(slots, play, clock)
+    executor = SimulatedExecutor(fleet_of(slots), play, clock)
     scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=trials)), study, executor)
     pace = Pace(study, lambda: scheduler.limits)
     # Workers take their time to start.
@@ -90,10 +91,9 @@ LAWS: Mapping[str, tuple[Seconds, Mapping[str, int]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_the_time_left_is_told_from_a_tenth_on_and_is_right_on_average(law: str) -> None:
-    """The rate is that of 40 trials. Where a few rare ones take most of the time, it varies by a third, and where
-    lengths differ much, the last slots end late.
+    """The rate is that of 40 trials. Where a few rare ones take most of the time, it varies by a third. Where lengths
+    differ much, the last slots end late, which is not told.
     """
-    most = {"rare": 1.6, "exponential": 1.5}.get(law, 1.33)
     sums: dict[int, list[tuple[float, float]]] = {}
     for seed in range(3):
         for part, left, real in told(*LAWS[law], trials=200, seed=seed):
@@ -101,6 +101,7 @@ def test_the_time_left_is_told_from_a_tenth_on_and_is_right_on_average(law: str)
                 assert left is not None
                 sums.setdefault(int(part * 5), []).append((left, real))
     for fifth, each in sums.items():
+        most = 2.0 if fifth == 4 else 1.33
         assert 1 / most < fsum(left for left, _ in each) / fsum(real for _, real in each) < most, fifth
 
 
@@ -108,16 +109,6 @@ def test_the_time_left_of_a_short_study_is_told_from_a_tenth_on() -> None:
     for trials in (10, 40):
         for part, left, _ in told(*LAWS["pruned"], trials=trials, seed=0):
             assert part < 0.1 or left is not None
-
-
-def test_running_trials_count_as_longer_than_the_ended_ones_that_they_outlast() -> None:
-    """Two of four trials have ended. One runs for longer than both, one for longer than one."""
-    found = lengths_of([1.0, 3.0], [2.0, 5.0])
-    assert found.values.tolist() == [1.0, 3.0, 10.0]
-    assert found.parts.tolist() == pytest.approx([1 / 4, 3 / 8, 3 / 8])
-    assert found.rest(0.0) == pytest.approx(found.mean) == pytest.approx(5.125)
-    assert found.rest(4.0) == pytest.approx(6.0)
-    assert found.rest(20.0) == 20.0
 
 
 def test_the_time_left_is_not_told_while_nothing_runs() -> None:

@@ -25,7 +25,7 @@ import shadho_celery
 from shadho_celery.charts import machines
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.results import _why_here
-from shadho_celery.cli.status import _ago, _state, _worker
+from shadho_celery.cli.status import _ago, _worker
 from shadho_celery.core import columns
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.records import Placed
@@ -638,7 +638,7 @@ CODES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj"
 
 @pytest.fixture
 def strange(here: Path) -> Path:
-    """Texts of strangers wherever a store has texts; and rows that cannot be read."""
+    """Texts of strangers wherever a store has texts."""
     with closing(sqlite3.connect("shadho.db")) as store, store:
         for table, columns in (
             ("trials", "subspace host compute_class error warning log outgrown code"),
@@ -652,7 +652,6 @@ def strange(here: Path) -> Path:
         store.execute("UPDATE trials SET given = ?", [given])
         store.execute("UPDATE studies SET module = ?, in_force = ?", ["mod\x9bule", json.dumps({"sampler": CODES})])
         store.execute("UPDATE studies SET space = ?", [json.dumps({CODES: CODES})])
-        store.execute("UPDATE trials SET loss = ? WHERE number = 2", [CODES])
     return here
 
 
@@ -711,13 +710,16 @@ def test_a_recorded_space_and_recorded_values_cannot_hold_a_reader_up(here: Path
     assert len(result.output) < 10**6 or words[0] == "trial"
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_row_that_cannot_be_read_is_named_once_and_the_rest_is_shown(strange: Path) -> None:
-    result = CliRunner().invoke(commands, ["trials", "svm-1a2b", "--json"])
-    assert result.exit_code == 0
-    assert len(json.loads(result.stdout)["trials"]) == TRIALS - 1
-    assert result.stderr.count("cannot be read") == 1
-    assert result.stderr.startswith("Warning: trial 2 of study 'svm-1a2b'")
+@pytest.mark.parametrize("words", [["show"], ["trials"], ["trials", "--json"], ["trial", "2"], ["export"]])
+def test_a_row_that_cannot_be_read_ends_a_command_with_one_line(strange: Path, words: list[str]) -> None:
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("UPDATE trials SET loss = ? WHERE number = 2", [CODES])
+    result = CliRunner().invoke(commands, [words[0], "svm-1a2b", *words[1:]])
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: the store sqlite:///shadho.db has a row in its table trials that cannot be read")
+    assert "number 2" in line
+    assert line.isprintable()
 
 
 @cases(
@@ -731,7 +733,7 @@ def test_a_row_that_cannot_be_read_is_named_once_and_the_rest_is_shown(strange: 
     ],
 )
 def test_a_worker_has_one_state(facts: dict[str, Any], state: str) -> None:
-    assert _state(Worker(**facts)) == state
+    assert Worker(**facts).state == state
 
 
 def test_what_a_worker_runs_is_told_with_its_age_and_as_of_then() -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from hyperopt import hp
 from rich.console import Console
+from services.golden import check
 from services.played import console, play, searched
 
 from shadho_celery.cli import tables
@@ -26,12 +27,14 @@ from shadho_celery.cli.live import (
     class_table,
     progress_line,
 )
+from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.failures import Failure
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
-from shadho_celery.results.report import BEST, Run, StudyReport, overview_of, placed_by_params, report_of, run_of
+from shadho_celery.results.report import Run, StudyReport, overview_of, placed_by_params, report_of, run_of
 from shadho_celery.results.schema import plain_json, study_json
 from shadho_celery.results.trial import TrialResult, Values, given
+from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
@@ -124,70 +127,10 @@ def test_subspaces_that_got_no_trial_and_classes_that_are_gone_are_in_the_json_o
 # The table
 
 
-def test_the_summary_shows_the_best_trials_and_what_the_objective_got() -> None:
-    study, _, space = searched()
-    screen, text = console()
-    show(study, space, screen, "the command to go on")
-    shown = text.getvalue()
-    best = study.best
-    assert best is not None
-    evaluated = space.evaluate(best.params)
-    cells = {line: [cell.strip() for cell in line.split("│")] for line in shown.splitlines()}
-    rows = [line for line, row in cells.items() if {f"{best.outcome.loss:.6g}", str(best.number)} <= set(row)]
-    assert len(rows) == 1, shown
-    row = rows[0]
-    assert evaluated["name"] in row
-    if evaluated["name"] == "net":
-        assert f"{evaluated['rate']:.5g}" in row
-    assert str(best.compute_class) in row
-    for trial in sorted(study.trials, key=lambda t: t.outcome.loss or 9)[:BEST]:
-        assert f"{trial.outcome.loss:.6g}" in shown
-    assert "8 complete, 2 failed" in shown
-    assert "ValueError: [/bad] depth" in shown
-    assert study.store.safe_url in shown
-    assert "the command to go on" in shown
-
-
 def two_losses(attempt: Attempt, compute_class: str) -> Outcome:
     x = float(attempt.params["x"])
     losses, over = {"error": x, "accuracy": -math.sqrt(x)}, {"memory": x - 0.9}
     return Outcome(state=S.COMPLETE, loss=x, losses=losses, constraints=over, seconds=1.0)
-
-
-def test_losses_with_names_are_shown_as_the_objective_returned_them_in_80_columns() -> None:
-    study, _, space = searched(compile_space({"x": hp.uniform("x", 0, 1)}), 40, play=two_losses)
-    study.record = replace(study.record, in_force={"objectives": {"error": "minimize", "accuracy": "maximize"}})
-    text = io.StringIO()
-    show(study, space, Console(file=text, width=80, force_terminal=False), "go on")
-    table, rest = text.getvalue().split("best: ")
-    assert max(map(len, table.splitlines())) <= 80
-    front = study.trials.front
-    assert len(front) > tables.FRONT
-    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in table.splitlines() if "{x: " in line]
-    assert len(rows) == tables.FRONT
-    for row, each in zip((rows[0], rows[-1]), (front[0], front[-1]), strict=True):
-        assert row == [
-            str(each.number),
-            f"{each.outcome.losses['error']:.6g}",
-            f"{-each.outcome.losses['accuracy']:.6g}",
-        ]
-    assert f"front of {len(front)} trials, best error {front[0].outcome.loss:.6g}" in rest
-    assert f"all: shadho-celery best {study.name}" in rest
-    found = json.loads(json.dumps(as_json(study), allow_nan=False))
-    assert [each["losses"]["accuracy"] for each in found["front"]] == [
-        -each.outcome.losses["accuracy"] for each in front
-    ]
-    assert found["front"][0]["constraints"] == dict(front[0].outcome.constraints)
-    assert found["hypervolume"]["history"][-1][0] <= 40
-
-
-def test_without_a_feasible_trial_the_nearest_one_is_named() -> None:
-    study, _, space = searched(trials=1, play=lambda *_: Outcome(state=S.COMPLETE, loss=0.5, constraints={"c": 2.0}))
-    line = tables.best_line(overview_of(study))
-    assert line.startswith("no feasible trial yet (the nearest breaks its constraints by 2: trial 0")
-    screen, text = console()
-    show(study, space, screen, "go on")
-    assert "violation" in text.getvalue()
 
 
 def flat(w_decides: bool = True) -> tuple[StudyState, Space]:
@@ -235,89 +178,12 @@ def test_the_best_trials_are_shown_with_their_budgets_where_any_has_one() -> Non
         screen, text = console()
         outcome = Outcome(state=S.COMPLETE, loss=0.5)
         trials = [study.trials[0].evolve(state=S.COMPLETE, outcome=outcome, budget=budget) for budget in budgets]
-        screen.print(tables.best_table([result(trial, study, space) for trial in trials]))
+        screen.print(tables.trial_table([result(trial, study, space) for trial in trials], *tables.BEST_COLUMNS))
         lines = [line for line in text.getvalue().splitlines() if line[:1] in "┃│"]
         return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:5]] for line in lines]
 
     assert [row[2] for row in head_and_rows(9, 0.3 / 3, None)] == ["budget", "9", "0.1", "all"]
     assert head_and_rows(None, None)[0][:3] == ["trial", "loss", "class"]
-
-
-def test_a_line_of_the_summary_stays_one_line_whatever_the_labels() -> None:
-    space = compile_space({"a\nlabel": hp.choice("a\nlabel", [{"x\ny": hp.uniform("x\ny", 0, 1)}, "no\nline"])})
-    study, scheduler, _ = searched(space)
-    screen, text = console()
-    show(study, space, screen, "go on")
-    lines = text.getvalue().splitlines()
-    for start in ("best: ", "study "):
-        [line] = [line for line in lines if line.startswith(start)]
-        assert r"a\nlabel" in line
-    assert all(r"\n" in line for line in lines if "label" in line)
-    screen, text = console()
-    screen.print(LiveView(scheduler, space, screen).picture())
-    assert all(r"\n" in line for line in text.getvalue().splitlines() if "label" in line)
-
-
-def test_nothing_in_a_study_is_taken_for_markup() -> None:
-    """Names, labels and values may hold square brackets, which rich would read as styles."""
-    space = compile_space({"[/blue]": hp.choice("[bold]label", ["[/red] value", "[red]other"])})
-    study, scheduler, _ = searched(space, name="study [red] [bold]")
-    screen, text = console()
-    show(study, space, screen, "[/go on]")
-    for part in ("[/blue]", "[/cpu]", "study [red] [bold]", "[/go on]"):
-        assert part in text.getvalue()
-    assert "[/red] value" in text.getvalue() or "[red]other" in text.getvalue()
-    screen, text = console()
-    view = LiveView(scheduler, space, screen)
-    screen.print(view.picture())
-    for part in ("[/cpu]", "study [red] [bold]"):
-        assert part in text.getvalue()
-
-
-def test_params_that_the_space_cannot_evaluate_any_more_do_not_break_the_summary() -> None:
-    study, _, _ = searched()
-
-    class Broken:
-        def evaluate(self, params: Any) -> Any:
-            raise ArithmeticError("1 / 0")
-
-    screen, text = console()
-    show(study, Broken(), screen, "go on")  # type: ignore[arg-type]
-    assert "ArithmeticError" in text.getvalue()
-
-
-def test_a_summary_without_a_success_tells_the_errors_once_each() -> None:
-    errors = ["E: one", "E: two", "E: one", "E: one"]
-    study, _, space = searched(
-        trials=4, play=lambda attempt, name: Outcome(state=S.FAILED, error=errors[attempt.number], seconds=1.0)
-    )
-    screen, text = console()
-    show(study, space, screen, "go on")
-    assert text.getvalue().count("E: one") == 1
-    assert text.getvalue().count("E: two") == 1
-    assert "no loss yet" in text.getvalue()
-
-
-def test_the_summary_tells_what_was_lost_refused_and_left_and_each_warning_once() -> None:
-    study, _, space = searched()
-    for _ in range(2):
-        attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
-        ended = Outcome(state=S.COMPLETE, loss=1.0, warning="[/a] metric\nout")
-        study.tell(Result(number=attempt.number, attempt=1, outcome=ended, at=1e9))
-    screen, text = console()
-    show(study, space, screen, "go on")
-    assert "trial 10 and 1 more: [/a] metric out" in text.getvalue()
-    assert text.getvalue().count("metric out") == 1
-    assert "lost" not in text.getvalue()
-    assert "refused" not in text.getvalue()
-    assert "wait" not in text.getvalue()
-    attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
-    study.tell(Lost(number=attempt.number, attempt=1, reason="its worker fell silent"))
-    screen, text = console()
-    show(study, space, screen, "go on", refused=2)
-    assert "attempts lost and run again: 1" in text.getvalue()
-    assert "results refused, late or of other params; each trial counts once: 2" in text.getvalue()
-    assert "trials that wait for --resume: 1" in text.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -339,16 +205,6 @@ def test_what_the_objective_got_is_shown_short(value: Any, shown: str) -> None:
 
 
 # While it runs
-
-
-def test_the_view_shows_every_class_with_what_it_does() -> None:
-    slow = Outcome(state=S.COMPLETE, loss=0.5, seconds=100.0)
-    study, scheduler, _ = searched(play=lambda attempt, name: slow, turns=2)
-    line = progress_line(scheduler)
-    assert "gpu 1/1 busy" in line
-    assert "[/cpu] 2/2 busy" in line
-    assert line.startswith("0/10 trials; no loss yet")
-    assert study.count(S.RUNNING) == 3
 
 
 def test_a_trial_is_busy_in_as_many_slots_as_it_is_wide_and_each_of_its_attempts_is() -> None:
@@ -394,15 +250,6 @@ def test_a_dead_workers_slots_leave_the_view_with_its_leases_so_that_no_more_slo
     assert shown() == ["7", "7"]
 
 
-def test_a_class_that_is_gone_stays_in_the_table_and_without_any_the_line_says_so() -> None:
-    _, scheduler, _ = searched()
-    scheduler.classes = []
-    screen, text = console()
-    screen.print(class_table(scheduler))
-    assert "gpu" in text.getvalue()
-    assert "no live worker" in progress_line(scheduler)
-
-
 def test_without_a_terminal_a_line_comes_now_and_then_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     study, scheduler, _ = searched(turns=0)
     clock = study.clock
@@ -434,38 +281,6 @@ def test_the_table_of_classes_counts_the_pruned_trials_beside_the_complete_ones(
         assert sum(int(count) for parts in counts for count in parts) == study.count(S.COMPLETE, S.PRUNED)
     for complete, seconds, pruned, cell in ((3, 2.0, 4, "3 x 2 s + 4"), (0, None, 4, "+ 4"), (0, None, 0, "-")):
         assert tables._placed(OnClass(complete=complete, pruned=pruned, failed=0, seconds=seconds)) == cell
-
-
-def test_the_live_view_opens_notes_and_closes() -> None:
-    _, scheduler, space = searched(turns=2)
-    screen, text = console()
-    with LiveView(scheduler, space, screen) as view:
-        view.note("[/a] note")
-        view.update()
-    assert "[/a] note" in text.getvalue()
-
-
-def test_the_live_view_shows_what_the_best_got_the_pace_what_runs_and_what_failed() -> None:
-    slow = Outcome(state=S.COMPLETE, loss=0.5, seconds=600.0)
-
-    def play_slowly(attempt: Attempt, compute_class: str) -> Outcome:
-        return slow if attempt.number >= 6 else play(attempt, compute_class)
-
-    study, scheduler, space = searched(turns=0, play=play_slowly)
-    screen, text = console()
-    view = LiveView(scheduler, space, screen)
-    for _ in range(12):
-        scheduler.turn()
-    screen.print(view.picture())
-    shown = text.getvalue()
-    assert study.best is not None
-    assert given(result(study.best, study, space)) in shown
-    assert re.search(r"trials a minute, about .+ left\n", shown)
-    assert "failed: 1 x ValueError: [/bad] depth; the first is trial 3" in shown
-    [*running] = [attempt.number for attempt in study.attempts if attempt.state is S.RUNNING]
-    assert len(running) == 3
-    for number in running:
-        assert f"trial {number} runs on " in shown
 
 
 def test_a_class_that_could_work_differs_from_one_that_nobody_serves() -> None:
@@ -500,26 +315,12 @@ def test_the_failures_of_a_resumed_run_say_which_ones_they_count() -> None:
     assert lines(before=0, ours=2) == ["failed: 2 x ValueError: no; the first is trial 2"]
 
 
-def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
-    study, _, space = searched()
-    text = io.StringIO()
-    again = "shadho-celery run " + "long_name " * 40
-    show(study, space, Console(file=text, width=60, force_terminal=False), again)
-    lines = text.getvalue().splitlines()
-    assert study.best is not None
-    assert f"best: {given(result(study.best, study, space))}" in lines
-    assert f"more trials of it: {again}".rstrip() in [line.rstrip() for line in lines]
-
-
 def test_what_the_sampler_chose_is_said_for_the_subspaces_with_the_most_trials() -> None:
-    study, _, space = searched()
+    study, _, _ = searched()
     study.choices.clear()
     assert tables.choice_lines(overview_of(study)) == []
     study.note_choice("all", "gp: why")
     assert tables.choice_lines(overview_of(study)) == ["sampler auto: gp: why"]
-    screen, text = console()
-    show(study, space, screen, None)
-    assert "sampler auto: gp: why" in text.getvalue()
     first, second = study.subspaces
     study.choices = {"never": "tpe: 1", "nor this": "tpe: 2", first: "tpe: 3", second: "gp: 4"}
     lines = tables.choice_lines(overview_of(study))
@@ -562,43 +363,6 @@ def end(study: StudyState, trial: Trial, state: TrialState, step: int | None = N
         study.tell(Report(number=attempt.number, attempt=1, step=step, loss=0.5, at=study.clock.wall()))
     outcome = Outcome(state=state, loss=1.0 / (1 + trial.number), seconds=2.0)
     study.tell(Result(number=attempt.number, attempt=1, outcome=outcome, host="a", at=study.clock.wall()))
-
-
-def test_the_summary_counts_trials_by_budget_with_the_agreement_of_ranks() -> None:
-    study, space = on_rungs(9)
-    out, text = console()
-    show(study, space, out, "again")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "│" in line]
-    assert ["budget 1", "3 x 2 s", "0", "100%"] in rows, "a later trial has a lower loss, on each rung"
-    assert ["budget 3", "2 x 2 s", "0", "-"] in rows
-    assert ["budget 9", "1 x 2 s", "0", "-"] in rows
-    assert "at budget 9 (trial" in text.getvalue()
-    assert "no trial has come to the budget" not in text.getvalue()
-    found = as_json(study)
-    assert [rung["budget"] for rung in found["rungs"]] == [1.0, 3.0, 9.0]
-    assert found["best"]["budget"] == 9.0
-
-
-def test_it_is_said_that_no_trial_has_come_to_the_full_budget() -> None:
-    study, space = on_rungs(3)
-    out, text = console()
-    show(study, space, out, "again")
-    assert "no trial has come to the budget of 9 yet: with a higher limit on trials some may" in text.getvalue()
-
-
-def test_pruned_trials_are_counted_by_the_step_of_their_last_report() -> None:
-    study, _ = on_rungs(9, pruned=20)
-    [line] = tables.pruner_lines(made(study))
-    assert line == (
-        "stopped by their reports: 20 trials, 2 at step 0, 2 at step 1, 2 at step 2, 2 at step 3, 2 at step 4, "
-        "2 at step 5, 2 at step 6, 2 at step 7, 4 at later ones; pruner: median"
-    )
-    assert tables.pruner_lines(made(on_rungs(9)[0])) == ["stopped by their reports: no trial; pruner: median"]
-
-
-def test_the_live_view_has_a_line_on_the_budgets() -> None:
-    assert tables.rung_lines(overview_of(on_rungs(9)[0])) == ["budgets: 3 at 1, 2 at 3, 1 at 9"]
-    assert tables.rung_lines(overview_of(searched(trials=1)[0])) == []
 
 
 def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how_many_trials() -> None:
@@ -646,3 +410,128 @@ def test_the_time_in_which_trials_ran_leaves_out_the_pauses_between_runs() -> No
         clock.sleep(pause + 2.0)
         end(study, study.add("model=net", {}, 1), S.COMPLETE)
     assert study.trials.active_seconds() == pytest.approx(2.0 + 5.0 + 2.0 + 2.0)
+
+
+def test_requests_beyond_those_that_are_listed_are_counted() -> None:
+    request = Action(
+        id="0" * 32, at=0.0, by="me@one", action="pause", arguments={}, answer=Answer(is_done=True, text="paused")
+    )
+    for count, line in ((5, None), (6, "and 1 earlier request;"), (7, "and 2 earlier requests;")):
+        lines = tables.action_lines([request] * count)
+        assert lines[0] == "pause, asked by me@one: paused"
+        assert lines[5:] == ([] if line is None else [f"{line} all: show --json"])
+
+
+# Golden texts
+
+
+def several_losses() -> tuple[StudyState, Space]:
+    """More trials on the front than are shown."""
+    study, _, space = searched(compile_space({"x": hp.uniform("x", 0, 1)}), 40, play=two_losses)
+    study.record = replace(study.record, in_force={"objectives": {"error": "minimize", "accuracy": "maximize"}})
+    return study, space
+
+
+def nearest() -> tuple[StudyState, Space]:
+    """No trial is feasible."""
+    study, _, space = searched(trials=1, play=lambda *_: Outcome(state=S.COMPLETE, loss=0.5, constraints={"c": 2.0}))
+    return study, space
+
+
+def failing() -> tuple[StudyState, Space]:
+    """No trial succeeds, and three fail alike."""
+    errors = ["E: one", "E: two", "E: one", "E: one"]
+    study, _, space = searched(
+        trials=4, play=lambda attempt, name: Outcome(state=S.FAILED, error=errors[attempt.number], seconds=1.0)
+    )
+    return study, space
+
+
+def lossy() -> tuple[StudyState, Space]:
+    """Two trials have the same warning, and an attempt was lost."""
+    study, _, space = searched()
+    for _ in range(2):
+        attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
+        ended = Outcome(state=S.COMPLETE, loss=1.0, warning="[/a] metric\nout")
+        study.tell(Result(number=attempt.number, attempt=1, outcome=ended, at=1e9))
+    attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
+    study.tell(Lost(number=attempt.number, attempt=1, reason="its worker fell silent"))
+    return study, space
+
+
+def strange() -> tuple[StudyState, Scheduler, Space]:
+    """Names, labels and values hold line breaks, and square brackets, which rich would read as styles."""
+    space = hp.choice("a\n[/blue]label", [{"x\n[bold]y": hp.uniform("x\ny", 0, 1)}, "[/red] no\nline"])
+    return searched(compile_space(space), name="study [red] [bold]")
+
+
+def broken() -> tuple[StudyState, Any]:
+    """The space cannot evaluate the params any more."""
+
+    class Broken:
+        def evaluate(self, params: Any) -> Any:
+            raise ArithmeticError("1 / 0")
+
+    return searched()[0], Broken()
+
+
+SUMMARIES: Mapping[str, Callable[[], tuple[StudyState, Any]]] = {
+    "plain": lambda: searched()[::2],
+    "losses": several_losses,
+    "nearest": nearest,
+    "failing": failing,
+    "lossy": lossy,
+    "strange": lambda: strange()[::2],
+    "broken": broken,
+    "rungs": lambda: on_rungs(9),
+    "pruned": lambda: on_rungs(3, pruned=20),
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_the_summary_of_a_study_is_its_golden_text(name: str) -> None:
+    """In 80 columns no line of a table is longer, and nothing that is to be copied is wrapped."""
+    study, space = SUMMARIES[name]()
+    text = io.StringIO()
+    again = "shadho-celery run " + "long_name " * 10 + "[/go on]"
+    show(study, space, Console(file=text, width=80, force_terminal=False), again, refused=2 * (name == "lossy"))
+    check(f"summary_{name}", text.getvalue())
+
+
+def test_several_losses_and_budgets_are_in_json() -> None:
+    study, _ = several_losses()
+    found = json.loads(json.dumps(as_json(study), allow_nan=False))
+    front = study.trials.front
+    accuracies = [-each.outcome.losses["accuracy"] for each in front]
+    assert [each["losses"]["accuracy"] for each in found["front"]] == accuracies
+    assert found["front"][0]["constraints"] == dict(front[0].outcome.constraints)
+    assert found["hypervolume"]["history"][-1][0] <= 40
+    found = as_json(on_rungs(9)[0])
+    assert [rung["budget"] for rung in found["rungs"]] == [1.0, 3.0, 9.0]
+    assert found["best"]["budget"] == 9.0
+
+
+def pictured(study: StudyState, scheduler: Scheduler, space: Space, turns: int = 0) -> str:
+    """The live view after some turns, and the line that is printed without a terminal."""
+    screen, text = console()
+    with LiveView(scheduler, space, screen) as view:
+        for _ in range(turns):
+            scheduler.turn()
+        view.note("[/a] note")
+    assert "[/a] note" in text.getvalue()
+    screen, text = console()
+    screen.print(view.picture())
+    # How long the view was open is the real time.
+    return re.sub(r"\d:\d\d:\d\d", "", f"{text.getvalue()}{progress_line(scheduler)}\n")
+
+
+def test_the_live_view_of_a_study_is_its_golden_text() -> None:
+    """A study at work, and one whose classes are gone, with strange names."""
+    slow = Outcome(state=S.COMPLETE, loss=0.5, seconds=600.0)
+    played = searched(turns=0, play=lambda attempt, name: slow if attempt.number >= 6 else play(attempt, name))
+    check("live_working", pictured(*played, turns=12))
+    played = strange()
+    played[1].classes = []
+    check("live_gone", pictured(*played))
+    assert tables.rung_lines(overview_of(on_rungs(9)[0])) == ["budgets: 3 at 1, 2 at 3, 1 at 9"]
+    assert tables.rung_lines(overview_of(searched(trials=1)[0])) == []

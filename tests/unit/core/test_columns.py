@@ -72,7 +72,7 @@ def test_a_fact_is_described_and_cannot_be_set(fact: object) -> None:
 
 def test_what_is_shown_is_a_property_of_a_result() -> None:
     assert {*names()} <= {*dir(TrialResult)}
-    assert {*HINTS} - OTHERS == {*FACTS} - {"violation"}
+    assert {*HINTS} - OTHERS == {*FACTS}
 
 
 def test_the_columns_of_exported_tables_keep_their_order() -> None:

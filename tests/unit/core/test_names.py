@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,24 @@ SAID = {
     "config": ("here it is space;", "known are"),
     "max_resource": ("pruner or fidelity", "pruner or fidelity"),
 }
+
+
+@cases(
+    "room, heading, known",
+    [
+        ("samplers", "`--sampler`", [*names.SAMPLERS, "optuna"]),
+        ("fidelity", "pruner", [*names.PRUNERS, names.NO_PRUNER]),
+        ("fidelity", "`how`", names.FIDELITIES),
+        ("placement", "`--policy`", names.POLICIES),
+        ("placement", "`--shares`", names.SHARES),
+    ],
+)
+def test_the_table_of_a_document_has_a_row_for_each_name_and_no_others(
+    room: str, heading: str, known: list[str]
+) -> None:
+    text = (Path(shadho_celery.__file__).parent / room / "README.md").read_text(encoding="utf-8")
+    rows = text.partition(f"\n| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert sorted(re.findall(r"^\| `(\w+)", "\n".join(rows), re.MULTILINE)) == sorted(known)
 
 
 def test_every_name_here_that_is_no_text_is_one_of_this_package() -> None:

@@ -9,6 +9,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.dispatch import Pace
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS
-from shadho_celery.fleet.workers import MESSAGE_SECONDS, Turns, Workers, allow, parts
+from shadho_celery.fleet.workers import MESSAGE_SECONDS, Connection, FleetStudy, Turns, Workers, allow, parts
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.registry import StudyWants, Worker
@@ -140,7 +141,8 @@ class Study:
         """Its trials take `mean` seconds, or half as long or one and a half times as long."""
         self.name = str(len(fleet.studies))
         fleet.studies.append(self)
-        self.workers = Workers(fleet.redis, self.name, "m", weight)  # type: ignore[arg-type]
+        connection = Connection(client=fleet.redis, publisher=MagicMock())  # type: ignore[arg-type]
+        self.workers = Workers(connection, FleetStudy(key=self.name, module="m", weight=weight))
         self.in_flight = Attempts[Sent]()
         self.is_pausing = False
         self._fleet, self._clock = fleet, fleet.clock

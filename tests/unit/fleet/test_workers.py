@@ -13,7 +13,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.fleet.workers import Workers, allow
+from shadho_celery.fleet.workers import Connection, FleetStudy, Workers, allow
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Progress, Share, StudyWants, Worker
 
@@ -49,14 +49,15 @@ def test_studies_that_want_all_get_all_together() -> None:
 class Fleet:
     """Workers of class cpu, as they are announced to a study."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_worker: bool = False) -> None:
         self.announced: dict[str, Worker] = {}
         client = MagicMock()
         client.smembers.side_effect = lambda key: {*self.announced} if key == "shadho:workers" else set()
         client.mget.side_effect = lambda names: [
             json.dumps(msgspec.to_builtins(self.announced[name])) for name in sorted(self.announced)
         ]
-        self.workers = Workers(client, "s", "m", 1.0)
+        connection = Connection(client=client, publisher=MagicMock())
+        self.workers = Workers(connection, FleetStudy(key="s", module="m", one_worker=one_worker))
 
     def announce(self, name: str, host: str, **facts: Any) -> None:
         known = {"protocol": PROTOCOL, "compute_class": "cpu", "slots": 1, "imports": ["m"], **facts}
@@ -112,8 +113,7 @@ def test_of_our_own_attempts_we_know_that_they_take_a_slot_before_it_is_announce
 
 def test_several_slots_are_free_on_a_machine_once_one_of_its_workers_has_them() -> None:
     """Otherwise an attempt that waits for them would be sent again and again until it has no attempts left."""
-    fleet = Fleet()
-    fleet.workers.one_worker = True
+    fleet = Fleet(one_worker=True)
     wide = Sent(Attempt(number=9, only_on="a", slots=3, attempt=1, subspace="all", params={}, compute_class="cpu"), 0.0)
     for busy, is_free in ((2, False), (1, True)):
         fleet.announce("a1", "a", slots=4, busy=2)
@@ -145,7 +145,9 @@ def test_a_study_announces_its_name_and_how_far_it_is_each_time() -> None:
     client = MagicMock(**{"smembers.return_value": set()})
     told = [Progress(ended=1, limit=5, running=2), Progress(ended=2, limit=5)]
     wanted = {"cloud": 4}
-    workers = Workers(client, "k", "m", 2.0, name="svm", progress=iter(told).__next__, wanted=lambda: wanted)
+    study = FleetStudy(key="k", module="m", weight=2.0, name="svm")
+    connection = Connection(client=client, publisher=MagicMock())
+    workers = Workers(connection, study, progress=iter(told).__next__, wanted=lambda: wanted)
     for now in (0.0, 1.0):
         workers.look(now, (), set())
     sent = client.pipeline.return_value.__enter__.return_value.set.call_args_list

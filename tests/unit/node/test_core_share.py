@@ -25,7 +25,7 @@ def test_threads_follow_the_slots_of_the_host_and_one_line_says_so(caplog: pytes
         [Worker(machine=MACHINE, slots=1), Worker(machine=LIMITED, slots=5)],
         [],
     ):
-        changes.append((share.follow(neighbours), share.threads))
+        changes.append((share.follow(1, neighbours), share.threads))
         for _ in range(2):
             share.tell()
     assert changes == [(False, 4), (True, 2), (False, 2), (True, 1), (True, 4)]
@@ -39,6 +39,6 @@ def test_threads_follow_the_slots_of_the_host_and_one_line_says_so(caplog: pytes
 def test_a_worker_with_a_limit_keeps_its_cores_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     share = CoreShare(LIMITED, 1)
-    assert not share.follow([Worker(machine=MACHINE, slots=8)])
+    assert not share.follow(1, [Worker(machine=MACHINE, slots=8)])
     share.tell()
     assert (share.threads, caplog.records) == (1, [])

@@ -816,8 +816,8 @@ def test_a_failed_trial_says_that_its_reports_were_thinned_out() -> None:
 
 def test_what_other_tools_have_is_named_as_it_is_called_here() -> None:
     context: Any = LocalContext()
-    assert not context.should_prune()
-    assert LocalContext(stopped=lambda: True).should_prune()
+    with pytest.raises(AttributeError, match=r"here it is context\.should_stop$"):
+        context.should_prune()
     with pytest.raises(AttributeError, match=r"a trial's context has no attribute 'anything'$"):
         _ = context.anything
     with pytest.raises(ValueError, match=r"whole number, not 0.5: write context.report\(step, loss\).*Optuna's order"):

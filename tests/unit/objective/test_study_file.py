@@ -146,13 +146,13 @@ def test_a_direction_is_short_for_an_objective(write: Callable[..., str]) -> Non
         "objectives": None
     }
     both = "STUDY = {'direction': 'maximize', 'objectives': {'error': 'minimize'}}\n"
-    assert 'STUDY["direction"] is short for STUDY["objectives"]' in refusal(write(GOOD + both, "one_with_both"))
+    assert "direction (--maximize) is short for objectives" in refusal(write(GOOD + both, "one_with_both"))
 
 
 @pytest.mark.parametrize("name", ["a,b", "a b", "-a", "a=1", "", "a\nb", "\ud800", "x" * 61])
 def test_a_class_whose_name_is_not_plain_is_refused(write: Callable[..., str], name: str) -> None:
     message = refusal(write(GOOD + f"STUDY = {{'classes': ['cpu', {name!a}]}}\n"))
-    assert 'STUDY["classes"]' in message
+    assert ": classes: " in message
     assert "up to 60 letters" in message
 
 
@@ -331,7 +331,7 @@ def test_a_setting_of_the_wrong_form_is_refused_saying_what_it_should_be(
 ) -> None:
     message = refusal(write(GOOD + ODD + f"STUDY = {{{setting}}}\n"))
     name = setting.split("'")[1]
-    assert f'STUDY["{name}"]' in message
+    assert f": {name}: " in message
     assert SETTINGS[name].meaning in message
 
 

@@ -79,6 +79,11 @@ def test_many_failures_are_named_with_their_place_in_the_space() -> None:
     assert [*many_failures(Given(searched(60)))] == []
 
 
+def test_failures_that_were_fixed_are_no_advice() -> None:
+    rows = searched(30, code="old", state="FAILED", failure="ValueError: singular") + searched(30, code="new")
+    assert [*many_failures(Given(rows))] == []
+
+
 def test_failures_that_no_label_explains_exclude_no_params() -> None:
     rows = searched(60)
     for row in rows[::9]:

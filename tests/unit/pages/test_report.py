@@ -130,14 +130,18 @@ def test_an_unknown_param_or_trial_is_refused() -> None:
             study.charts.slice("y")
         with pytest.raises(UsageError, match="no trial 7"):
             study.charts.why_here(7)
+        with pytest.raises(AttributeError, match="there is no chart 'nothing'; charts: curves, "):
+            study.charts.nothing()
+        with pytest.raises(TypeError, match="label"):
+            study.charts.slice()
 
 
 def test_each_chart_of_a_study_is_shown_in_notebooks(tmp_path: Path) -> None:
     from shadho_celery.charts.study import CHARTS
 
-    assert {name for name in vars(StudyPictures) if not name.startswith("_")} == {*CHARTS}
     data = pictured(f"sqlite:///{tmp_path}/made.db", 40)
     pictures = StudyPictures(data.study)
+    assert {*CHARTS} <= {*dir(pictures)}
     needed = {"slice": ("rate",)}
     for name in CHARTS:
         if name != "why_here":

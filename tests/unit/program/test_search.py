@@ -44,10 +44,10 @@ def in_a_folder_with_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"workers": {"cpu": 1}, "sampler": lambda *_: None}, "a sampler of your own cannot be passed"),
         ({"space": SPACE}, "has its own SPACE"),
         ({"workers": {"cpu": 1}, "enqueue": [{"y": 1}]}, "point 0: there is no label 'y'; known are x"),
-        ({"trials": 0}, "trials=: 0 is not allowed"),
-        ({"store": None}, "store=: None is not allowed"),
-        ({"study": 3}, "study=: 3 is not allowed"),
-        ({"sampler": "oracle"}, "no sampler= 'oracle'"),
+        ({"trials": 0}, "trials: 0 is not allowed"),
+        ({"store": None}, "store: None is not allowed"),
+        ({"study": 3}, "study: 3 is not allowed"),
+        ({"sampler": "oracle"}, "no sampler 'oracle'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], about: str) -> None:

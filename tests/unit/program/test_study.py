@@ -183,15 +183,15 @@ def test_losses_that_are_not_those_of_the_study_are_failures() -> None:
             {"objectives": {"error": "upwards"}},
             "invalid enum value 'upwards'; losses by name",
         ),
-        ({"objectives": {}}, "objectives=: {} is not allowed; its length must be at least 1; losses by name"),
+        ({"objectives": {}}, "objectives: {} is not allowed; its length must be at least 1; losses by name"),
         ({"objectives": dict.fromkeys("abcdefghijk", "minimize")}, "its length must be at most 10; losses by name"),
-        ({"objectives": {"": "minimize"}}, "objectives=: one of its keys is not allowed; losses by name"),
-        ({"objectives": {"a" * 61: "minimize"}}, "objectives=: one of its keys is not allowed; losses by name"),
-        ({"objectives": {1: "minimize"}}, "objectives=: the key 1 is not a text; losses by name"),
-        ({"objectives": ["error"]}, "objectives=: this is not a table but a list"),
+        ({"objectives": {"": "minimize"}}, "objectives: one of its keys is not allowed; losses by name"),
+        ({"objectives": {"a" * 61: "minimize"}}, "objectives: one of its keys is not allowed; losses by name"),
+        ({"objectives": {1: "minimize"}}, "objectives: the key 1 is not a text; losses by name"),
+        ({"objectives": ["error"]}, "objectives: this is not a table but a list"),
         ({"objectives": TWO, "target": 0.5}, "a target is for one loss"),
         ({"objectives": TWO, "sampler": "gp"}, "sampler gp learns one loss"),
-        ({"objectives": TWO, "fidelity": {"least": 1, "most": 9}}, "fidelity= promotes trials by one loss"),
+        ({"objectives": TWO, "fidelity": {"least": 1, "most": 9}}, "fidelity promotes trials by one loss"),
     ],
 )
 def test_objectives_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], words: str) -> None:
@@ -479,9 +479,9 @@ def test_a_loss_that_should_be_large_is_maximised() -> None:
     named: dict[str, Any] = {"store": STORE, "study": "large", "seed": 0, "direction": "maximize"}
     study = minimize(lambda values: values["x"], SPACE, trials=10, **named)
     largest = max(trial.values["x"] for trial in study.trials)
-    assert (study.best_value, study.best_params["x"]) == (largest, largest)
+    assert (study.best_loss, study.best_params["x"]) == (largest, largest)
     resumed = minimize(lambda values: values["x"], SPACE, trials=12, resume=True, target=2, **named)
-    assert (len(resumed.trials), resumed.best_value) == (12, max(trial.values["x"] for trial in resumed.trials))
+    assert (len(resumed.trials), resumed.best_loss) == (12, max(trial.values["x"] for trial in resumed.trials))
 
 
 def missing_key(values: dict[str, float]) -> float:

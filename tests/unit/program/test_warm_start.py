@@ -145,5 +145,5 @@ def test_what_is_no_warm_start_is_refused_and_nothing_is_recorded(wrong: Any, wo
 
 def test_a_study_that_is_continued_gets_none() -> None:
     old()
-    with pytest.raises(UsageError, match="leave out warm_start= or resume=True"):
+    with pytest.raises(UsageError, match="leave out warm_start or resume"):
         minimize(loss, SPACE, trials=40, store=STORE, study="old", resume=True, warm_start="old")

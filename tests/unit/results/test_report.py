@@ -126,7 +126,6 @@ def test_an_overview_for_the_live_view_reads_nothing_from_the_store(monkeypatch:
         raise AssertionError("the store is read")
 
     monkeypatch.setattr(SqlStore, "_fetched", refuse)
-    monkeypatch.setattr(SqlStore, "_rows", refuse)
     known = overview_of(study)
     assert known.best is not None
     assert known.best_words.startswith(f"front of {known.on_front} trials, best error {known.best.loss:.6g}")

@@ -92,5 +92,5 @@ def test_a_source_of_which_nothing_fits_is_refused() -> None:
 def test_a_study_that_is_continued_has_its_warm_start() -> None:
     refuse_if_resumed(None, resume=True)
     refuse_if_resumed("svm", resume=False)
-    with pytest.raises(UsageError, match="leave out --warm-start or --resume"):
+    with pytest.raises(UsageError, match="leave out warm_start or resume"):
         refuse_if_resumed("svm", resume=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hyperopt import hp
+from services.families import fleet_of
 from services.trials import told
 
 import shadho_celery
@@ -121,8 +122,8 @@ def test_a_point_that_is_lost_while_the_grid_ends_is_tried_again() -> None:
     def play(attempt: Attempt, compute_class: str) -> Outcome:
         return Outcome(state=TrialState.COMPLETE, loss=1.0, seconds=10.0 if compute_class == "fast" else 100.0)
 
-    changes = (Change(at=90.0, compute_class="slow", slots=-1), Change(at=300.0, compute_class="late", slots=1))
-    executor = SimulatedExecutor({"fast": 1, "slow": 1}, play, clock, changes=changes)
+    changes = (Change(at=90.0, compute_class="slow", workers=-1), Change(at=300.0, compute_class="late", workers=1))
+    executor = SimulatedExecutor(fleet_of({"fast": 1, "slow": 1}, changes=changes), play, clock)
     settings = StudySettings(sampler="grid", policy="fifo", speculate=False)
     scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=100)), study, executor)
     scheduler.run()

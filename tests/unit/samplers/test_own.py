@@ -14,7 +14,6 @@ from shadho_celery.core.trial import Params, Trial
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers import find_sampler, make_sampler
 from shadho_celery.samplers.base import Sampler
-from shadho_celery.samplers.own import MakeOwnSampler
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
@@ -114,4 +113,11 @@ def test_what_holds_of_a_sampler_within_a_function_or_a_class_of_ones_own_holds_
     for sampler in (by_tpe, partial(by_tpe)):
         with Study(hp.choice("c", [1, 2, 3]), seed=0, sampler=sampler) as study:
             assert len([study.ask() for _ in range(8)]) == 8
-    assert all(MakeOwnSampler(make).spans_space for make in (Whole, partial(Whole), partial(partial(Whole))))
+    assert all(find_sampler(make).spans_space for make in (Whole, partial(Whole), partial(partial(Whole))))
+
+
+@pytest.mark.parametrize("make", [RandomSampler, partial(RandomSampler)])
+def test_the_name_of_its_class_is_recorded_with_each_trial(make: Any) -> None:
+    with Study({"x": hp.uniform("x", 0, 1)}, seed=0, sampler=make) as study:
+        study.ask()
+        assert study.trials[0].sampler == "RandomSampler"

@@ -15,7 +15,6 @@ from services.trials import search, told
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
-from shadho_celery.samplers.pareto import order_of
 from shadho_celery.samplers.tpe import (
     MOST_BAD,
     MOST_GOOD,
@@ -33,6 +32,7 @@ from shadho_celery.samplers.tpe import (
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.domains import QLogNormal, QLogUniform, QNormal, QUniform, make_domain
 from shadho_celery.space.split import Subspace, split
+from shadho_celery.study.front import order_of
 
 Params = Mapping[str, Any]
 Loss = Callable[[Params], float | TrialState]

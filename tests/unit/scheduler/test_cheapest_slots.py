@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
 from hyperopt import hp
+from services.families import Family, cluster_of, fleet_of
 
 from shadho_celery.cli.live import cheapest_lines
 from shadho_celery.core.records import MachineRecord, MoneyPlan, Present
@@ -16,7 +18,7 @@ from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.simulation.cluster_file import Cluster, Family
+from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.limits import Limits
@@ -31,16 +33,18 @@ FAMILIES = {
 }
 
 
-def cluster(**changes: Any) -> Cluster:
-    given: dict[str, Any] = {
-        "slots": {"gpu": 6, "cpu": 20},
-        "memory": dict.fromkeys(NAMES, 0),
-        "families": FAMILIES,
-        "prices": {"gpu": 2.5, "cpu": 0.08},
-        "trials": 300,
-        **changes,
-    }
-    return Cluster(**given)
+def cluster(
+    families: Mapping[str, Family] = FAMILIES,
+    trials: int = 300,
+    fidelity: Mapping[str, Any] | None = None,
+    checkpoints: str = "none",
+    **facts: Mapping[str, float | None],
+) -> Cluster:
+    """A cluster of both classes; `facts` are a fact of each of them."""
+    facts = {"workers": {"gpu": 6, "cpu": 20}, "price": {"gpu": 2.5, "cpu": 0.08}, **facts}
+    classes = {name: {fact: by_class[name] for fact, by_class in facts.items()} for name in NAMES}
+    settings = {"trials": trials, "fidelity": fidelity}
+    return cluster_of(fleet_of(classes, checkpoints=checkpoints), families, settings)
 
 
 def play(deadline: float | None = None, **changes: Any) -> Simulation:
@@ -105,27 +109,29 @@ def test_a_deadline_that_cannot_be_kept_is_said_and_all_slots_are_used() -> None
     assert by_money.seconds < 1.5 * by_time.seconds
 
 
-@pytest.mark.parametrize("prices", [{}, {"gpu": None, "cpu": None}])
-def test_without_any_price_all_slots_are_used_and_it_is_said(prices: dict[str, float | None]) -> None:
-    found = play(1e5, prices=prices)
+def test_without_any_price_all_slots_are_used_and_it_is_said() -> None:
+    prices: dict[str, float | None] = {"gpu": None, "cpu": None}
+    found = play(1e5, price=prices)
     assert found.notices == ["trials are placed by time: no worker announces a price (worker --price)"]
-    assert [trial.params for trial in found.study] == [trial.params for trial in play(prices=prices).study]
+    assert [trial.params for trial in found.study] == [trial.params for trial in play(price=prices).study]
 
 
 @pytest.mark.parametrize("price", [0.0, None])
 def test_a_class_that_costs_nothing_runs_all_it_can(price: float | None) -> None:
     """A class without a price counts as free, as its trials do for a limit on money."""
-    found = play(1e6, prices={"gpu": 2.5, "cpu": price}, trials=100)
+    found = play(1e6, price={"gpu": 2.5, "cpu": price}, trials=100)
     assert found.utilisation["cpu"] > 0.5
-    assert sum(found.placed[family]["gpu"] for family in FAMILIES) <= 20, "those that show the seconds of the class"
+    assert sum(found.placed[f"family={family}"]["gpu"] for family in FAMILIES) <= 20, (
+        "those that show the seconds of the class"
+    )
 
 
 def test_a_trial_that_fits_no_cheap_class_runs_on_the_other() -> None:
     large = {
-        "net": Family(seconds={"gpu": 60, "cpu": 60}, memory=2**33),
+        "net": Family(seconds={"gpu": 60, "cpu": 60}, memory_gib=8),
         "tree": Family(seconds=dict.fromkeys(NAMES, 60)),
     }
-    found = play(1e6, families=large, memory={"gpu": 2**34, "cpu": 2**32}, trials=60)
+    found = play(1e6, families=large, memory_gib={"gpu": 16, "cpu": 4}, trials=60)
     assert found.trials == 60, "it comes to an end"
 
 
@@ -139,11 +145,11 @@ def test_the_same_seed_gives_the_same_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"place_by": "money"}, "--place-by money needs a deadline; give --deadline, such as 4h"),
-        ({"deadline": "4h"}, "--deadline is for --place-by money; give both, or leave it out"),
-        ({"place_by": "luck"}, "--place-by"),
-        ({"deadline": -5}, "--deadline"),
-        ({"deadline": float("nan")}, "--deadline"),
+        ({"place_by": "money"}, "place_by money needs a deadline, such as 4h"),
+        ({"deadline": "4h"}, "deadline is for place_by money; give both, or leave it out"),
+        ({"place_by": "luck"}, "place_by: "),
+        ({"deadline": -5}, "deadline: "),
+        ({"deadline": float("nan")}, "deadline: "),
         ({"deadline": "soon"}, "'soon' is not a duration; write it as 90s, 10m, 4h or 2d"),
     ],
 )
@@ -155,7 +161,7 @@ def test_settings_of_money_that_cannot_be_are_refused_in_one_line(given: dict[st
 
 
 def test_a_deadline_needs_a_number_of_trials() -> None:
-    with pytest.raises(UsageError, match="is the time for a number of trials; give --trials"):
+    with pytest.raises(UsageError, match="is the time for a number of trials; give trials, too"):
         Plan.of(SPACE, StudySettings(place_by="money", deadline=60.0), Limits(seconds=3))
 
 

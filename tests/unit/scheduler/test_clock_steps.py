@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hyperopt import hp
 from services.clocks import MachineTime
+from services.families import fleet_of
 
 from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.settings import StudySettings
@@ -51,7 +52,7 @@ def searching(
         return Outcome(state=TrialState.COMPLETE, loss=0.5, seconds=lasting(attempt))
 
     study = open_study(SqlStore("sqlite://"), SPACE.describe(), name="s", seed=1, clock=SystemClock())
-    executor = SimulatedExecutor({"cpu": slots}, play, Workers(machine))
+    executor = SimulatedExecutor(fleet_of({"cpu": slots}), play, Workers(machine))
     return make_scheduler(Plan.of(SPACE, StudySettings(speculate=speculate), Limits(**limits)), study, executor)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hyperopt import hp
+from services.families import fleet_of
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
@@ -40,7 +41,7 @@ def run(
     store = SqlStore(f"sqlite:///{folder}/trials.db")
     try:
         study = open_study(store, space.describe(), name="study", seed=4, resume=resume, clock=clock)
-        make_scheduler(plan, study, SimulatedExecutor({"cpu": 1}, play, clock)).run()
+        make_scheduler(plan, study, SimulatedExecutor(fleet_of({"cpu": 1}), play, clock)).run()
         found = [(trial.number, trial.subspace, trial.params, trial.budget) for trial in study]
         study.close()
         return store.find("study"), found

@@ -208,9 +208,9 @@ def test_what_had_been_drawn_is_placed_by_its_params_after_a_resumption() -> Non
 @pytest.mark.slow
 def test_a_class_that_disappears_or_comes_leaves_nothing_behind_in_the_pool() -> None:
     changes = (
-        Change(at=300.0, compute_class="gpu", slots=-4),
-        Change(at=900.0, compute_class="late", slots=6),
-        Change(at=1500.0, compute_class="cpu", slots=-12),
+        Change(at=300.0, compute_class="gpu", workers=-4),
+        Change(at=900.0, compute_class="late", workers=6),
+        Change(at=1500.0, compute_class="cpu", workers=-12),
     )
     search = Search(trials=400, slots={**FLEET, "late": 0}, changes=changes).run()
     assert search.study.count(TrialState.COMPLETE) == 400

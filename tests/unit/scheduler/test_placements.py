@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from hyperopt import hp
+from services.families import Family, cluster_of, fleet_of
 
 from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import Attempt, Trial
 from shadho_celery.placement.pool import Pool
 from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.simulation.cluster_file import parse
+from shadho_celery.simulation.cluster_file import Cluster, Machine
 from shadho_celery.simulation.simulation import simulate
 from shadho_celery.study.recorder import Recorder
 
-W = {"law": "uniform", "low": 0, "high": 1}
-NET = {"seconds": {"gpu": "20 + 10 * w", "cpu": "20 + 400 * w"}, "params": {"w": W}}
-SVM = {"seconds": {"gpu": "90 - 30 * w", "cpu": "10 + 20 * w"}, "params": {"w": W}}
-CLASSES = {"gpu": {"workers": 4}, "cpu": {"workers": 12}}
+
+def by_width(params: Mapping[str, Any], machine: Machine) -> float:
+    return 20.0 + {"gpu": 10.0, "cpu": 400.0}[machine.compute_class] * float(params["w"])
+
+
+def crossing(params: Mapping[str, Any], machine: Machine) -> float:
+    return 90.0 - 30.0 * float(params["w"]) if machine.compute_class == "gpu" else 10.0 + 20.0 * float(params["w"])
+
+
+def cluster(*laws: Callable[[Mapping[str, Any], Machine], float], **settings: Any) -> Cluster:
+    params = {"w": lambda label: hp.uniform(label, 0, 1)}
+    families = {law.__name__: Family(seconds=law, params=params) for law in laws}
+    return cluster_of(fleet_of({"gpu": 4, "cpu": 12}), families, {"trials": 300, "sampler": "random", **settings})
 
 
 @pytest.fixture
@@ -36,9 +47,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Attempt, Mapping[str
     return found
 
 
-@pytest.mark.parametrize("families", [{"net": NET}, {"net": NET, "svm": SVM}], ids=["flat", "split"])
+@pytest.mark.parametrize("laws", [[by_width], [by_width, crossing]], ids=["flat", "split"])
 def test_the_recorded_seconds_are_those_by_which_a_trial_drawn_ahead_was_chosen(
-    families: Mapping[str, Any],
+    laws: Sequence[Callable[[Mapping[str, Any], Machine], float]],
     recorded: Sequence[tuple[Attempt, Mapping[str, Placed]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -52,7 +63,7 @@ def test_the_recorded_seconds_are_those_by_which_a_trial_drawn_ahead_was_chosen(
         return trial
 
     monkeypatch.setattr(Pool, "take", spied)
-    simulate(parse({"trials": 300, "classes": CLASSES, "families": families}), seed=1)
+    simulate(cluster(*laws), seed=1)
     first = {attempt.number: known for attempt, known in recorded if attempt.attempt == 1}
     assert len(compared) > 200
     for number, seconds in compared.items():
@@ -73,8 +84,7 @@ def test_the_recorded_seconds_of_a_promoted_trial_are_those_by_which_it_was_chos
         return found
 
     monkeypatch.setattr(CostModel, "promoted_seconds", spied)
-    ladder = {"least": 1, "most": 9, "how": "asha"}
-    simulate(parse({"trials": 300, "classes": CLASSES, "families": {"net": NET}, "fidelity": ladder}), seed=1)
+    simulate(cluster(by_width, fidelity={"least": 1, "most": 9, "how": "asha"}), seed=1)
     promoted = [(each, known) for each, known in recorded if each.origin is not None and each.attempt == 1]
     assert len(promoted) > 20
     for attempt, known in promoted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hyperopt import hp
+from services.families import fleet_of
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import DEFAULT_CLASSES
@@ -24,10 +25,10 @@ SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 UNKNOWN = [
     (
         StudySettings(sampler="lattice"),
-        "there is no --sampler 'lattice'; choose one of auto, random, tpe, gp, qmc, grid, cma, optuna:NAME",
+        "there is no sampler 'lattice'; choose one of auto, random, tpe, gp, qmc, grid, cma, optuna:NAME",
     ),
-    (StudySettings(policy="best"), "there is no --policy 'best'; choose one of cost, paper, fifo"),
-    (StudySettings(shares="fair"), "there is no --shares 'fair'; choose one of even, uniform, promise, paper"),
+    (StudySettings(policy="best"), "there is no policy 'best'; choose one of cost, paper, fifo"),
+    (StudySettings(shares="fair"), "there is no shares 'fair'; choose one of even, uniform, promise, paper"),
 ]
 
 
@@ -42,7 +43,7 @@ def build(settings: StudySettings | None = None) -> Scheduler:
     clock = ManualClock()
     record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
     study = StudyState(MemoryStore(), record, 1, clock=clock)
-    executor = SimulatedExecutor({"cpu": 2}, play, clock)
+    executor = SimulatedExecutor(fleet_of({"cpu": 2}), play, clock)
     return make_scheduler(plan(settings), study, executor)
 
 

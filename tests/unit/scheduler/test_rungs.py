@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from hyperopt import hp
 from msgspec.structs import replace
 from services.cases import cases
+from services.families import Family, cluster_of, fleet_of, log_normal, slow
 from services.searching import PATIENCE, SimulatedSearch
 
 from shadho_celery.core.clock import ManualClock
@@ -23,7 +24,6 @@ from shadho_celery.fidelity.brackets import Bracket, Brackets
 from shadho_celery.fidelity.rounds import Wanted
 from shadho_celery.program.search import minimize
 from shadho_celery.scheduler.plan import Plan, make_scheduler
-from shadho_celery.simulation.cluster_file import Cluster, Family, LogNormal, Slow
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.simulation.simulation import simulate
 from shadho_celery.space.compile import compile_space
@@ -357,19 +357,17 @@ def test_a_search_survives_the_deaths_of_machines_that_run_copies_and_copied_tri
     classes = {"large": 6, "cpu": 6}
     lost = 0
     for seed in (2, 3):
-        cluster = Cluster(
-            fidelity={"least": 1, "most": 9, "how": "halving"},
-            slots=classes,
-            memory=dict.fromkeys(classes, 0),
-            families={"net": Family(seconds={"large": 20, "cpu": 50}, failure_rate=0.05)},
-            size=LogNormal(sigma=0.3),
-            straggler=Slow(probability=0.2, factor=20.0),
-            changes=[
-                Change(at=100.0 + 45 * turn, compute_class=name, slots=sign * (2 + turn % 3))
-                for turn in range(12)
-                for name, sign in (("large", (-1) ** turn), ("cpu", (-1) ** (turn + 1)))
-            ],
-            trials=130,
+        changes = [
+            Change(at=100.0 + 45 * turn, compute_class=name, workers=sign * (2 + turn % 3))
+            for turn in range(12)
+            for name, sign in (("large", (-1) ** turn), ("cpu", (-1) ** (turn + 1)))
+        ]
+        cluster = cluster_of(
+            fleet_of(classes, changes=changes),
+            {"net": Family(seconds={"large": 20, "cpu": 50}, failure_rate=0.05)},
+            {"fidelity": {"least": 1, "most": 9, "how": "halving"}, "trials": 130},
+            size=partial(log_normal, 0.3),
+            straggler=partial(slow, 0.2, 20.0),
         )
         turns = 0
 
@@ -403,7 +401,7 @@ def test_copies_that_nobody_claims_do_not_follow_one_another_without_pause() -> 
 
     clock = ManualClock(1000.0)
     study = open_study(SqlStore("sqlite://"), SPACE.describe(), name="s", seed=0, clock=clock)
-    make_scheduler(Plan.of(SPACE, limits=Limits(trials=20)), study, Refusing({"gpu": 2}, play, clock)).run()
+    make_scheduler(Plan.of(SPACE, limits=Limits(trials=20)), study, Refusing(fleet_of({"gpu": 2}), play, clock)).run()
     assert (study.count(S.COMPLETE), study.trial(19).lost) == (20, 0)
     assert 2 <= study.copied <= 10
 
@@ -422,7 +420,8 @@ def test_a_resumed_search_watches_every_attempt_that_lived_and_makes_no_other(wa
             sent.extend(attempts)
 
     study = open_study(first.store, SPACE.describe(), name="s", clock=ManualClock(3000.0), resume=True)
-    executor = Watching({"gpu": 27}, lambda attempt, compute_class: Outcome(state=S.COMPLETE), ManualClock(3000.0))
+    clock = ManualClock(3000.0)
+    executor = Watching(fleet_of({"gpu": 27}), lambda attempt, compute_class: Outcome(state=S.COMPLETE), clock)
     plan = Plan.of(
         SPACE, StudySettings(sampler="random", fidelity={**RUNGS, "how": "halving"}), Limits(trials=3 * BRACKET)
     )

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from services.cases import cases
 from services.searching import SimulatedSearch
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
@@ -81,7 +82,7 @@ class Search(SimulatedSearch):
         self,
         space: Space | None = None,
         *,
-        slots: dict[str, int] | None = None,
+        slots: Mapping[str, int | Mapping[str, Any]] | None = None,
         play: Play | None = None,
         store: SqlStore | None = None,
         ahead: int = 0,
@@ -93,7 +94,6 @@ class Search(SimulatedSearch):
         resume: bool = False,
         clock: ManualClock | None = None,
         speculate: bool = False,
-        prices: dict[str, float | None] | None = None,
         **limits: Any,
     ) -> None:
         super().__init__(
@@ -108,7 +108,6 @@ class Search(SimulatedSearch):
             resume=resume,
             wrap=wrap,
             ahead=ahead,
-            prices=prices,
         )
 
     def resumed(self, **changes: Any) -> Search:
@@ -296,8 +295,8 @@ def test_the_seconds_are_those_of_this_run() -> None:
 
 
 def test_once_the_money_is_spent_nothing_is_sent_and_what_runs_is_finished() -> None:
-    prices = {"gpu": 3600.0, "cpu": 360.0}
-    search = Search(money=100.0, slots={"gpu": 2, "cpu": 2}, play=lasting(4.0), prices=prices).run()
+    slots = {"gpu": {"workers": 2, "price": 3600.0}, "cpu": {"workers": 2, "price": 360.0}}
+    search = Search(money=100.0, slots=slots, play=lasting(4.0)).run()
     assert search.study.in_flight == 0
     spent, ended = search.study.recorder.spent, Counter(trial.compute_class for trial in search.study)
     assert 100.0 <= sum(spent.values()) <= 100.0 + (2 * 1.0 + 2 * 0.1) * 4.0
@@ -424,6 +423,9 @@ class Recording:
 
     def keep(self) -> None:
         pass
+
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
+        self.inner.note_end(event, ended, is_over=is_over)
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         self.inner.cancel(numbers, running=running, pruned=pruned)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
+from services.families import fleet_of
 from services.searching import SimulatedSearch
 
 from shadho_celery.core.clock import ManualClock
@@ -100,22 +101,23 @@ def lasting(trial: Attempt, compute_class: str) -> Outcome:
 
 def search(
     space: Space,
-    slots: Mapping[str, int],
+    slots: Mapping[str, int | Mapping[str, Any]],
     width: SlotsSetting,
     trials: int,
     play: Play = lasting,
     turns: int = 10_000,
-    **options: Any,
+    ahead: int = 0,
+    **facts: Any,
 ) -> tuple[StudyState, list[dict[str, int]]]:
     """A study on simulated classes, and the slots that its trials held on each after every turn, up to so many turns.
 
-    `options` are those of the executor.
+    `facts` are those of the fleet.
     """
     record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
     clock = ManualClock()
     study = StudyState(MemoryStore(), record, 1, clock=clock)
 
-    executor = SimulatedExecutor(slots, play, clock, **options)
+    executor = SimulatedExecutor(fleet_of(slots, **facts), play, clock, ahead)
     settings = StudySettings(sampler="random", slots=width, policy="fifo")
     scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=trials)), study, executor)
     held: list[dict[str, int]] = []
@@ -167,8 +169,8 @@ def test_gangs_that_run_out_of_memory_where_no_larger_class_is_wide_enough_fail_
             return Outcome(state=TrialState.FAILED, error="MemoryError", out_of_memory=Memory.HOST, seconds=1.0)
         return lasting(trial, compute_class)
 
-    memory = {"large": 2**35, "small": 2**33}
-    study, _ = search(GANGS, {"large": 2, "small": 4}, replicas, 40, play, memory=memory)
+    classes = {"large": {"workers": 2, "memory_gib": 32}, "small": {"workers": 4, "memory_gib": 8}}
+    study, _ = search(GANGS, classes, replicas, 40, play)
     assert study.counted == len(study) == 40
     assert {t.state is TrialState.FAILED for t in study if t.slots == 3 and t.params["x"] > 0.5} == {True}
     assert study.count(TrialState.FAILED) < sum(trial.slots == 3 for trial in study)
@@ -177,7 +179,7 @@ def test_gangs_that_run_out_of_memory_where_no_larger_class_is_wide_enough_fail_
 @pytest.mark.parametrize("at", range(5, 40, 5))
 def test_on_a_class_that_has_become_narrower_than_the_gang_it_is_reserved_for_the_others_go_on(at: int) -> None:
     """All those of one slot end, and the gangs wait for a class that is wide enough."""
-    changes = [Change(at=float(at), compute_class="cpu", slots=-2)]
+    changes = [Change(at=float(at), compute_class="cpu", workers=-2)]
     study, _ = search(GANGS, {"cpu": 4}, replicas, 60, turns=800, changes=changes)
     assert len(study) == 60
     assert {trial.slots for trial in study if trial.state is TrialState.WAITING} == {3}
@@ -257,7 +259,7 @@ def chosen(
     def lasts(trial: Attempt, compute_class: str) -> Outcome:
         return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds[trial.slots])
 
-    executor = executor_type({"gpu": 4 * workers}, play or lasts, clock, per_worker={"gpu": 4}, steps=steps)
+    executor = executor_type(fleet_of({"gpu": {"workers": workers, "slots": 4}}, steps=steps), play or lasts, clock)
     space = compile_space({"x": hp.uniform("x", 0, 1)})
     settings = StudySettings(sampler="random", gpus=[*gpus])
     scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=trials)), study, executor)
@@ -349,7 +351,7 @@ def test_a_trial_whose_reserved_class_proves_too_small_for_it_runs_elsewhere(see
     clock = ManualClock()
     record = StudyRecord(key="k", name="n", module="", seed=seed, space={}, created_at=0.0)
     study = StudyState(MemoryStore(), record, 1, clock=clock)
-    executor = OnTwoKinds({"small": 8, "large": 8}, play, clock, per_worker={"small": 4, "large": 4})
+    executor = OnTwoKinds(fleet_of({name: {"workers": 2, "slots": 4} for name in ("small", "large")}), play, clock)
     settings = StudySettings(sampler="random", gpus=[1, 2, 4])
     space = compile_space({"x": hp.uniform("x", 0, 1)})
     scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=80)), study, executor)

@@ -19,7 +19,7 @@ from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.objective.call import describe
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.objective.study_file import refuse_nested, within
-from shadho_celery.session.notices import OVER_SECONDS, Conditions, Kind, Notice
+from shadho_celery.session.notices import OVER_SECONDS, Conditions, Notice
 from shadho_celery.session.session import GIVE_UP_SECONDS, LOOK_SECONDS, MISSING_SECONDS, Session, Watch
 from shadho_celery.study.failures import Failures
 from shadho_celery.study.limits import Limits
@@ -217,7 +217,7 @@ def test_a_trial_that_starts_a_study_on_workers_ends_its_own_study() -> None:
 
 def test_what_was_warned_of_is_said_to_be_over_once_it_is() -> None:
     over = "cpu answers again"
-    missing = [Notice(kind=Kind.MISSING, about="class cpu", text="cpu does not answer; see its log", over=over)]
+    missing = [Notice(about="class cpu", text="cpu does not answer; see its log", over=over)]
     conditions, line = Conditions(), "Warning: cpu does not answer; see its log"
 
     def see(found: Sequence[Notice], now: float) -> list[str]:
@@ -241,7 +241,7 @@ def test_it_is_said_how_much_more_than_the_limit_running_trials_can_cost() -> No
         plan = SimpleNamespace(settings=StudySettings(trial_timeout=timeout), limits=limits)
         scheduler = SimpleNamespace(notices=list, limits=limits, cheapest=None)
         found = watch(executor, study, scheduler=scheduler, plan=plan)
-        return [each.text for each in found.present()]
+        return [*map(str, found.present())]
 
     assert said([session("gpu", 2.4), session("gpu", 1.2)]) == [
         "after --max-cost running trials finish, for up to 7.20 an hour, until they end; --trial-timeout bounds that"
@@ -277,8 +277,7 @@ def test_an_edited_file_takes_the_place_of_workers_with_other_code(monkeypatch: 
     workers = SimpleNamespace(with_other_code=lambda: ["w gets no trials"])
     executor = SimpleNamespace(has_workers=True, notices=list, workers=workers)
     found = watch(executor, SimpleNamespace(best=None, deletions=list, name="s"))
-    assert [each.text for each in found.present() if each.kind is Kind.CODE] == ["w gets no trials"]
+    assert [*found.present()] == ["w gets no trials"]
     monkeypatch.setattr(found._session.disk, "edited", lambda code: "m.py")
     [edited] = found.present()
-    assert edited.kind is Kind.CODE
-    assert edited.text.startswith("m.py was edited; this run continues with its earlier code")
+    assert str(edited).startswith("m.py was edited; this run continues with its earlier code")

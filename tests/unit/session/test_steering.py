@@ -9,7 +9,7 @@ from hyperopt import hp
 from services.cases import cases
 from services.searching import SimulatedSearch
 
-from shadho_celery.core.actions import Answer
+from shadho_celery.core.actions import Answer, Cancel, Enqueue, OfStudy, Pause, Set, Stop, Unpause
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
@@ -18,7 +18,7 @@ from shadho_celery.scheduler.plan import Plan
 from shadho_celery.session.steering import Steering
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.limits import Limits
-from shadho_celery.transport.control import Cancel, Change, Deed, Enqueue, Pause, Request, Stop, Unpause
+from shadho_celery.transport.control import Request
 from shadho_celery.transport.drains import Drain
 
 S = TrialState
@@ -77,15 +77,15 @@ class Run:
     def answer(self, _: Request, answer: Answer) -> None:
         self.answers.append(answer)
 
-    def ask(self, deed: Deed) -> Answer:
+    def ask(self, deed: OfStudy) -> Answer:
         """Ask after a turn of the loop."""
         self.put(deed)
         self.steering.turn(self.said.append)
         return self.answers[-1]
 
-    def put(self, deed: Deed) -> None:
+    def put(self, deed: OfStudy) -> None:
         number = f"{len(self.answers) + len(self.asked):032x}"
-        self.asked.append(Request(study="k", fence=1, id=number, expires=1, by="me@here", deed=deed))
+        self.asked.append(Request(to="k", fence=1, id=number, expires=1, by="me@here", deed=deed))
 
     def until(self, counted: int) -> Run:
         """Go on until so many trials have ended, and both slots run a trial."""
@@ -179,15 +179,15 @@ def test_points_that_the_limit_leaves_no_room_for_are_refused_with_the_limit_tha
     assert not answer.is_done
     assert answer.text.startswith(f"only {left} more trial")
     assert answer.text.endswith(" --trials 11")
-    assert run.ask(Change({"trials": 11})).is_done
+    assert run.ask(Set({"trials": 11})).is_done
     assert run.ask(Enqueue([{"x": 0.5}])).text.endswith(", which runs next")
 
 
 def test_a_limit_is_raised_and_lowered_while_the_study_runs() -> None:
     run = Run().until(3)
-    assert run.ask(Change({"trials": 15})) == Answer(is_done=True, text="set --trials 15")
+    assert run.ask(Set({"trials": 15})) == Answer(is_done=True, text="set trials 15")
     run.search.run(until=lambda search: search.study.counted >= 12)
-    assert run.ask(Change({"trials": 13, "trial_timeout": 60.0})).text == "set --trials 13, --trial-timeout 60.0"
+    assert run.ask(Set({"trials": 13, "trial_timeout": 60.0})).text == "set trials 13, trial_timeout 60.0"
     run.search.run()
     assert 12 <= run.search.study.counted < 15
     assert run.kept == [{"trials": 15}, {"trials": 13, "trial_timeout": 60.0}]
@@ -197,13 +197,13 @@ def test_a_limit_is_raised_and_lowered_while_the_study_runs() -> None:
 
 def test_the_weight_beside_other_studies_changes_and_lasts() -> None:
     run = Run().until(3)
-    assert run.ask(Change({"weight": 2.5})) == Answer(is_done=True, text="set --weight 2.5")
+    assert run.ask(Set({"weight": 2.5})) == Answer(is_done=True, text="set weight 2.5")
     assert (run.weights, run.kept, run.plan.settings.weight) == ([2.5], [{"weight": 2.5}], 2.5)
 
 
 def test_a_study_ends_after_trials_without_a_gain_once_it_is_told_to() -> None:
     run = Run().until(5)
-    assert run.ask(Change({"trials": 1000, "early_stop": 4})).is_done
+    assert run.ask(Set({"trials": 1000, "early_stop": 4})).is_done
     run.search.run()
     assert run.search.scheduler.is_stale
 
@@ -211,12 +211,12 @@ def test_a_study_ends_after_trials_without_a_gain_once_it_is_told_to() -> None:
 @cases(
     "settings, reason",
     [
-        ({"sampler": "tpe"}, "--sampler cannot change while the study runs"),
-        ({"policy": "fifo"}, "--policy cannot change while the study runs"),
-        ({"weight": 0}, "--weight: 0 is not allowed"),
-        ({"trials": 0}, "--trials: 0 is not allowed"),
+        ({"sampler": "tpe"}, "sampler cannot change while the study runs"),
+        ({"policy": "fifo"}, "policy cannot change while the study runs"),
+        ({"weight": 0}, "weight: 0 is not allowed"),
+        ({"trials": 0}, "trials: 0 is not allowed"),
         ({"trials": 1}, " have ended; give a larger number, or end the study with shadho-celery stop"),
-        ({"trials": "many"}, "--trials: "),
+        ({"trials": "many"}, "trials: "),
         ({"trials": None}, "a study needs an end"),
         ({"nothing": 1}, "is not a setting"),
     ],
@@ -224,7 +224,7 @@ def test_a_study_ends_after_trials_without_a_gain_once_it_is_told_to() -> None:
 def test_a_change_that_is_not_possible_is_refused(settings: dict[str, Any], reason: str) -> None:
     run = Run().until(3)
     limits = run.search.scheduler.limits
-    answer = run.ask(Change(settings))
+    answer = run.ask(Set(settings))
     assert (answer.is_done, reason in answer.text) == (False, True), answer
     assert (run.search.scheduler.limits, run.kept) == (limits, [])
 
@@ -232,13 +232,13 @@ def test_a_change_that_is_not_possible_is_refused(settings: dict[str, Any], reas
 def test_a_stopping_study_takes_neither_points_nor_settings() -> None:
     run = Run().until(3)
     run.ask(Stop())
-    for deed in (Enqueue([{"x": 0.5}]), Change({"trials": 20})):
+    for deed in (Enqueue([{"x": 0.5}]), Set({"trials": 20})):
         assert run.ask(deed) == Answer(is_done=False, text="the study is stopping")
 
 
 def test_what_was_refused_on_arrival_is_recorded_once_and_not_answered_again() -> None:
     run = Run().until(3)
-    request = Request(study="k", fence=0, id="a" * 32, expires=1, by="me@here", deed=Cancel(3))
+    request = Request(to="k", fence=0, id="a" * 32, expires=1, by="me@here", deed=Cancel(3))
     answer = Answer(is_done=False, text="the request has expired")
     for _ in range(2):
         run.refused = [(request, answer)] * 2
@@ -269,7 +269,7 @@ def test_drains_since_the_study_began_are_recorded_once_whichever_scheduler_sees
 
 
 @cases("deed", [Stop(), Pause(), Cancel(0), Enqueue([{"x": 0.5}])])
-def test_an_answer_is_given_once_the_action_is_recorded(deed: Deed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_given_once_the_action_is_recorded(deed: OfStudy, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run().until(3)
     store, writes = run.search.store, []
 

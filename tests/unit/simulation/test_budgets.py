@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
+from services.families import Family, cluster_of, fleet_of, half_normal
 
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.simulation.cluster_file import Cluster, parse
+from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import Simulation, simulate
 
 
-def cluster(seconds: float = 600.0, startup: float = 0.0, how: str = "asha", **top: Any) -> Cluster:
-    return parse(
-        {
-            "seconds": seconds,
-            "fidelity": {"least": 1, "most": 27, "eta": 3, "how": how},
-            "classes": {
-                "strong": {"workers": 2, "startup_seconds": startup},
-                "weak": {"workers": 8, "startup_seconds": startup},
-            },
-            "families": {"net": {"seconds": {"strong": 1, "weak": 4}}},
-            "straggler": {"law": "halfnormal", "scale": 0.2},
-            **top,
-        }
+def cluster(
+    seconds: float = 600.0, startup: float = 0.0, how: str = "asha", scale: float = 0.2, **facts: Any
+) -> Cluster:
+    return cluster_of(
+        fleet_of({"strong": 2, "weak": 8}, **facts),
+        {"net": Family(seconds={"strong": 1, "weak": 4})},
+        {"seconds": seconds, "fidelity": {"least": 1, "most": 27, "eta": 3, "how": how}},
+        overhead_seconds=lambda values, machine: startup,
+        straggler=partial(half_normal, scale),
     )
 
 
@@ -33,7 +31,7 @@ def promoted(played: Simulation) -> list[Trial]:
 
 
 def test_a_promoted_trial_takes_its_start_up_and_the_budget_that_is_not_behind_it() -> None:
-    played = simulate(cluster(startup=30.0, checkpoints="shared", straggler={"law": "none"}), policy="fifo")
+    played = simulate(cluster(startup=30.0, checkpoints="shared", scale=0.0), policy="fifo")
     for trial in promoted(played):
         unit = {"strong": 1.0, "weak": 4.0}[str(trial.compute_class)]
         assert trial.outcome.seconds == pytest.approx(30.0 + unit * (trial.budget or 0.0) * 2 / 3)
@@ -41,7 +39,7 @@ def test_a_promoted_trial_takes_its_start_up_and_the_budget_that_is_not_behind_i
 
 
 def test_without_checkpoints_a_promoted_trial_begins_anew() -> None:
-    played = simulate(cluster(straggler={"law": "none"}), policy="fifo")
+    played = simulate(cluster(scale=0.0), policy="fifo")
     assert {trial.outcome.continued for trial in promoted(played)} == {False}
     for trial in promoted(played):
         unit = {"strong": 1.0, "weak": 4.0}[str(trial.compute_class)]
@@ -62,7 +60,7 @@ def test_where_each_machine_keeps_its_checkpoints_promotions_go_there_under_cost
 
 
 def test_a_hand_over_is_paid_on_other_machines_only() -> None:
-    played = simulate(cluster(checkpoints="shared", handover_seconds=100.0, straggler={"law": "none"}), policy="fifo")
+    played = simulate(cluster(checkpoints="shared", handover_seconds=100.0, scale=0.0), policy="fifo")
     host = {(trial.number if trial.origin is None else trial.origin, trial.rung): trial.host for trial in played.study}
     for trial in promoted(played):
         unit = {"strong": 1.0, "weak": 4.0}[str(trial.compute_class)]
@@ -91,4 +89,4 @@ def test_all_ways_to_give_budgets_can_be_played(how: str) -> None:
 
 def test_budgets_that_make_no_ladder_are_refused() -> None:
     with pytest.raises(UsageError, match="fidelity"):
-        cluster(fidelity={"least": 9, "most": 1})
+        simulate(cluster(), fidelity={"least": 9, "most": 1})

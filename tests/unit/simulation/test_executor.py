@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from services.families import fleet_of
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG
-from shadho_celery.simulation.executor import LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor, Stay
+from shadho_celery.simulation.executor import GIB, LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor
 
 S = TrialState
 
@@ -22,16 +23,20 @@ START = 1000.0
 class Rig:
     """An executor of one class, `gpu`, whose trials take the seconds of their x, and everything that it has said."""
 
-    def __init__(self, slots: int = 2, *changes: tuple[float, int], **options: Any) -> None:
-        """`changes` are seconds after the start, and slots."""
+    def __init__(
+        self, workers: int = 2, *changes: tuple[float, int], fleet: Mapping[str, Any] | None = None, **facts: Any
+    ) -> None:
+        """`changes` are seconds after the start, and workers; `facts` are those of the class."""
         self.clock = ManualClock(START)
         self.events: list[Event] = []
+        #: of each attempt that its worker has ended: its number, seconds, and whether it was told
+        self.interrupted: list[tuple[int, float, bool]] = []
+        of_changes = [Change(at=START + at, compute_class="gpu", workers=number) for at, number in changes]
         self.executor = SimulatedExecutor(
-            {"gpu": slots},
+            fleet_of({"gpu": {"workers": workers, **facts}}, changes=of_changes, **(fleet or {})),
             lambda attempt, compute_class: Outcome(state=S.COMPLETE, loss=0.0, seconds=attempt.params["x"]),
             self.clock,
-            changes=[Change(at=START + at, compute_class="gpu", slots=number) for at, number in changes],
-            **options,
+            interrupted=lambda attempt, *told: self.interrupted.append((attempt.number, *told)),
         )
 
     def submit(self, *seconds: float, first: int = 0) -> None:
@@ -125,7 +130,7 @@ def reports(events: Sequence[Event]) -> list[tuple[int, int, float]]:
 
 
 def test_a_trial_reports_after_each_of_its_steps_and_its_end_comes_after_the_last_report() -> None:
-    rig = Rig(2, steps=4)
+    rig = Rig(2, fleet={"steps": 4})
     rig.submit(40.0, 10.0)
     events = rig.until(50)
     assert reports(events) == sorted(reports(events), key=lambda each: each[2])
@@ -135,7 +140,7 @@ def test_a_trial_reports_after_each_of_its_steps_and_its_end_comes_after_the_las
 
 
 def test_reports_do_not_end_a_poll() -> None:
-    rig = Rig(1, steps=4)
+    rig = Rig(1, fleet={"steps": 4})
     rig.submit(40.0)
     rig.executor.poll(math.inf)
     assert reports(rig.executor.poll(15.0)) == [(0, 1, 10.0)]
@@ -144,7 +149,7 @@ def test_reports_do_not_end_a_poll() -> None:
 
 
 def test_a_trial_that_is_cancelled_reports_nothing_more() -> None:
-    rig = Rig(1, steps=4)
+    rig = Rig(1, fleet={"steps": 4})
     rig.submit(40.0)
     rig.until(15)
     rig.executor.cancel([0], running=True)
@@ -165,14 +170,14 @@ def test_what_waits_starts_in_its_turn_in_the_slot_that_falls_free() -> None:
 
 def test_classes_are_announced_the_strongest_first_with_their_memory_and_not_without_workers() -> None:
     executor = SimulatedExecutor(
-        {"b": 1, "a": 2, "none": 0},
+        fleet_of({"b": 1, "a": {"workers": 2, "memory_gib": 7}, "none": 0}),
         lambda attempt, _: Outcome(state=S.COMPLETE, seconds=1.0),
         ManualClock(),
         ahead=3,
-        memory={"a": 7},
     )
     classes = executor.classes()
-    assert [(c.name, c.slots, c.busy, c.ahead, c.memory) for c in classes] == [("b", 1, 0, 3, 0), ("a", 2, 0, 3, 7)]
+    found = [(c.name, c.slots, c.busy, c.ahead, c.memory) for c in classes]
+    assert found == [("b", 1, 0, 3, 0), ("a", 2, 0, 3, 7 * GIB)]
     assert classes[0].cores > classes[1].cores
     executor.submit([queued(0, 1.0, "a")])
     assert [c.busy for c in executor.classes()] == [0, 1]
@@ -211,7 +216,7 @@ def test_changes_of_one_moment_happen_in_the_order_in_which_they_are_given() -> 
 
 @pytest.mark.parametrize("lease_seconds", [0.0, LEASE_SECONDS, 100.0])
 def test_a_dead_workers_trial_is_lost_once_its_lease_is_over(lease_seconds: float) -> None:
-    rig = Rig(1, (2.0, -1), lease_seconds=lease_seconds)
+    rig = Rig(1, (2.0, -1), fleet={"lease_seconds": lease_seconds})
     rig.submit(10.0)
     assert numbers(rig.until(2 + lease_seconds - 0.001), Lost) == []
     [lost] = [event for event in rig.until(2 + lease_seconds) if isinstance(event, Lost)]
@@ -411,24 +416,19 @@ def test_once_closed_nothing_happens() -> None:
 
 
 def test_a_worker_takes_trials_after_its_start() -> None:
-    rig = Rig(1, stays={"gpu": Stay(startup_seconds=7.0)})
+    rig = Rig(1, startup_seconds=7.0)
     assert rig.slots == 0
     rig.until(7)
     assert rig.slots == 1
 
 
 def test_a_worker_whose_time_is_over_gives_its_trial_back_and_another_starts_in_its_place() -> None:
-    told: list[tuple[int, float, bool]] = []
-    rig = Rig(
-        1,
-        stays={"gpu": Stay(for_seconds=10.0, return_seconds=3.0, startup_seconds=2.0)},
-        interrupted=lambda attempt, seconds, is_told: told.append((attempt.number, seconds, is_told)),
-    )
+    rig = Rig(1, for_seconds=10.0, return_seconds=3.0, startup_seconds=2.0)
     rig.until(2)
     rig.submit(50.0)
     events = rig.until(12)
     [lost] = [event for event in events if isinstance(event, Lost)]
-    assert (lost.claimed, lost.vanished, told) == (False, False, [(0, 10.0, True)])
+    assert (lost.claimed, lost.vanished, rig.interrupted) == (False, False, [(0, 10.0, True)])
     assert rig.slots == 0
     rig.until(16)
     assert rig.slots == 0
@@ -438,7 +438,7 @@ def test_a_worker_whose_time_is_over_gives_its_trial_back_and_another_starts_in_
 
 @pytest.mark.parametrize("notice", [True, False])
 def test_a_preempted_trial_is_given_back_at_once_or_lost_when_its_machine_has_vanished(notice: bool) -> None:
-    rig = Rig(1, stays={"gpu": Stay(preemption_seconds=5.0, notice=notice)})
+    rig = Rig(1, preemption_seconds=5.0, notice=notice)
     rig.submit(1e6)
     [lost] = [event for event in rig.until(1000) if isinstance(event, Lost)]
     assert not lost.claimed
@@ -449,7 +449,7 @@ def test_a_preempted_trial_is_given_back_at_once_or_lost_when_its_machine_has_va
 def test_workers_are_preempted_as_often_as_told_whatever_they_run() -> None:
     def ends(*seconds: float) -> list[float]:
         found: list[float] = []
-        rig = Rig(50, stays={"gpu": Stay(preemption_seconds=20.0, return_seconds=0.0)})
+        rig = Rig(50, preemption_seconds=20.0, return_seconds=0.0)
         slots = rig.slots
         rig.submit(*seconds)
         while rig.clock.now() < START + 400:
@@ -465,7 +465,7 @@ def test_workers_are_preempted_as_often_as_told_whatever_they_run() -> None:
 
 
 def test_a_worker_declines_trials_that_would_end_after_it_and_ends_when_it_has_declined_several() -> None:
-    rig = Rig(1, stays={"gpu": Stay(for_seconds=100.0)})
+    rig = Rig(1, for_seconds=100.0)
     rig.executor.submit([queued(0, 75.0).evolve(expected=75.0)])
     events = rig.until(95)
     assert numbers(events, Result) == [0]
@@ -479,7 +479,7 @@ def test_a_worker_declines_trials_that_would_end_after_it_and_ends_when_it_has_d
 
 
 def test_one_trial_that_is_declined_again_does_not_end_a_worker() -> None:
-    rig = Rig(1, stays={"gpu": Stay(for_seconds=100.0)})
+    rig = Rig(1, for_seconds=100.0)
     for attempt in range(1, 2 + MAX_TOO_LONG):
         rig.executor.submit([queued(0, 500.0, attempt=attempt).evolve(expected=500.0)])
         rig.until(attempt * 2)
@@ -487,7 +487,7 @@ def test_one_trial_that_is_declined_again_does_not_end_a_worker() -> None:
 
 
 def test_a_slot_that_is_taken_away_while_its_worker_is_gone_does_not_come_back() -> None:
-    rig = Rig(2, (12.0, -1), stays={"gpu": Stay(for_seconds=10.0, return_seconds=5.0)})
+    rig = Rig(2, (12.0, -1), for_seconds=10.0, return_seconds=5.0)
     rig.until(16)
     assert rig.slots == 1
 
@@ -496,7 +496,7 @@ def test_a_slot_that_is_taken_away_while_its_worker_is_gone_does_not_come_back()
 
 
 def test_an_attempt_takes_all_its_slots_on_its_machine_or_is_given_back() -> None:
-    rig = Rig(4, per_worker={"gpu": 2})
+    rig = Rig(2, slots=2)
     [known] = rig.executor.classes()
     assert (known.room, [(place.host, place.room) for place in known.places]) == (2, [("gpu.0", 2), ("gpu.1", 2)])
     wide = [queued(n, 5.0).evolve(slots=2, only_on=host) for n, host in enumerate(("gpu.0", "gpu.1", "gpu.0"))]
@@ -511,7 +511,7 @@ def test_an_attempt_takes_all_its_slots_on_its_machine_or_is_given_back() -> Non
 
 
 def test_a_worker_dies_with_all_its_slots() -> None:
-    rig = Rig(4, (1.0, -2), per_worker={"gpu": 2})
+    rig = Rig(2, (1.0, -1), slots=2)
     rig.executor.submit([queued(n, 5.0).evolve(slots=2, only_on=f"gpu.{n}") for n in range(2)])
     events = rig.until(100)
     assert (numbers(events, Lost), numbers(events, Result), rig.slots) == ([1], [0], 2)

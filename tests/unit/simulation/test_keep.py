@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from services.families import Family, cluster_of, fleet_of
 
 from shadho_celery.cli.group import commands
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.results.study import StudyResults
-from shadho_celery.simulation.cluster_file import parse
+from shadho_celery.simulation.executor import Change
 from shadho_celery.simulation.keep import MOMENTS, keep
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.stored import read_given
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 
@@ -27,17 +29,12 @@ END, SECONDS = 1_790_000_000.0, 600.0
 @pytest.fixture(scope="module", name="played")
 def _played() -> Simulation:
     """Two classes, of which one loses two workers."""
-    return simulate(
-        parse(
-            {
-                "seconds": SECONDS,
-                "failure_rate": 0.1,
-                "classes": {"gpu": {"workers": 2}, "cpu": {"workers": 6}},
-                "families": {"net": {"seconds": {"gpu": 4, "cpu": 20}}, "tree": {"seconds": {"gpu": 6, "cpu": 5}}},
-                "changes": [{"at": 200, "class": "cpu", "workers": -2}],
-            }
-        )
-    )
+    changes = [Change(at=200, compute_class="cpu", workers=-2)]
+    families = {
+        "net": Family(seconds={"gpu": 4, "cpu": 20}, failure_rate=0.1),
+        "tree": Family(seconds={"gpu": 6, "cpu": 5}, failure_rate=0.1),
+    }
+    return simulate(cluster_of(fleet_of({"gpu": 2, "cpu": 6}, changes=changes), families, {"seconds": SECONDS}))
 
 
 @pytest.fixture(name="store")
@@ -109,10 +106,10 @@ def test_a_study_that_cannot_be_written_whole_is_not_there(
 ) -> None:
     write = store.write
 
-    def refuse(*words: Any, **facts: Any) -> Any:
-        if facts.get("attempted"):
+    def refuse(key: str, fence: int, now: float, turn: Turn) -> Any:
+        if turn.attempted:
             raise StoreError("the disk is full")
-        return write(*words, **facts)
+        return write(key, fence, now, turn)
 
     monkeypatch.setattr(store, "write", refuse)
     with pytest.raises(StoreError, match="disk is full"):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hyperopt import hp
 from msgspec.structs import replace
+from services.families import fleet_of
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
@@ -17,7 +18,7 @@ from shadho_celery.placement.shares import SHARES
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -45,23 +46,23 @@ def store() -> MemoryStore:
 
 
 def test_trials_come_back_as_they_were_last_written_in_the_order_of_their_numbers(store: MemoryStore) -> None:
-    store.write("k", 1, 0.0, new=[trial(10), trial(2)])
+    store.write("k", 1, 0.0, Turn(new=[trial(10), trial(2)]))
     ended = trial(10, outcome=Outcome(state=S.COMPLETE, loss=0.5, metrics={"a": [1, {"b": None}]}))
-    store.write("k", 1, 1.0, new=[trial(0)], changed=[ended])
+    store.write("k", 1, 1.0, Turn(new=[trial(0)], changed=[ended]))
     assert store.trials() == [trial(0), trial(2), ended]
 
 
 def test_the_returned_list_is_a_copy(store: MemoryStore) -> None:
-    store.write("k", 1, 0.0, new=[trial(0)], reported=[report(1)])
+    store.write("k", 1, 0.0, Turn(new=[trial(0)], reported=[report(1)]))
     store.trials().clear()
     assert store.trials() == [trial(0)]
 
 
 def test_an_old_fence_writes_nothing() -> None:
     store = MemoryStore(fence=2)
-    store.write("k", 2, 0.0, new=[trial(0)])
+    store.write("k", 2, 0.0, Turn(new=[trial(0)]))
     with pytest.raises(LockLost):
-        store.write("k", 1, 0.0, new=[trial(1)], changed=[trial(0, lost=1)], reported=[report(1)])
+        store.write("k", 1, 0.0, Turn(new=[trial(1)], changed=[trial(0, lost=1)], reported=[report(1)]))
     assert store.trials() == [trial(0)]
 
 
@@ -91,8 +92,8 @@ def played(study: StudyState, policy: str = "cost", shares: str = "uniform", tri
     space = hp.choice(
         "model", [{"x": hp.uniform("x", 0, 1)}, {"y": hp.loguniform("y", -9, 0), "n": hp.randint("n", 9)}]
     )
-    changes = [Change(at=20, compute_class="cpu", slots=-2), Change(at=60, compute_class="cpu", slots=2)]
-    executor = SimulatedExecutor({"gpu": 2, "cpu": 3}, play, study.clock, 1, changes=changes)
+    changes = [Change(at=20, compute_class="cpu", workers=-2), Change(at=60, compute_class="cpu", workers=2)]
+    executor = SimulatedExecutor(fleet_of({"gpu": 2, "cpu": 3}, changes=changes), play, study.clock, 1)
     limits = Limits(trials=trials)
     settings = StudySettings(sampler="random", policy=policy, shares=shares)
     make_scheduler(Plan.of(compile_space(space), settings, limits), study, executor).run()

@@ -78,16 +78,32 @@ def test_it_is_one_trial_but_takes_a_slot_of_each_class(study: StudyState) -> No
     assert (study.count(*S), study.count(*S, compute_class="gpu")) == (1, 0)
 
 
+def test_a_transition_names_the_attempts_that_an_event_has_ended(study: StudyState) -> None:
+    """An event that ends no attempt has none. A late failure ends none either, but it was the end of an attempt."""
+    copied(study)
+    assert study.tell(started(2)).ended is None
+    failed = study.tell(result(1, S.FAILED, error="bad"))
+    assert [each.attempt.attempt for each in failed.ended or ()] == [1]
+    assert not failed.is_over
+    late = study.tell(result(1, S.FAILED, error="bad"))
+    assert (late.trial, late.ended, late.is_over) == (None, (), False)
+    study.send(study.trial(0), "cpu")
+    over = study.tell(result(3))
+    assert [each.attempt.attempt for each in over.ended or ()] == [2, 3]
+    assert over.is_over
+    assert study.tell(lost(2)).ended is None
+
+
 @pytest.mark.parametrize("winner", [1, 2])
 def test_the_first_attempt_to_end_well_ends_the_trial_and_stands(study: StudyState, winner: int) -> None:
     copied(study)
     study.tell(started(2, host="second", at=1005.0))
     where = {1: ("cpu", "first", 1001.0), 2: ("gpu", "second", 1005.0)}[winner]
-    ended = study.tell(result(winner, loss=0.25))
+    ended = study.tell(result(winner, loss=0.25)).trial
     assert ended is not None
     assert (ended.state, ended.outcome.loss) == (S.COMPLETE, 0.25)
     assert (ended.compute_class, ended.host, ended.started_at) == where
-    assert study.tell(result(3 - winner, loss=0.1)) is None
+    assert study.tell(result(3 - winner, loss=0.1)).trial is None
     assert (study.counted, study.copied, study.rescued) == (1, 1, winner - 1)
 
 
@@ -101,14 +117,14 @@ def test_an_attempt_that_ends_badly_leaves_the_trial_to_the_other(
     study.tell(result(first, state, error="no GPU here"))
     assert (study.trial(0).state, study.in_flight, study.copies) == (S.RUNNING, 1, 0)
     assert study.trial(0).compute_class == {1: "gpu", 2: "cpu"}[first]
-    assert study.tell(result(3 - first)).state is S.COMPLETE  # type: ignore[union-attr]
+    assert study.tell(result(3 - first)).trial.state is S.COMPLETE  # type: ignore[union-attr]
 
 
 def test_where_both_end_badly_the_second_one_counts(study: StudyState) -> None:
     copied(study)
     study.tell(started(2))
     study.tell(result(2, S.FAILED, error="first"))
-    ended = study.tell(result(1, S.FAILED, error="second"))
+    ended = study.tell(result(1, S.FAILED, error="second")).trial
     assert ended is not None
     assert (ended.state, ended.outcome.error) == (S.FAILED, "second")
 
@@ -119,7 +135,7 @@ def test_a_lost_attempt_is_taken_away_alone_and_the_trial_waits_once_none_lives(
     study.tell(started(2))
     study.tell(lost(first))
     assert (study.trial(0).state, study.trial(0).lost, study.next_waiting()) == (S.RUNNING, 1, None)
-    assert study.tell(lost(first)) is None, "it was told before"
+    assert study.tell(lost(first)).trial is None, "it was told before"
     study.tell(lost(3 - first))
     assert (study.trial(0).state, study.trial(0).lost) == (S.WAITING, 2)
     assert (study.taken("cpu"), study.taken("gpu")) == (0, 0)
@@ -212,7 +228,7 @@ def test_what_loses_its_workers_is_not_copied_to_others(study: StudyState) -> No
 
 def test_reports_of_every_live_attempt_are_kept(study: StudyState) -> None:
     copied(study)
-    told = [study.tell(Report(number=0, attempt=attempt, step=1, loss=0.1, at=0.0)) for attempt in (1, 2, 3)]
+    told = [study.tell(Report(number=0, attempt=attempt, step=1, loss=0.1, at=0.0)).trial for attempt in (1, 2, 3)]
     assert [trial is not None for trial in told] == [True, True, False]
 
 
@@ -241,8 +257,8 @@ def test_a_copied_trial_is_carried_on_after_a_restart_and_a_result_of_either_att
     first.close()
     second = open_study(store, {}, clock=ManualClock(1010.0), name="s", resume=True)
     assert [(trial.state, trial.attempt) for trial in second.sent] == [(S.RUNNING, 2)]
-    assert second.tell(result(1)).state is S.COMPLETE  # type: ignore[union-attr]
-    assert second.tell(result(2)) is None
+    assert second.tell(result(1)).trial.state is S.COMPLETE  # type: ignore[union-attr]
+    assert second.tell(result(2)).trial is None
 
 
 def resumed_with_a_copy(*before: Event) -> StudyState:
@@ -277,7 +293,7 @@ def test_after_a_restart_an_attempt_that_ends_badly_leaves_the_trial_to_the_othe
     study = resumed_with_a_copy()
     study.tell(result(first, state, error="no GPU here"))
     assert (study.trial(0).state, study.in_flight, study.copies) == (S.RUNNING, 1, 0)
-    ended = study.tell(result(3 - first))
+    ended = study.tell(result(3 - first)).trial
     assert ended is not None
     assert (ended.state, ended.host) == (S.COMPLETE, {1: "second", 2: "first"}[first])
 
@@ -295,7 +311,7 @@ def test_after_a_restart_a_lost_attempt_is_taken_away_alone(first: int) -> None:
 def test_after_a_restart_the_attempt_that_was_left_is_the_one_that_lives(first: int) -> None:
     study = resumed_with_a_copy(lost(first))
     assert [trial.attempt for trial in study.attempts] == [3 - first]
-    assert study.tell(lost(first)) is None
+    assert study.tell(lost(first)).trial is None
     assert study.trial(0).state is S.RUNNING
     study.tell(lost(3 - first, claimed=False))
     again = study.next_waiting()

@@ -21,15 +21,15 @@ def complete(loss: float) -> Trial:
 @pytest.mark.parametrize(
     ("limits", "about"),
     [
-        ({}, "--trials"),
-        ({"trials": 0}, "--trials"),
-        ({"trials": -3}, "--trials"),
-        ({"seconds": 0.0}, "--seconds"),
-        ({"seconds": -1.0}, "--seconds"),
-        ({"seconds": math.nan}, "--seconds"),
+        ({}, "trials"),
+        ({"trials": 0}, "trials"),
+        ({"trials": -3}, "trials"),
+        ({"seconds": 0.0}, "seconds"),
+        ({"seconds": -1.0}, "seconds"),
+        ({"seconds": math.nan}, "seconds"),
     ],
 )
-def test_limits_that_make_no_sense_are_refused_naming_the_option(limits: dict[str, Any], about: str) -> None:
+def test_limits_that_make_no_sense_are_refused_by_name(limits: dict[str, Any], about: str) -> None:
     with pytest.raises(UsageError, match=about):
         Limits(**limits)
 

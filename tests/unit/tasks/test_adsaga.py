@@ -194,7 +194,7 @@ def test_over_a_gangs_bus_forty_replicas_solve_it_too() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_processes_of_a_gang_get_nearer_too(tmp_path: Path) -> None:
-    """A short way, which takes a second; tests/benchmarks/adsaga.py goes all of it with forty."""
+    """A short way, which takes a second; tests/benchmarks/backup_sgd.py goes all of it with forty."""
     params = {"method": "adsaga", "machines": 4, "step": 0.35}
     found = task.with_a_gang(params, LocalContext(budget=1000, checkpoints=tmp_path))
     assert found["loss"] < -0.5

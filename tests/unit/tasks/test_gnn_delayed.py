@@ -20,12 +20,14 @@ SEEDS = range(2)
 NEVER = 10**6
 
 # Each training starts processes: seconds, or a minute where the machine is busy.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_launch")]
 
 
 @cache
 def train(delay: int, parts: int = task.SETTINGS.parts, seed: int = 0) -> task.Learned:
-    return task.spread({**PARAMS, "delay": delay}, LocalContext(seed=seed), parts)
+    learned = LocalContext(gpus=parts, slots=parts).launch(task.spread, {**PARAMS, "delay": delay}, seed)
+    assert isinstance(learned, task.Learned)
+    return learned
 
 
 def errors(delay: int) -> float:
@@ -124,10 +126,14 @@ def test_what_is_heard_was_sent_at_the_last_turn(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_its_budget_is_a_number_of_epochs_its_seed_decides_and_it_stops_when_told_to() -> None:
     params = {**PARAMS, "delay": 2}
-    first = task.objective(params, LocalContext(budget=3, seed=1))
+    slots = task.SETTINGS.parts
+    first, again, other = (
+        task.objective(params, LocalContext(gpus=slots, slots=slots, budget=3, seed=seed)) for seed in (1, 1, 2)
+    )
     assert first["epochs"] == 3
-    assert first == task.objective(params, LocalContext(budget=3, seed=1))
-    assert first != task.objective(params, LocalContext(budget=3, seed=2))
+    assert first == again != other
     seen: list[int] = []
-    context = LocalContext(on_report=lambda epoch, loss: seen.append(epoch), stopped=lambda: bool(seen))
+    context = LocalContext(
+        gpus=slots, slots=slots, on_report=lambda epoch, loss: seen.append(epoch), stopped=lambda: bool(seen)
+    )
     assert task.objective(params, context)["epochs"] == 1

@@ -17,7 +17,7 @@ PARAMS = {"width": 64, "learning_rate": 2.0}
 LAYERS = [(task.SETTINGS.inputs, 64), (64, task.SETTINGS.outputs)]
 
 # Eight processes start: seconds, or a minute where the machine is busy.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_launch")]
 
 
 CUBE = (2, 2, 2)
@@ -25,7 +25,11 @@ CUBE = (2, 2, 2)
 
 @cache
 def spread(shape: tuple[int, ...] = CUBE) -> task.Learned:
-    return task.spread(PARAMS, LocalContext(budget=STEPS, seed=3), shape)
+    size = int(np.prod(shape))
+    context = LocalContext(budget=STEPS, seed=3, gpus=size, slots=size)
+    learned = context.launch(task.spread, PARAMS, shape)
+    assert isinstance(learned, task.Learned)
+    return learned
 
 
 def alone() -> dict[str, Any]:
@@ -85,5 +89,7 @@ def test_a_process_of_a_cube_holds_an_eighth_of_the_rows_and_a_quarter_of_the_we
 
 def test_it_stops_when_told_to() -> None:
     seen: list[int] = []
-    context = LocalContext(on_report=lambda step, loss: seen.append(step), stopped=lambda: len(seen) >= 2)
+    context = LocalContext(
+        gpus=8, slots=8, on_report=lambda step, loss: seen.append(step), stopped=lambda: len(seen) >= 2
+    )
     assert task.objective(PARAMS, context)["steps"] == 2

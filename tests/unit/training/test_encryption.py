@@ -179,19 +179,3 @@ def test_no_nonce_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(nonces) == 2 * 8
     assert len(set(nonces)) == len(nonces)
     assert {len(nonce) for nonce in nonces} == {12}
-
-
-@pytest.mark.parametrize("kept", [1, HEADER_BYTES, FIRST, FIRST + 100, -1])
-def test_half_a_frame_is_broken(ends: tuple[Wire, socket.socket], kept: int) -> None:
-    wire, far = ends
-    far.sendall(sent_bytes(replica(), Frame(HEADER, bytes(200)))[:kept])
-    far.close()
-    with pytest.raises(BrokenFrame, match="closed in the middle"):
-        wire.receive(large=Large(Kind.GRAD, 200))
-
-
-def test_a_connection_that_closes_between_two_frames_is_not_broken(ends: tuple[Wire, socket.socket]) -> None:
-    wire, far = ends
-    far.close()
-    with pytest.raises(EOFError):
-        wire.receive(large=Large(Kind.GRAD, 200))

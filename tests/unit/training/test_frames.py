@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -150,29 +149,6 @@ def test_another_version_has_its_own_error() -> None:
         unpack(data)
 
 
-def test_a_timeout_limits_all_following_calls_together(ends: tuple[Wire, socket.socket]) -> None:
-    """Single bytes that arrive do not extend it."""
-    wire, far = ends
-    over = threading.Event()
-
-    def trickle() -> None:
-        with suppress(OSError):
-            for byte in HEADER.pack():
-                far.sendall(bytes([byte]))
-                if over.wait(0.2):
-                    return
-
-    sender = threading.Thread(target=trickle)
-    sender.start()
-    wire.set_timeout(0.5)
-    began = time.monotonic()
-    with pytest.raises(TimeoutError):
-        wire.receive(large=Large(Kind.GRAD, 0))
-    assert time.monotonic() - began < 2
-    over.set()
-    sender.join()
-
-
 def test_heartbeats_are_sent_while_a_long_frame_arrives() -> None:
     clock = itertools.count(step=0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -236,8 +212,3 @@ def test_close_waits_for_the_calls_of_other_threads() -> None:
     wire.close()
     reader.join()
     assert slow.found == "open closed"
-
-
-def test_the_notice_of_a_step_carries_its_number_in_the_header() -> None:
-    header = unpack(control_frame(Kind.STEP, epoch=2, step=77).head)
-    assert (header.kind, header.step, header.epoch) == (Kind.STEP, 77, 2)

@@ -33,7 +33,6 @@ from shadho_celery.training.wire.handshake import (
 TOKEN = "secret"
 HELLO = Hello(rank=3, digest="same")
 PLACE = 1
-GOOD = {"place": 0}
 
 
 @pytest.fixture
@@ -141,15 +140,12 @@ def test_a_nonce_or_proof_beyond_ascii_is_a_wrong_one(ends: tuple[Wire, Wire]) -
     "payload",
     [
         b"",
-        b"no json",
         b"[1]",
-        b"\xff\xfe",
-        b"[" * 4000,
         b'{"nonce":"\\ud800","proof":"x","content":{}}',
         b'{"nonce":"x","proof":"\xff","content":{}}',
         b'{"nonce":"x","proof":"y","content":' + b"[" * 2000 + b"]" * 2000 + b"}",
     ],
-    ids=["empty", "text", "a list", "bytes", "open lists", "half a surrogate pair", "no UTF-8", "too deep"],
+    ids=["empty", "a list", "half a surrogate pair", "no UTF-8", "too deep"],
 )
 def test_a_hello_that_is_no_json_object_is_broken(ends: tuple[Wire, Wire], payload: bytes) -> None:
     near, far = ends
@@ -160,8 +156,8 @@ def test_a_hello_that_is_no_json_object_is_broken(ends: tuple[Wire, Wire], paylo
 
 @pytest.mark.parametrize(
     ("hello", "field"),
-    [({}, "proof"), ({"proof": "x"}, "content"), (proved("x", nonce=1), "nonce"), (proved(None), "proof")],
-    ids=["nothing", "no content", "number", "null"],
+    [({}, "proof"), ({"proof": "x"}, "content"), (proved("x", nonce=1), "nonce")],
+    ids=["nothing", "no content", "number"],
 )
 def test_a_hello_without_nonce_or_proof_is_broken_and_its_field_is_named(
     ends: tuple[Wire, Wire], hello: dict[str, Any], field: str
@@ -184,11 +180,9 @@ def test_no_other_field_is_read_before_the_proof_is_checked(ends: tuple[Wire, Wi
     [
         ({"rank": -1, "digest": "same"}, "rank"),
         ({"rank": True, "digest": "same"}, "rank"),
-        ({"rank": 1.0, "digest": "same"}, "rank"),
         ({"digest": "same"}, "rank"),
-        ({"rank": 1, "digest": 5}, "digest"),
     ],
-    ids=["negative", "truth value", "real number", "missing", "digest"],
+    ids=["negative", "truth value", "missing"],
 )
 def test_a_proved_hello_with_a_wrong_field_is_broken_and_the_field_is_named(
     ends: tuple[Wire, Wire], fields: dict[str, Any], field: str
@@ -220,29 +214,17 @@ def answer(wire: Wire, welcome: dict[str, Any], proof: object = None) -> threadi
 @pytest.mark.parametrize("proof", ["é", "0" * 64])
 def test_a_replica_refuses_a_welcome_with_a_wrong_proof(ends: tuple[Wire, Wire], proof: str) -> None:
     near, far = ends
-    coordinator = answer(near, GOOD, proof)
+    coordinator = answer(near, {"place": 0}, proof)
     with pytest.raises(Refused, match="does not know the trial's token"):
         say_hello(far, TOKEN, HELLO)
     coordinator.join(30)
 
 
-@pytest.mark.parametrize("proof", [[], 5])
-def test_a_proof_that_is_no_text_is_broken(ends: tuple[Wire, Wire], proof: object) -> None:
+@pytest.mark.parametrize("value", [None, True], ids=["null", "truth value"])
+def test_a_welcome_with_a_wrong_field_is_broken_and_the_field_is_named(ends: tuple[Wire, Wire], value: object) -> None:
     near, far = ends
-    coordinator = answer(near, GOOD, proof)
-    with pytest.raises(BrokenFrame, match=r"WELCOME is not valid: .*\$\.proof"):
-        say_hello(far, TOKEN, HELLO)
-    coordinator.join(30)
-
-
-@pytest.mark.parametrize("field", GOOD)
-@pytest.mark.parametrize("value", [None, "1", 0.5, True], ids=["null", "text", "real", "truth value"])
-def test_a_welcome_with_a_wrong_field_is_broken_and_the_field_is_named(
-    ends: tuple[Wire, Wire], field: str, value: object
-) -> None:
-    near, far = ends
-    coordinator = answer(near, {**GOOD, field: value})
-    with pytest.raises(BrokenFrame, match=rf"WELCOME is not valid: .*\$\.{field}"):
+    coordinator = answer(near, {"place": value})
+    with pytest.raises(BrokenFrame, match=r"WELCOME is not valid: .*\$\.place"):
         say_hello(far, TOKEN, HELLO)
     coordinator.join(30)
 

@@ -180,7 +180,7 @@ def test_a_training_ends_at_its_goal_and_keeps_no_checkpoint(context: LocalConte
     assert not list(tmp_path.glob("gang-*"))
 
 
-@pytest.mark.parametrize(("slots", "asked"), [(2, 2), (3, 1), (4, 0), (5, 0)])
+@pytest.mark.parametrize(("slots", "asked"), [(3, 1), (5, 0)])
 def test_backups_that_do_not_fit_the_slots_of_the_trial_take_idle_ones(tmp_path: Path, slots: int, asked: int) -> None:
     calls: list[int] = []
 
