@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import Array, Indices, thin_rows
 from shadho_celery.charts.columns import Label, TrialColumns
 from shadho_celery.charts.explained import most_telling, scaled, varies
-from shadho_celery.predictors.durations import Durations
+from shadho_celery.predictors.durations import estimated
 from shadho_celery.predictors.param_effects import DRAWS, MIN_TRIALS, Basis, Regression
 
 #: maximum number of trials from which effects are learned, and of those at which they are evaluated, by subspace
@@ -53,7 +51,8 @@ def seconds_shares(trials: TrialColumns, least: int) -> dict[str, float]:
     active = {name: each for name, each in active.items() if each.sum() >= least}
     if not active:
         return {}
-    centres = _centres(subspaces, classes, logs, (len(names), int(classes.max()) + 1))
+    told = zip(subspaces.tolist(), classes.tolist(), logs.tolist(), strict=True)
+    centres = estimated(told, (len(names), int(classes.max()) + 1))
     sums: dict[str, float] = {}
     for subspace in range(len(names)):
         own = np.flatnonzero(subspaces == subspace)
@@ -77,16 +76,6 @@ def seconds_shares(trials: TrialColumns, least: int) -> dict[str, float]:
     return shares
 
 
-def _centres(rows: Indices, columns: Indices, logs: Array, shape: tuple[int, int]) -> Array:
-    """Return the mean log seconds of each subspace on each class, as placement estimates them."""
-    durations = Durations(shape[0])
-    for _ in range(shape[1]):
-        durations.add_column()
-    for row, column, value in zip(rows.tolist(), columns.tolist(), logs.tolist(), strict=True):
-        durations.tell(row, column, value)
-    return durations.estimate().mean
-
-
 def _effects(
     labels: Sequence[Label], rows: Array, classes: Indices, logs: Array, centres: Array
 ) -> Mapping[str, float]:
@@ -98,42 +87,35 @@ def _effects(
     """
     is_numeric = [not label.options for label in labels]
     basis = Basis(rows[thin_rows(len(rows), DRAWS)[0]], is_numeric)
-    told, part_of = _Told(basis.functions(rows), classes, logs), np.arange(len(logs)) % PARTS
-    models = [told.of(part_of != part).fitted(centres) for part in range(PARTS)]
+    functions, part_of = basis.functions(rows), np.arange(len(logs)) % PARTS
+    others = [part_of != part for part in range(PARTS)]
+    models = [_fitted(functions[each], classes[each], logs[each], centres) for each in others]
     places = thin_rows(len(rows), MOST_ROWS)[0]
     coefficients = np.concatenate([model.coefficients.T for model in models], axis=1)
     own = np.arange(len(places)), part_of[places] * len(centres) + classes[places]
     effects = basis.main_effects(rows[places], coefficients)[own[0], :, own[1]]
-    left = _within(logs[places] - (told.functions[places] @ coefficients)[own], classes[places])
+    left = _within(logs[places] - (functions[places] @ coefficients)[own], classes[places])
     sums = (effects * (effects + left[:, None])).sum(axis=0) * (len(rows) / len(places))
     return dict(zip([label.name for label in labels], sums.clip(0.0).tolist(), strict=True))
 
 
-class _Told(NamedTuple):
-    """Trials of one subspace: basis functions of their params, their classes, and their log seconds."""
+def _fitted(functions: Array, classes: Indices, logs: Array, centres: Array) -> Regression:
+    """Return the model that has learned from trials: basis functions of their params, classes, and log seconds.
 
-    functions: Array
-    classes: Indices
-    logs: Array
-
-    def of(self, places: slice | NDArray[np.bool_]) -> _Told:
-        """Return some of the trials."""
-        return _Told(self.functions[places], self.classes[places], self.logs[places])
-
-    def fitted(self, centres: Array) -> Regression:
-        """Return the model that has learned from the trials. `centres` are the mean log seconds of the classes."""
-        regression = Regression(self.functions.shape[1])
-        regression.add_groups(len(centres))
-        begin = 0
-        while begin < len(self.logs):
-            # In growing blocks, as during a search: late blocks are checked against what the early ones have shown.
-            block = slice(begin, max(MIN_TRIALS, 2 * begin))
-            regression.tell(*self.of(block))
-            regression.fit(centres)
-            begin = block.stop
-        for _ in range(STEPS):
-            regression.fit(centres)
-        return regression
+    `centres` are the mean log seconds of the classes.
+    """
+    regression = Regression(functions.shape[1])
+    regression.add_groups(len(centres))
+    begin = 0
+    while begin < len(logs):
+        # In growing blocks, as during a search: late blocks are checked against what the early ones have shown.
+        block = slice(begin, max(MIN_TRIALS, 2 * begin))
+        regression.tell(functions[block], classes[block], logs[block])
+        regression.fit(centres)
+        begin = block.stop
+    for _ in range(STEPS):
+        regression.fit(centres)
+    return regression
 
 
 def _features(labels: Sequence[Label], places: Indices) -> Array:

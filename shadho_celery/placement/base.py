@@ -72,7 +72,7 @@ class Policy(Protocol):
         """Replace the classes that have live workers. They come with the strongest first."""
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        """Learn from finished trials, before the cost model does.
+        """Learn from finished trials.
 
         If `trials` are a block of an earlier run's trials, `following` is the number of later trials by subspace.
         """

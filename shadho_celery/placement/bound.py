@@ -4,11 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 #: mean seconds of a trial, by kind of trial (such as its subspace) and compute class
 Seconds = Mapping[str, Mapping[str, float]]
+
+
+def solved(
+    rates: Array, costs: Array, least: Array, most: Array, *, more: Array | None = None, bounds: Any = (0.0, None)
+) -> Any:
+    """Return scipy's solution of a linear program over the x_kc, which are slots or slot seconds of classes for kinds.
+
+    It minimises `costs`, such that sum_c x_kc rates_kc is at least `least` for each kind k, and sum_k x_kc is at most
+    `most` for each class c. Further variables follow the x_kc: `more` has their columns, shape (kinds + classes, n), in
+    the negative of the first constraints and in the second ones.
+    """
+    # Imported late, because the import takes a tenth of a second.
+    from scipy import sparse
+    from scipy.optimize import linprog
+
+    # Sparse, because a flat space has thousands of kinds of trials.
+    work = sparse.block_diag([-row[None] for row in rates])
+    table = sparse.vstack([work, sparse.kron(np.ones(len(rates)), sparse.eye(rates.shape[1]))])
+    table = table if more is None else sparse.hstack([table, more])
+    return linprog(costs, A_ub=table.tocsr(), b_ub=np.append(-least, most), bounds=bounds, method="highs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +56,16 @@ def throughput_bound(seconds: Seconds, slots: Mapping[str, float], mix: Mapping[
     kinds, classes = [*seconds], [*slots]
     if not kinds or not classes or not any(slots.values()):
         raise ValueError("a bound needs trials of at least one kind, and slots of at least one class")
-    # Imported late, because the import takes a tenth of a second.
-    from scipy import sparse
-    from scipy.optimize import linprog
-
     shares = np.array([1.0 if mix is None else mix[kind] for kind in kinds], dtype=float)
     shares /= shares.sum()
     rates = np.array([[1.0 / seconds[kind][name] for name in classes] for kind in kinds])
-    # Columns: the x_kc by kind, and r. Sparse, because a flat space has thousands of kinds of trials.
-    work = sparse.hstack([sparse.block_diag([-row[None] for row in rates]), shares[:, None]])
-    room = sparse.hstack([sparse.kron(np.ones(len(kinds)), sparse.eye(len(classes))), np.zeros((len(classes), 1))])
-    found = linprog(
+    # Beside the x_kc there is r.
+    found = solved(
+        rates,
         np.append(np.zeros(rates.size), -1.0),
-        A_ub=sparse.vstack([work, room], format="csr"),
-        b_ub=np.append(np.zeros(len(kinds)), [float(slots[name]) for name in classes]),
-        method="highs",
+        np.zeros(len(kinds)),
+        np.array([slots[name] for name in classes], float),
+        more=np.append(shares, np.zeros(len(classes)))[:, None],
     )
     if not found.success:
         raise ValueError(f"the linear program has no solution: {found.message}")
@@ -88,21 +107,14 @@ def cheapest(
     changes by -sum_c slots_c z_c dT. As the money is convex in T, more time saves at most that, and less costs at least
     that. Source: Dantzig, "Linear Programming and Extensions", 1963, chapters 6 and 12.
     """
-    # Imported late, because the import takes a tenth of a second.
-    from scipy import sparse
-    from scipy.optimize import linprog
-
     kinds, classes = [*trials], [*slots]
     slots_of = np.array([1 if widths is None else widths[kind] for kind in kinds])[:, None]
     rates = np.array([[1.0 / seconds[kind][name] for name in classes] for kind in kinds]) / slots_of
-    a_second = np.array([prices[name] / 3600 for name in classes])
-    work = sparse.block_diag([-row[None] for row in rates])
-    room = sparse.kron(np.ones(len(kinds)), sparse.eye(len(classes)))
-    found = linprog(
-        np.tile(a_second, len(kinds)),
-        A_ub=sparse.vstack([work, room], format="csr"),
-        b_ub=[*(-trials[kind] for kind in kinds), *(slots[name] * max(0.0, times[name]) for name in classes)],
-        method="highs",
+    found = solved(
+        rates,
+        np.tile([prices[name] / 3600 for name in classes], len(kinds)),
+        np.array([trials[kind] for kind in kinds]),
+        np.array([slots[name] * max(0.0, times[name]) for name in classes]),
     )
     if not found.success:
         return None

@@ -63,11 +63,12 @@ class CostPolicy:
         self._model = cost_model
         self._classes: tuple[str, ...] = ()
         self._slots = 0
+        #: log seconds of typical trials, shape (subspaces, live classes)
+        self._typical = np.empty((0, 0))
         #: by live class and row of a subspace: the least log seconds on any live class minus those on this class
         self._advantages: list[list[float]] = []
-        #: version of the model's estimates, and budget of new trials, with which the advantages were computed
+        #: version of the model, and budget of new trials, with which both were computed
         self._known: tuple[int, float | None] = -1, None
-        self._budget: float | None = None
         #: log prices of the live classes within each subspace, shape (subspaces, classes)
         self._prices = np.empty((0, 0))
         #: by class, also of classes that are gone: its log prices, shape (subspaces,)
@@ -89,7 +90,7 @@ class CostPolicy:
             self._prices_seen |= dict(zip(self._classes, self._prices.T, strict=True))
             self._known, self._spreads_version = (-1, None), -1
             # Only differences of log prices matter. They are 0 on average, so a new class gets 0.
-            new = np.zeros(len(self._model.log_seconds(names)))
+            new = np.zeros(len(self._model.row_of))
             columns = [self._prices_seen.get(name, new) for name in names]
             self._prices = np.array(columns).reshape(len(names), len(new)).T.copy()
         self._classes, self._slots = tuple(names), slots
@@ -106,8 +107,7 @@ class CostPolicy:
 
     def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
         column = self._classes.index(slot.compute_class.name)
-        self._budget = offers.budget
-        indices = [] if self._pool.is_whole else self._indices(column, offers.backlogs)
+        indices = [] if self._pool.is_whole else self._indices(column, offers)
         drawn, worth = self._best_drawn(column, indices, slot, fits) if self._pool.trials else (None, -math.inf)
         # A subspace with trials in the pool gets a new draw only if no trial of the pool fits and no other
         # subspace is open.
@@ -134,16 +134,17 @@ class CostPolicy:
         row = self._prices[0 if self._pool.is_whole else self._model.row_of[subspace]]
         return dict(zip(self._classes, np.exp(row).tolist(), strict=True))
 
-    def _indices(self, column: int, backlogs: Mapping[str, float]) -> list[float]:
+    def _indices(self, column: int, offers: Offers) -> list[float]:
         """Return the logarithms of the subspaces' indices on a class, by row; -inf for a subspace without a backlog."""
-        if self._known != (known := (self._model.durations.version, self._budget)):
-            self._known = known
-            seconds = self._model.log_seconds(self._classes, OPTIMISM, self._budget)
+        if self._known != (known := (self._model.version, offers.budget)):
+            self._known, typical = known, self._model.typical(offers.budget)
+            self._typical = self._model.costs(typical, self._classes).log_seconds
+            seconds = self._model.costs(typical, self._classes, OPTIMISM).log_seconds
             self._advantages = (seconds.min(axis=1, keepdims=True) - seconds).T.tolist()
         # Plain numbers are faster than arrays for a few subspaces.
         advantages, row_of = self._advantages[column], self._model.row_of
         indices = [-math.inf] * len(advantages)
-        for name, behind in backlogs.items():
+        for name, behind in offers.backlogs.items():
             row = row_of[name]
             indices[row] = round(advantages[row] + math.log(behind + PATIENCE), DIGITS)
         return indices
@@ -154,11 +155,12 @@ class CostPolicy:
         If no trial fits, return None and -inf.
         """
         trials, rows = self._pool.trials, self._pool.rows
-        departures = self._pool.departures()
+        predicted = self._pool.costs()
         if self._pool.is_whole:
-            costs = departures + self._model.log_seconds(self._classes, 0.0, self._budget)[rows] + self._prices[0]
+            costs = predicted.log_seconds + self._prices[0]
         else:
-            costs = departures + self._prices[rows]
+            # The advantage of the subspace is part of its index.
+            costs = predicted.log_seconds - self._typical[rows] + self._prices[rows]
         advantage = costs.min(axis=1) - costs[:, column]
         worth = advantage if self._pool.is_whole else advantage + np.array(indices)[rows]
         if slot.excess is not None:
@@ -167,7 +169,8 @@ class CostPolicy:
         waits = self._pool.waits()
         overdue = (waits >= 2.0) | ((waits >= 1.0) & (advantage == 0.0))
         if slot.seconds_left < math.inf:
-            chances = self._log_chances(departures, slot.seconds_left)
+            seconds = predicted.log_seconds - predicted.log_widths
+            chances = log_ndtr((math.log(max(slot.seconds_left, LEAST_SECONDS)) - seconds) / SPREAD)
             worth = (worth + self._within_subspaces(chances[:, column])).round(DIGITS)
             overdue &= chances[:, column] >= LATE
             self._pool.set_aside(chances.max(axis=1) < LATE)
@@ -182,14 +185,6 @@ class CostPolicy:
                 return place, float(worth[place])
             worth[place] = -np.inf
         return None, -math.inf
-
-    def _log_chances(self, departures: Array, seconds_left: float) -> Array:
-        """Return the log of the chance of the pool's trials to end in time on each class, shape (trials, classes)."""
-        model = self._model
-        of_subspaces = model.log_seconds(self._classes, 0.0, self._budget)
-        of_subspaces = of_subspaces - model.log_widths(self._classes, self._budget)
-        log_seconds = of_subspaces[self._pool.rows] + departures + self._pool.log_costs[:, None]
-        return np.asarray(log_ndtr((math.log(max(seconds_left, LEAST_SECONDS)) - log_seconds) / SPREAD))
 
     def _within_subspaces(self, logs: Array) -> Array:
         """Return logs of the pool's trials minus the greatest in their subspace, so that the shares do not change."""

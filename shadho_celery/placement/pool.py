@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import compress, groupby
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Trial
-from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.cost_model import CostModel, Costs
 from shadho_celery.predictors.features import Array
 
 #: number of trials in the pool: the slots divided by PART_OF_SLOTS, up to MOST; but on a small fleet at least EACH_SLOT
@@ -38,7 +38,7 @@ ASIDE = 1
 
 @dataclass(eq=False)
 class Pool:
-    """Trials drawn ahead, in the order of their draws, and the predicted effects of their params on log seconds."""
+    """Trials drawn ahead, in the order of their draws, and what each of them is predicted to cost on each class."""
 
     model: CostModel
     #: fraction of the pool for each of its parts: the subspaces, or WHOLE if one sampler draws in the whole space
@@ -54,18 +54,14 @@ class Pool:
         self.is_whole = WHOLE in self.shares
         #: the trials, the oldest first
         self.trials: list[Trial] = []
-        #: for each trial: its part, the cost model's representation of its params, and the number of trials of its part
-        #: that had been sent when it was drawn
+        #: for each trial: its part, and the number of trials of its part that had been sent when it was drawn
         self._parts: list[str] = []
-        self._functions: list[Array] = []
         self._sent_before: list[int] = []
         #: rows of the trials' subspaces in the cost model, shape (trials,)
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
-        #: logs of the trials' declared costs times their budgets, shape (trials,)
-        self.log_costs: Array = np.empty(0)
-        #: departures of the trials' log seconds from the mean of their subspace, shape (trials, live classes)
-        self._departures = np.empty((0, 0))
-        #: version of the model's estimated effects of params with which the departures were computed
+        #: costs of the trials on the live classes
+        self._costs = Costs(np.empty((0, 0)), np.empty((0, 0)))
+        #: version of the model with which they were computed
         self.version = -1
         #: number of trials by part that are set aside, because on each class they would end after the limit on time
         self._aside: Counter[str] = Counter()
@@ -86,7 +82,7 @@ class Pool:
         """
         if self._classes != tuple(classes):
             self._classes = tuple(classes)
-            self._departures = self._predicted()
+            self._costs = self.model.costs(self.trials, classes)
         of_few = min(slots // PART_OF_FEW, LEAST_ADAPTIVE) if self.is_adaptive else min(EACH_SLOT * slots, LEAST)
         usual = min(slots // PART_OF_SLOTS, MOST)
         if len(self.shares) == 1 and not self.is_adaptive:
@@ -106,19 +102,15 @@ class Pool:
 
     def add(self, trials: Sequence[Trial]) -> None:
         """Put drawn trials into the pool, in the order of their draws."""
-        for (subspace, budget), drawn in groupby(trials, lambda trial: (trial.subspace, trial.budget)):
+        for subspace, drawn in groupby(trials, lambda trial: trial.subspace):
             added, part = list(drawn), WHOLE if self.is_whole else subspace
-            functions = self.model.functions(subspace, [trial.params for trial in added])
             self.trials += added
-            self._functions += list(functions)
             self._parts += [part] * len(added)
             self.rows = np.append(self.rows, [self.model.row_of[subspace]] * len(added))
-            costs = self.model.log_costs(subspace, [trial.params for trial in added], budget)
-            self.log_costs = np.append(self.log_costs, costs)
             self._sent_before += [self._sent[part]] * len(added)
             self.in_part[part] += len(added)
-            predicted = self.model.departures(subspace, functions, self._classes, budget)
-            self._departures = np.concatenate([self._departures, predicted])
+            costs = self.model.costs(added, self._classes)
+            self._costs = Costs(*map(np.concatenate, zip(self._costs, costs, strict=True)))
 
     def set_aside(self, late: NDArray[np.bool_] | None) -> None:
         """Set the trials of this mask aside, and no others: they take no places, so that others are drawn."""
@@ -136,27 +128,17 @@ class Pool:
         trial = self.trials.pop(place)
         self._sent[part] += 1
         self.in_part[part] -= 1
-        del self._parts[place], self._functions[place], self._sent_before[place]
+        del self._parts[place], self._sent_before[place]
         # The arrays are changed in place, because `np.delete` takes five times as long.
-        for each in (self._departures, self.rows, self.log_costs):
+        for each in (self.rows, *self._costs):
             each[place:-1] = each[place + 1 :]
-        self._departures, self.rows, self.log_costs = self._departures[:-1], self.rows[:-1], self.log_costs[:-1]
+        self.rows, self._costs = self.rows[:-1], Costs(*(each[:-1] for each in self._costs))
         return trial
 
-    def departures(self) -> Array:
-        """Return how far the trials' log seconds depart from their subspaces' means, shape (trials, live classes)."""
-        version = self.model.effects_version
+    def costs(self) -> Costs:
+        """Return what the trials cost on the live classes."""
+        version = self.model.version
         if version != self.version:
             self.version = version
-            self._departures = self._predicted()
-        return self._departures
-
-    def _predicted(self) -> Array:
-        predicted = np.empty((len(self.trials), len(self._classes)))
-        alike: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
-        for place, trial in enumerate(self.trials):
-            alike[trial.subspace, trial.budget].append(place)
-        for (name, budget), places in alike.items():
-            functions = np.array([self._functions[place] for place in places])
-            predicted[places] = self.model.departures(name, functions, self._classes, budget)
-        return predicted
+            self._costs = self.model.costs(self.trials, self._classes)
+        return self._costs

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.core.trial import Trial
 from shadho_celery.placement.base import Choice, Fits, Load, Slot
-from shadho_celery.predictors.cost_model import Beginning, CostModel
+from shadho_celery.predictors.cost_model import CostModel
 
 #: weight of the newest trial in a class's mean seconds
 NEWEST = 0.1
@@ -48,31 +48,22 @@ class Promotions:
     def __init__(self, cost_model: CostModel) -> None:
         self._model = cost_model
         self._classes: Mapping[str, ComputeClass] = {}
-        #: machine -> its storage of checkpoints; "" or no entry if no other machine has that storage
-        self._storages: Mapping[str, str] = {}
         #: by class: moving average of the seconds of its trials
         self._mean: dict[str, float] = {}
         #: by origin and rung: the time at which the promotion was first offered
         self._offered_at: dict[tuple[int, int], float] = {}
-        #: False if the last promoted trial that should have found a checkpoint on its machine did not continue from it
-        self._finds = True
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Update the live classes and the storages of their machines."""
+        """Update the live classes."""
         self._classes = {each.name: each for each in classes}
-        self._storages = {host: storage for each in classes for host, storage in each.storages.items()}
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Learn from finished trials, before the cost model does."""
+        """Learn from finished trials."""
         for trial in trials:
             if trial.outcome.seconds is None or trial.compute_class is None:
                 continue
             before = self._mean.get(trial.compute_class, trial.outcome.seconds)
             self._mean[trial.compute_class] = before + NEWEST * (trial.outcome.seconds - before)
-            is_complete = trial.state is TrialState.COMPLETE and trial.origin is not None
-            if is_complete and self._has_checkpoint(int(trial.origin or 0), trial.host):
-                # An executor that does not report `continued` has no checkpoints.
-                self._finds = bool(trial.outcome.continued)
 
     def pick(self, slot: Slot, offered: Sequence[Trial], fits: Fits, new: int | None = None) -> Choice | None:
         """Return the promotion for a free slot, or None to leave all promotions to other slots.
@@ -113,42 +104,22 @@ class Promotions:
         fitting = [name for name, known in self._classes.items() if fits(trial, known)]
         if compute_class not in fitting:
             return None, None
-        seconds = self._model.expected(trial, fitting, [*Beginning])
+        home = self._model.budgets.host(int(trial.origin or 0)) or ""
+        # On any machine of the class, and on the one that has the checkpoint.
+        seconds = self._model.promoted_seconds(trial, fitting, home)
         here: list[_Place] = []
         elsewhere: list[_Place] = []
-        home = self._model.home(int(trial.origin or 0)) or ""
-        for column, name in enumerate(fitting):
-            by_way = dict(zip(Beginning, seconds[:, column].tolist(), strict=True))
+        for name, (anywhere, at_home) in zip(fitting, seconds.T.tolist(), strict=True):
             known = self._classes[name]
-            way = self._way(trial, known)
-            place = _Place(
-                name, None, 0.0 if name == compute_class else self._wait(known, load, ahead, trial.slots), by_way[way]
-            )
-            (here if name == compute_class else elsewhere).append(place)
-            if way is Beginning.HOME or home not in known.hosts or not self._finds:
-                continue
-            if by_way[Beginning.HOME] < place.seconds:
+            wait = 0.0 if name == compute_class else self._wait(known, load, ahead, trial.slots)
+            (here if name == compute_class else elsewhere).append(_Place(name, None, wait, anywhere))
+            if home in known.hosts and at_home < anywhere:
                 slots = known.hosts[home]
                 is_free = name == compute_class and load.running().get(home, 0) + trial.slots <= slots
                 wait = 0.0 if is_free else self._mean.get(name, math.inf) * trial.slots / slots
-                own = _Place(name, home, wait, by_way[Beginning.HOME])
-                (here if is_free else elsewhere).append(own)
+                (here if is_free else elsewhere).append(_Place(name, home, wait, at_home))
         first = min(elsewhere, key=lambda place: place.end, default=None)
         return min(here, key=lambda place: place.seconds), None if first is None or first.end == math.inf else first
-
-    def _way(self, trial: Trial, known: ComputeClass) -> Beginning:
-        """Return how a promoted trial would start if any machine of a class may take it, in the worst case."""
-        origin = int(trial.origin or 0)
-        if not self._finds or not all(self._has_checkpoint(origin, host) for host in known.hosts):
-            return Beginning.ANEW
-        return Beginning.HOME if {*known.hosts} == {self._model.home(origin)} else Beginning.ELSEWHERE
-
-    def _has_checkpoint(self, origin: int, host: str | None) -> bool:
-        """Return whether a machine has an origin's checkpoint, on its own disk or on shared storage."""
-        home = self._model.home(origin)
-        if home is None or host is None:
-            return False
-        return host == home or self._storages.get(host, "") == self._storages.get(home) != ""
 
     def _wait(self, known: ComputeClass, load: Load, ahead: Mapping[str, int], width: int) -> float:
         """Return the expected seconds until a class would have `width` free slots for another trial.

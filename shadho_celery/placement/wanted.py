@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shadho_celery.placement.bound import Seconds, throughput_bound
-
-Array = NDArray[np.float64]
+from shadho_celery.placement.bound import Array, Seconds, solved, throughput_bound
 
 #: the rest of a study should take at most this many times the time that it would take on all slots
 SLACK = 1.1
@@ -96,33 +93,22 @@ class _Column(NamedTuple):
 
 def _fewest(times: Array, shares: Array, columns: Sequence[_Column], horizon: float, left: float) -> list[float]:
     """Solve the program of `wanted_slots`. Return the slots of each column. `times` has shape (kinds, columns)."""
-    # Imported late, because the import takes a tenth of a second.
-    from scipy import sparse
-    from scipy.optimize import linprog
-
     kinds, count = times.shape
     available = np.array([max(0.0, horizon - column.startup) for column in columns])
     # A slot runs whole trials. What it cannot end in its time it cannot run.
     trials = np.floor(available / times + 1e-9)
     rates = np.where(trials > 0, trials / np.maximum(available, 1e-9), 0.0)
-    # Variables: the x_kc by kind, the w_c, and r.
-    work = sparse.hstack(
-        [
-            sparse.block_diag([-row[None] for row in rates]),
-            sparse.csr_matrix((kinds, count)),
-            (shares / shares.sum())[:, None],
-        ]
-    )
-    room = sparse.hstack(
-        [sparse.kron(np.ones(kinds), sparse.eye(count)), sparse.diags(-available), np.zeros((count, 1))]
-    )
-    bounds = [(0.0, None)] * rates.size + [(0.0, column.slots) for column in columns]
-    found = linprog(
+    # Beside the x_kc there are the w_c, and r.
+    more = np.zeros((kinds + count, count + 1))
+    more[:kinds, -1], more[kinds:, :-1] = shares / shares.sum(), -np.diag(available)
+    slots_bounds = [(0.0, column.slots) for column in columns]
+    found = solved(
+        rates,
         np.concatenate([np.zeros(rates.size), [column.worth for column in columns], [-1.0]]),
-        A_ub=sparse.vstack([work, room], format="csr"),
-        b_ub=np.zeros(kinds + count),
-        bounds=[*bounds, (0.0, None if math.isinf(left) else left)],
-        method="highs",
+        np.zeros(kinds),
+        np.zeros(count),
+        more=more,
+        bounds=[(0.0, None)] * rates.size + slots_bounds + [(0.0, None if math.isinf(left) else left)],
     )
     if not found.success:
         raise ValueError(f"the linear program has no solution: {found.message}")

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Attempt, Trial
 from shadho_celery.predictors.features import Array
 
 #: number of latest pairs of runs that are used, and number of pairs that a group needs for an estimate of its own
@@ -74,10 +75,18 @@ class BudgetCosts:
         self.handover = 0.0
         #: True if the latest promoted trial has continued from a checkpoint
         self.continues = False
+        #: False if the latest promoted trial whose machine had a checkpoint of it did not continue from it
+        self._finds = True
+        #: live classes by name
+        self._classes: Mapping[str, ComputeClass] = {}
 
     def __bool__(self) -> bool:
         """Return whether any start-up or hand-over is above 0."""
         return any(self._startups.values()) or self.handover > 0
+
+    def see(self, classes: Iterable[ComputeClass]) -> None:
+        """Update the live classes, for their machines and the storages of these."""
+        self._classes = {each.name: each for each in classes}
 
     def behind(self, origin: int | None) -> float:
         """Return the budget of the latest complete trial of an origin, or 0 if there is no such trial."""
@@ -93,8 +102,36 @@ class BudgetCosts:
         """Return the work of a finished trial. Call this before `tell`."""
         if trial.budget is None or trial.origin is None or not trial.outcome.continued:
             return Work(trial.budget)
-        units = max(trial.budget - self.behind(trial.origin), 0.0) or trial.budget
-        return Work(units, self.host(trial.origin) not in (None, trial.host))
+        return Work(self._rest(trial), self.host(trial.origin) not in (None, trial.host))
+
+    def ahead(self, trial: Trial | Attempt, compute_class: str) -> Work:
+        """Return the work of a promoted trial on a class: in the worst case, or on the machine that it must run on.
+
+        An executor that does not report whether trials have continued has no checkpoints.
+        """
+        origin = int(trial.origin or 0)
+        home, known = self.host(origin), self._classes.get(compute_class)
+        hosts: Collection[str | None] = () if known is None else known.hosts
+        if isinstance(trial, Attempt) and trial.only_on in hosts:
+            hosts = [trial.only_on]
+        if not self._finds or not all(self._has_checkpoint(origin, host) for host in hosts):
+            return Work(trial.budget)
+        return Work(self._rest(trial), {*hosts} != {home})
+
+    def _rest(self, trial: Trial | Attempt) -> float:
+        budget = trial.budget or 1.0
+        return max(budget - self.behind(trial.origin), 0.0) or budget
+
+    def _has_checkpoint(self, origin: int, host: str | None) -> bool:
+        """Return whether a machine has an origin's checkpoint, on its own disk or on shared storage."""
+        home = self.host(origin)
+        if home is None or host is None:
+            return False
+        return host == home or self._storage(host) == self._storage(home) != ""
+
+    def _storage(self, host: str) -> str:
+        """Return the storage of a machine's checkpoints; "" if no other machine is known to have it."""
+        return next((each.storages[host] for each in self._classes.values() if host in each.storages), "")
 
     def startup(self, subspace: str, compute_class: str) -> float:
         """Return the start-up seconds of a subspace's trials on a class, or 0 if they are not known.
@@ -115,6 +152,8 @@ class BudgetCosts:
         origin = trial.number if trial.origin is None else trial.origin
         if trial.origin is not None:
             self.continues = trial.outcome.continued is True
+            if self._has_checkpoint(trial.origin, trial.host):
+                self._finds = self.continues
         run = _Run(trial.budget, str(trial.compute_class), trial.host, seconds, work.units, work.is_handed_over)
         before = self._runs.get(origin)
         if before is not None and before.budget >= run.budget:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from shadho_celery.core.hardware import ComputeClass, shortages, uses_gpus
-from shadho_celery.core.trial import Memory, Params, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Memory, Params, Trial, TrialState
 from shadho_celery.predictors.budgets import BudgetCosts, OwnRuns, Work
 from shadho_celery.predictors.durations import Durations
 from shadho_celery.predictors.extrapolation import Elapsed
@@ -22,6 +22,9 @@ from shadho_celery.predictors.param_effects import ParamEffects
 from shadho_celery.predictors.preemption import charged
 from shadho_celery.space.split import Subspace
 
+#: stands for the params of a typical trial of a subspace
+TYPICAL: Params = MappingProxyType({})
+
 #: function of subspace and params that returns a number to which the seconds are assumed to be proportional
 DeclaredCost = Callable[[str, Params], float]
 
@@ -29,10 +32,6 @@ DeclaredCost = Callable[[str, Params], float]
 LEAST_SECONDS = 1e-3
 #: seconds of the most complex subspace divided by those of the simplest one, assumed if no cost is declared
 COMPLEXITY_RATIO = 4.0
-#: centres for memory, which has a single group
-_ONE_GROUP = np.zeros(1)
-#: prior standard deviation of log bytes within a subspace
-_MEMORY_SPREAD = 0.5
 #: factor by which a trial may need more GPU memory than similar ones
 MEMORY_MARGIN = 1.15
 #: logarithm of the largest usual budget, by which the budget's feature is scaled to about [0, 1]
@@ -46,12 +45,26 @@ REPEATED, NEWS = 20, 0.1
 LEAST_PART, TELLING_PART = 0.02, 0.5
 
 
-class Beginning(str, Enum):
-    """Start of a promoted trial: on its checkpoint's machine, with a checkpoint from elsewhere, or without one."""
+class Prediction(NamedTuple):
+    """Predicted log seconds of n trials on classes, arrays of shape (n, classes)."""
 
-    HOME = "home"
-    ELSEWHERE = "elsewhere"
-    ANEW = "anew"
+    #: expected log seconds of an attempt that is not interrupted: the median seconds
+    mean: Array
+    #: standard deviation of the effect of the pair of subspace and class, which few trials leave uncertain
+    spread: Array
+    #: number of trials of the subspace on the class that have ended or are extrapolated
+    evidence: Array
+    #: variance of the log seconds of single trials about the mean, shape (n, 1)
+    noise: Array
+
+
+class Costs(NamedTuple):
+    """What placement compares: what n trials cost on classes at the best width, arrays of shape (n, classes)."""
+
+    #: log of the slot seconds until a trial has ended, charged for preemption
+    log_seconds: Array
+    #: log of the number of slots
+    log_widths: Array
 
 
 class _Timing(NamedTuple):
@@ -62,24 +75,23 @@ class _Timing(NamedTuple):
     #: log seconds per unit of work at declared cost 1, and their weight
     work: float
     weight: float
-    #: log seconds per unit of work, if the whole departure from the expected seconds is due to the work
-    whole: float
 
 
 class CostModel:
     """Predicts seconds and memory of trials. It learns from finished trials, in the order of their ends.
 
-    The log seconds of a trial are a sum: those of its subspace and class (`Durations`), the log of the declared cost,
-    the log of the budget, and the departure of trials with similar params (`Neighbours`). Budget that a checkpoint
-    covers is left out. If trials have a start-up (`BudgetCosts`), it is subtracted first. Failed and pruned trials are
-    ignored, because they may end at any time.
+    The log seconds of a trial are a sum: those of its subspace and class (`Durations`), the effects of its params on
+    the class (`ParamEffects`), the log of the declared cost, and the log of the budget. Budget that a checkpoint covers
+    is left out. If trials have a start-up (`BudgetCosts`), the work and the start-up are added. Failed and pruned
+    trials are ignored, because they may end at any time.
 
-    If the number of slots of a trial is searched (`widths`), a class counts as one for each width: its *kinds*, see
-    `kind`. Their seconds are learned separately, and assumed to be in inverse proportion to the width before. For
-    placement, a trial then costs on a class the slot seconds of its best width there.
+    `predict` is the only prediction: placement compares it, and it is what is recorded and shown, and what decides
+    about declined trials, copies and widths. Placement compares `costs`, which are made from it: if the number of slots
+    of a trial is searched (`widths`), a trial costs on a class the slot seconds of its best width there; and trials
+    that begin again after a preemption are charged for it.
 
-    The seconds by which trials are placed (`log_seconds`, `departures`, `mean_seconds`) are charged for preemption, if
-    trials begin again after it. The others are those of an attempt that is not interrupted.
+    If widths are searched, a class counts as one for each width: its *kinds*, see `kind`. Their seconds are learned
+    separately, and assumed to be in inverse proportion to the width before.
     """
 
     def __init__(
@@ -90,7 +102,7 @@ class CostModel:
         #: by class: the number of slots of its largest worker
         self._room: dict[str, int] = {}
         self._subspaces = {subspace.name: subspace for subspace in subspaces}
-        #: by subspace: its row in `log_seconds`
+        #: by subspace: its row in `durations`
         self.row_of = {subspace.name: row for row, subspace in enumerate(subspaces)}
         self._column: dict[str, int] = {}
         #: by class: the group of its columns in `durations`
@@ -100,21 +112,19 @@ class CostModel:
         self._declared_logs = np.zeros((2, len(subspaces)))
         self.budgets = BudgetCosts()
         self._own_runs = OwnRuns()
-        #: latest trials with budgets, with their rows of features and their work
-        self._with_budgets: deque[tuple[Trial, Array, Work]] = deque(maxlen=RELEARNED)
+        #: latest trials with budgets, with their work
+        self._with_budgets: deque[tuple[Trial, Work]] = deque(maxlen=RELEARNED)
         #: log seconds by row of the subspace and column of the class
         self.durations = Durations(len(subspaces))
-        self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
         self._effects = {s.name: ParamEffects(s) for s in subspaces}
-        #: subspaces whose effects of params have been requested, and subspaces with enough new trials for a fit
-        self._asked: set[str] = set()
+        #: subspaces with enough new trials for a fit of the effects of params
         self._due: set[str] = set()
         #: preemptions a second of each class's workers; empty if trials have checkpoints
         self._preemptions: dict[str, float] = {}
         #: whether each of the latest repeated trials found a checkpoint
         self._found: deque[bool] = deque(maxlen=REPEATED)
-        #: number of times that effects of params were fitted
-        self._reads = 0
+        #: number of changes of predictions and costs, except those that `durations` counts
+        self._changes = 0
         #: by subspace, class and kind of memory: log bytes of the trials
         self._memory: dict[tuple[str, str, Memory], Neighbours] = {}
         self._bounds = {(s.name, memory): MemoryBound(s.domains) for s in subspaces for memory in Memory}
@@ -122,13 +132,18 @@ class CostModel:
         self._outgrown: set[tuple[int, str, Memory]] = set()
 
     @property
-    def effects_version(self) -> int:
-        """Version of the estimated effects of params. It fits those that are due, and increases with each fit."""
-        for name in sorted(self._due & self._asked) if self._due else ():
-            self._effects[name].read(self.durations.estimate().mean[self.row_of[name]])
-            self._due.remove(name)
-            self._reads += 1
-        return self._reads
+    def version(self) -> int:
+        """Version of predictions and costs. Reading it makes the fits that are due.
+
+        As long as it is the same, they are the same to the bit.
+        """
+        means = self.durations.estimate().mean
+        for name in sorted(self._due) if self._due else ():
+            if self._effects[name].are_asked:
+                self._effects[name].read(means[self.row_of[name]])
+                self._due.remove(name)
+                self._changes += 1
+        return self.durations.version + self._changes
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials in order. One call with many trials is much faster than one call for each trial.
@@ -167,34 +182,31 @@ class CostModel:
         is_whole = trial.origin is not None or not outcome.continued
         if is_whole and outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
             work = Work(None) if trial.budget is None else self.budgets.work(trial)
-            self._tell_seconds(trial, row, work)
+            self._tell_seconds(trial, work, is_latest=row is not None)
             if trial.budget is not None:
-                self._tell_budget(trial, row, work)
+                self._tell_budget(trial, work, is_latest=row is not None)
         for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
             if peak and row is not None:
                 key = trial.subspace, self._kind_of(trial), memory
                 if key not in self._memory:
                     self._memory[key] = Neighbours(len(row))
-                self._memory[key].tell(row, math.log(peak), 0, _ONE_GROUP)
+                self._memory[key].tell(row, math.log(peak))
 
-    def _tell_seconds(self, trial: Trial, row: Array | None, work: Work) -> None:
+    def _tell_seconds(self, trial: Trial, work: Work, *, is_latest: bool = True) -> None:
         timing = self._timing(trial, trial.outcome.seconds or 0.0, work)
-        is_telling = row is not None and timing.weight >= TELLING_PART**2
+        is_telling = is_latest and timing.weight >= TELLING_PART**2
         if trial.rung is not None and is_telling:
             origin = trial.number if trial.origin is None else trial.origin
-            expected = self._rates(trial) if origin in self._own_runs else None
+            expected = self._rates([trial])[0] if origin in self._own_runs else None
             self._own_runs.tell(origin, timing.column, timing.work, expected)
         self.durations.tell(timing.row, timing.column, timing.work, timing.weight)
         self._declared_logs[:, timing.row] += (math.log(self._declared(trial.subspace, trial.params)), 1.0)
-        if row is None:
-            return
-        self._past[trial.subspace].tell(row, timing.whole, timing.column, self.durations.estimate().mean[timing.row])
         if is_telling and self._effects[trial.subspace].tell(trial.params, timing.column, timing.work):
             self._due.add(trial.subspace)
 
-    def _tell_budget(self, trial: Trial, row: Array | None, work: Work) -> None:
-        if row is not None:
-            self._with_budgets.append((trial, row, work))
+    def _tell_budget(self, trial: Trial, work: Work, *, is_latest: bool) -> None:
+        if is_latest:
+            self._with_budgets.append((trial, work))
         if self.budgets.tell(trial, work):
             self._relearn()
 
@@ -204,11 +216,11 @@ class CostModel:
         self._own_runs = OwnRuns()
         self._declared_logs[:] = 0.0
         self._due.clear()
-        for name, effects in self._effects.items():
+        for effects in self._effects.values():
             effects.forget()
-            self._past[name] = Neighbours(len(self._subspaces[name].domains) + 1)
-        for trial, row, work in self._with_budgets:
-            self._tell_seconds(trial, row, work)
+        self._changes += 1
+        for trial, work in self._with_budgets:
+            self._tell_seconds(trial, work)
 
     @property
     def has_checkpoints(self) -> bool:
@@ -224,9 +236,7 @@ class CostModel:
         known = self._preemptions
         if new.keys() != known.keys() or any(abs(new[name] - known[name]) > NEWS * known[name] for name in known):
             self._preemptions = new
-            # What was computed from the earlier rates is out of date.
-            self.durations.version += 1
-            self._reads += 1
+            self._changes += 1
 
     def watch(self, running: Iterable[Elapsed]) -> None:
         """Learn from running trials: a trial takes its extrapolated seconds, or at least those that it has run."""
@@ -236,9 +246,9 @@ class CostModel:
             if trial.subspace in self.row_of and trial.compute_class is not None
         ]
         self.durations.suppose([(t.row, t.column, t.work, t.weight, is_total) for _, t, is_total in timings])
-        by_subspace: dict[str, list[tuple[Params, int, float, bool]]] = {name: [] for name in self._asked}
+        by_subspace: dict[str, list[tuple[Params, int, float, bool]]] = {name: [] for name in self._effects}
         for trial, timing, is_total in timings:
-            if trial.subspace in by_subspace and timing.weight >= TELLING_PART**2:
+            if timing.weight >= TELLING_PART**2:
                 by_subspace[trial.subspace].append((trial.params, timing.column, timing.work, is_total))
         self._due |= {
             name for name, found in by_subspace.items() if self._effects[name].suppose(found, len(self._column))
@@ -257,70 +267,104 @@ class CostModel:
         startup = 0.0 if trial.budget is None else self.budgets.startup(trial.subspace, compute_class)
         startup += self.budgets.handover if work.is_handed_over else 0.0
         if not startup > 0:
-            return _Timing(row, column, log_seconds - offset, 1.0, log_seconds - offset)
+            return _Timing(row, column, log_seconds - offset, 1.0)
         centre = float(self.durations.estimate().mean[row, column])
         worked = math.exp(centre + offset)
         part = worked / (worked + startup)
         departure = log_seconds - math.log(worked + startup)
         highest = log_seconds - offset
         value = min(max(centre + departure / part, highest + math.log(LEAST_PART)), highest)
-        return _Timing(row, column, value, max(part, LEAST_PART) ** 2, centre + departure)
+        return _Timing(row, column, value, max(part, LEAST_PART) ** 2)
 
     @property
     def has_learned(self) -> bool:
         """True once the model has learned from a trial."""
         return any(self.durations.by_column)
 
-    def seconds(
-        self, subspace: str, compute_class: str, params_list: Sequence[Params], *, budget: float | None = None
-    ) -> Array:
-        """Return the median of the predicted seconds of n sets of params on a class, or kind of it, shape (n,).
+    def typical(self, budget: float | None = None) -> list[Trial]:
+        """Return for each subspace a trial of which only the subspace is known. Its params have no effect.
 
-        Raises KeyError for an unknown subspace. Before there are trials, the median is one second at a declared cost
-        and a budget of 1.
+        Its declared cost is the geometric mean of those of the subspace's trials.
         """
-        return self.seconds_on(subspace, [compute_class], params_list, budget=budget)[:, 0]
+        return [Trial(number=0, subspace=name, params=TYPICAL, budget=budget) for name in self.row_of]
 
-    def seconds_on(
-        self, subspace: str, classes: Sequence[str], params_list: Sequence[Params], *, budget: float | None = None
-    ) -> Array:
-        """Return what `seconds` returns for each of several classes, shape (n, classes)."""
-        row, columns, past = self.row_of[subspace], self._columns_of(classes), self._past[subspace]
+    def predict(
+        self, trials: Sequence[Trial | Attempt], classes: Sequence[str], width: int | None = None
+    ) -> Prediction:
+        """Return the predicted log seconds of n trials on classes, on `width` slots, or on as many as they have.
+
+        The work of a promoted trial is that of the worst machine of the class, or of the machine that an attempt must
+        run on. Before there are trials, the mean is 0 at a declared cost and a budget of 1. Raises KeyError for an
+        unknown subspace.
+        """
+        for name in {trial.subspace for trial in trials if trial.params is not TYPICAL}:
+            self._effects[name].are_asked = True
+        _ = self.version
+        widths = [width or trial.slots for trial in trials]
+        kinds = {each: [self._column_of(self.kind(name, each)) for name in classes] for each in {*widths}}
+        columns = np.array([kinds[each] for each in widths], np.intp).reshape(len(trials), len(classes))
+        rates = self._rates(trials)
+        rows = np.array([self.row_of[trial.subspace] for trial in trials], np.intp)[:, None]
+        mean = np.take_along_axis(rates, columns, axis=1)
+        mean += np.array([self._offset(trial.subspace, trial.params, trial.budget) for trial in trials])[:, None]
+        if any(trial.origin is not None for trial in trials) or self.budgets:
+            self._add_starts(mean, trials, classes, rates)
         estimate = self.durations.estimate()
-        rows = self._rows(subspace, params_list, [budget])
-        offsets = np.array([self._offset(subspace, each, budget) for each in params_list])[:, None]
-        logs = estimate.mean[row, columns] + offsets
-        if budget and self.budgets:
-            logs = np.logaddexp(logs, self._log_startups(classes)[row])
-        spreads = np.hypot(estimate.noise, estimate.deviation[row, columns]).tolist()
-        # The spread, which differs between classes, matters only while there are few trials.
-        spreads = spreads[:1] if past.are_enough else spreads
-        departures = [past.departures(rows, estimate.mean[row], spread) for spread in spreads]
-        return np.asarray(np.exp(logs + np.array(departures).T))
+        return Prediction(
+            mean=mean,
+            spread=estimate.deviation[rows, columns],
+            evidence=self.durations.measured[rows, columns],
+            noise=np.array([self._effects[trial.subspace].noise for trial in trials])[:, None],
+        )
 
-    def mean_seconds(
-        self,
-        subspace: str,
-        params_list: Sequence[Params],
-        classes: Sequence[str],
-        optimism: float = 0.0,
-        *,
-        units: float | None = None,
-    ) -> Array:
-        """Return the expected seconds of n sets of params, shape (n, classes).
+    def _rates(self, trials: Sequence[Trial | Attempt]) -> Array:
+        """Return the log seconds of trials per unit of work at declared cost 1, by column, shape (n, columns)."""
+        rows = np.array([self.row_of[trial.subspace] for trial in trials], np.intp)
+        rates = self.durations.estimate().mean[rows]
+        alike: defaultdict[str, list[int]] = defaultdict(list)
+        for place, trial in enumerate(trials):
+            if trial.params is not TYPICAL:
+                alike[trial.subspace].append(place)
+        for name, places in alike.items():
+            params = [trials[place].params for place in places]
+            rates[places] += self._effects[name].departures(params, rates.shape[1])
+        return rates
 
-        The effects of params differ between classes, as for placement. The variance of the log seconds that they leave
-        unexplained raises the mean above the median. `optimism` is as in `log_seconds`. `units` are the part of its
-        budget that a trial has to compute; None without budgets.
+    def _add_starts(self, mean: Array, trials: Sequence[Trial | Attempt], classes: Sequence[str], rates: Array) -> None:
+        """Add to the log seconds of trials what their own earlier runs show, their start-ups, and their checkpoints."""
+        startups = np.zeros(mean.shape)
+        for place, trial in enumerate(trials):
+            if trial.budget is not None:
+                startups[place] = [self.budgets.startup(trial.subspace, name) for name in classes]
+            if trial.origin is None:
+                continue
+            mean[place] += self._own_runs.departure(trial.origin, rates[place])
+            for column, name in enumerate(classes):
+                work = self.budgets.ahead(trial, name)
+                mean[place, column] += math.log((work.units or 1.0) / (trial.budget or 1.0))
+                startups[place, column] += self.budgets.handover if work.is_handed_over else 0.0
+        if startups.any():
+            # The logarithm of 0 is undefined. No real start-up is as short as this minimum.
+            mean[:] = np.logaddexp(mean, np.log(np.maximum(startups, 1e-300)))
+
+    def promoted_seconds(self, trial: Trial, classes: Sequence[str], home: str) -> Array:
+        """Return the seconds of a promoted trial, charged for preemption, shape (2, classes): on the worst machine of
+        each class, and on the machine called `home`.
+
+        For a subspace that the space no longer has, nothing is known, and all results are one second.
         """
-        functions = self.functions(subspace, params_list)
-        _ = self.effects_version
-        departures = self._departures(subspace, functions, classes)
-        unexplained = max(0.0, self.durations.estimate().noise ** 2 - float(departures.var(axis=0).mean()))
-        offsets = np.array([self._offset(subspace, each, units) for each in params_list])[:, None]
-        logs = self._log_seconds(classes, optimism)[self.row_of[subspace]] + departures + offsets
-        startups = 0.0 if units is None else np.array([self.budgets.startup(subspace, name) for name in classes])
-        return self._charged_seconds(np.exp(logs + unexplained / 2) + startups, classes)
+        if trial.subspace not in self.row_of:
+            return np.ones((2, len(classes)))
+        found = self.predict([trial, trial.attempted(only_on=home)], classes)
+        return np.exp(self._charged(found.mean, classes))
+
+    def mean_seconds(self, trials: Sequence[Trial], classes: Sequence[str], optimism: float = 0.0) -> Array:
+        """Return the mean seconds of trials, charged for preemption, shape (n, classes).
+
+        The noise raises the mean above the median. `optimism` is as in `costs`.
+        """
+        found = self.predict(trials, classes)
+        return np.exp(self._charged(found.mean - optimism * found.spread + found.noise / 2, classes))
 
     def memory(
         self,
@@ -340,8 +384,7 @@ class CostModel:
         if not pasts:
             return None
         rows = self._rows(subspace, params_list, [budget])
-        logs = [past.middle + past.departures(rows, np.array([past.middle]), _MEMORY_SPREAD) for past in pasts]
-        return np.asarray(np.exp(np.max(logs, axis=0)))
+        return np.asarray(np.exp(np.max([past.predict(rows) for past in pasts], axis=0)))
 
     def enough_gpu_memory(
         self, subspace: str, params: Params, compute_class: str, *, budget: float | None = None
@@ -371,187 +414,58 @@ class CostModel:
         """
         return self._bounds[subspace, memory].chance(params, compute_class, classes_by_memory)
 
-    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
-        """Return the mean log seconds of the subspaces' trials on classes, shape (subspaces, classes).
+    def costs(self, trials: Sequence[Trial], classes: Sequence[str], optimism: float = 0.0) -> Costs:
+        """Return what trials cost on classes at the best width, charged for preemption.
 
-        If widths are searched, these are the slot seconds of the best width of each class. Declared cost and budget are
-        left out, as they are the same on all classes. With `optimism`, a pair counts as faster by that many standard
-        deviations, so that pairs with little evidence are tried (a confidence bound).
+        Widths on which no trial of the subspace has ended or is extrapolated do not count, except the widest. With
+        `optimism`, a pair counts as faster by that many standard deviations, so that pairs with little evidence are
+        tried (a confidence bound).
         """
         if not self.widths:
-            return self._mean_log_seconds(classes, optimism, budget)
-        found = [self._log_slot_seconds(name, optimism, budget).min(axis=1) for name in classes]
-        return np.asarray(np.array(found).reshape(len(classes), len(self.row_of)).T)
+            found = self.predict(trials, classes)
+            logs = self._charged(found.mean - optimism * found.spread, classes)
+            return Costs(logs, np.zeros(logs.shape))
+        logs, widths = np.empty((2, len(trials), len(classes)))
+        for column, name in enumerate(classes):
+            seconds, evidence = self.slot_seconds(trials, name, optimism)
+            seconds[:, :-1][evidence[:, :-1] == 0] = np.inf
+            logs[:, column] = np.log(seconds.min(axis=1))
+            widths[:, column] = np.log(self.widths_on(name))[seconds.argmin(axis=1)]
+        return Costs(logs, widths)
 
-    def _log_slot_seconds(self, compute_class: str, optimism: float = 0.0, budget: float | None = None) -> Array:
-        """Return what `log_seconds` returns for each width on a class, shape (subspaces, widths).
+    def slot_seconds(self, trials: Sequence[Trial], compute_class: str, optimism: float = 0.0) -> tuple[Array, Array]:
+        """Return the slot seconds of new trials for each of `widths_on` a class, and the evidence of each prediction.
 
-        Widths on which no trial of the subspace is `measured` are infinite, except the widest.
+        Both have the shape (trials, widths). `optimism` is as in `costs`.
         """
         widths = self.widths_on(compute_class)
-        kinds = [self.kind(compute_class, each) for each in widths]
-        logs = self._mean_log_seconds(kinds, optimism, budget) + np.log(widths)
-        logs[:, :-1][self.durations.measured(self._columns_of(kinds[:-1])) == 0] = np.inf
-        return logs
-
-    def _mean_log_seconds(self, classes: Sequence[str], optimism: float, budget: float | None) -> Array:
-        logs = self._log_seconds(classes, optimism, budget)
-        if not self._preemptions:
-            return logs
-        offsets = self._typical_offsets(budget or 1.0)
-        return self._charged(logs + offsets, classes) - offsets
+        seconds, evidence = np.empty((2, len(trials), len(widths)))
+        for place, width in enumerate(widths):
+            found = self.predict(trials, [compute_class], width)
+            logs = self._charged(found.mean - optimism * found.spread, [compute_class])
+            seconds[:, place], evidence[:, place] = np.exp(logs[:, 0]) * width, found.evidence[:, 0]
+        return seconds, evidence
 
     def _charged(self, log_seconds: Array, classes: Sequence[str]) -> Array:
         """Return the log seconds of whole trials, shape (n, classes), charged for preemption."""
         if not self._preemptions:
             return log_seconds
-        return charged(log_seconds, np.array([self._preemptions.get(self.split(name)[0], 0.0) for name in classes]))
-
-    def _charged_seconds(self, seconds: Array, classes: Sequence[str]) -> Array:
-        return np.exp(self._charged(np.log(seconds), classes)) if self._preemptions else seconds
-
-    def _log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
-        columns = self._columns_of(classes)
-        estimate = self.durations.estimate()
-        logs = np.asarray(estimate.mean[:, columns] - optimism * estimate.deviation[:, columns])
-        if not budget or not self.budgets:
-            return logs
-        offsets = self._typical_offsets(budget)
-        return np.asarray(np.logaddexp(logs + offsets, self._log_startups(classes)) - offsets)
-
-    def log_widths(self, classes: Sequence[str], budget: float | None = None) -> Array:
-        """Return the log of the width of which `log_seconds` are the slot seconds, shape (subspaces, classes)."""
-        if not self.widths:
-            return np.zeros((len(self.row_of), len(classes)))
-        best = [self._log_slot_seconds(name, 0.0, budget).argmin(axis=1) for name in classes]
-        found = [np.log(self.widths_on(name))[places] for name, places in zip(classes, best, strict=True)]
-        return np.asarray(np.array(found).reshape(len(classes), len(self.row_of)).T)
-
-    def log_costs(self, subspace: str, params_list: Sequence[Params], budget: float | None = None) -> Array:
-        """Return the log of the declared cost times the budget of n sets of params, shape (n,).
-
-        The log seconds of a trial on a class are the sum of these, its `departures` and the `log_seconds`.
-        """
-        return np.array([self._offset(subspace, params, budget) for params in params_list])
-
-    def typical_seconds(self, classes: Sequence[str], budget: float | None = None) -> Array:
-        """Return the predicted seconds of typical trials at a budget, if any, shape (subspaces, classes)."""
-        offsets = self._typical_offsets(budget or 1.0)
-        return np.asarray(np.exp(self.log_seconds(classes, budget=budget) + offsets))
-
-    def _typical_offsets(self, budget: float) -> Array:
-        """Return the log of the budget times the geometric mean of the declared costs, shape (subspaces, 1)."""
-        total, count = self._declared_logs
-        return np.asarray(total / np.maximum(count, 1.0) + math.log(budget))[:, None]
-
-    def _log_startups(self, classes: Sequence[str]) -> Array:
-        names = [self.split(name)[0] for name in classes]
-        seconds = [[self.budgets.startup(subspace, name) for name in names] for subspace in self._subspaces]
-        # The logarithm of 0 is undefined. No real start-up is as short as this minimum.
-        return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
-
-    def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
-        """Return the expected seconds of a promoted trial for each way to start and each class, shape (ways, classes).
-
-        For a subspace that the space no longer has, nothing is known, and all results are one second.
-        """
-        if trial.subspace not in self.row_of:
-            return np.ones((len(ways), len(classes)))
-        kinds = [self.kind(name, trial.slots) for name in classes]
-        columns = self._columns_of(kinds)
-        known = self._rates(trial)
-        rates = known[columns]
-        if trial.origin is not None:
-            rates = rates + self._own_runs.departure(trial.origin, known)
-        startups = np.array([self.budgets.startup(trial.subspace, name) for name in classes])
-        budget = trial.budget or 1.0
-        rest = max(budget - self.budgets.behind(trial.origin), 0.0) or budget
-        found = [
-            np.exp(rates + self._offset(trial.subspace, trial.params, budget if way is Beginning.ANEW else rest))
-            + startups
-            + (self.budgets.handover if way is Beginning.ELSEWHERE else 0.0)
-            for way in ways
-        ]
-        return self._charged_seconds(np.array(found), kinds)
-
-    def _rates(self, trial: Trial) -> Array:
-        """Return a trial's log seconds per unit of work on each class, predicted from its subspace and params."""
-        rates = self.durations.estimate().mean[self.row_of[trial.subspace]]
-        functions = self.functions(trial.subspace, [trial.params])
-        return np.asarray(rates + self._departures(trial.subspace, functions, [*self._column])[0])
-
-    def home(self, origin: int) -> str | None:
-        """Return the machine of an origin's latest complete trial, which has its checkpoint; None if it is unknown."""
-        return self.budgets.host(origin)
-
-    def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
-        """Return the inputs of `departures` for n sets of params, shape (n, functions).
-
-        The same params always give the same inputs.
-        """
-        self._asked.add(subspace)
-        return self._effects[subspace].functions(params_list)
-
-    def departures(self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None) -> Array:
-        """Return the departures of n sets of params from `log_seconds` on classes, shape (n, classes).
-
-        They are as of the last use of `effects_version`, which updates them. If widths are searched, they are those of
-        the slot seconds of the best width.
-        """
-        if not self.widths:
-            return self._mean_departures(subspace, functions, classes, budget)
-        row = self.row_of[subspace]
-        found = np.empty((len(functions), len(classes)))
-        for column, name in enumerate(classes):
-            logs = self._log_slot_seconds(name, 0.0, budget)[row]
-            kinds = [self.kind(name, each) for each in self.widths_on(name)]
-            own = logs + self._mean_departures(subspace, functions, kinds, budget)
-            found[:, column] = own.min(axis=1) - logs.min()
-        return found
-
-    def _mean_departures(
-        self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None
-    ) -> Array:
-        found = self._departures(subspace, functions, classes, budget)
-        if not self._preemptions:
-            return found
-        typical = self._log_seconds(classes, budget=budget) + self._typical_offsets(budget or 1.0)
-        own = typical[self.row_of[subspace]]
-        return self._charged(own + found, classes) - self._charged(own, classes)
-
-    def _departures(
-        self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None
-    ) -> Array:
-        columns = self._columns_of(classes)
-        found = self._effects[subspace].departures(functions, len(self._column))[:, columns]
-        if not budget or not self.budgets:
-            return found
-        row = self.row_of[subspace]
-        work = self.durations.estimate().mean[row, columns] + self._typical_offsets(budget)[row]
-        # The estimated departures are those of the work, which is only a part of the seconds.
-        return np.asarray(found * np.exp(work - np.logaddexp(work, self._log_startups(classes)[row])))
-
-    def slowness(self, compute_class: str) -> float:
-        """Return how slow a class is in all subspaces: its log seconds minus the mean of all classes.
-
-        If widths are searched, these are slot seconds, on average over the class's trials.
-        """
-        widths = self.widths_on(compute_class)
-        columns = self._columns_of([self.kind(compute_class, each) for each in widths])
-        number = [max(1, self.durations.by_column[column]) for column in columns]
-        return float(np.average(self.durations.estimate().by_class[columns] + np.log(widths), weights=number))
+        return charged(log_seconds, np.array([self._preemptions.get(name, 0.0) for name in classes]))
 
     def timed(self, compute_class: str) -> int:
         """Return the number of a class's trials from which the model has learned."""
-        kinds = [self.kind(compute_class, each) for each in self.widths_on(compute_class)]
-        return sum(self.durations.by_column[column] for column in self._columns_of(kinds))
+        columns = [self._column_of(self.kind(compute_class, each)) for each in self.widths_on(compute_class)]
+        return sum(self.durations.by_column[column] for column in columns)
 
     # Widths
 
     def see(self, classes: Iterable[ComputeClass]) -> None:
-        """Update the live classes, whose workers have room for some of the widths."""
-        if self.widths:
-            self._room |= {each.name: each.room for each in classes}
+        """Update the live classes: the storages of their machines, and the widths for which their workers have room."""
+        classes = [*classes]
+        self.budgets.see(classes)
+        if self.widths and (room := {each.name: each.room for each in classes}).items() - self._room.items():
+            self._room |= room
+            self._changes += 1
 
     def widths_on(self, compute_class: str) -> Sequence[int]:
         """Return the widths for which a class has room; (1,) if widths are not searched."""
@@ -562,34 +476,6 @@ class CostModel:
         """Return the name under which trials are learned that take this many slots of a class."""
         return f"{compute_class}*{slots}" if self.widths else compute_class
 
-    def slot_seconds(self, trials: Sequence[Trial], compute_class: str, optimism: float = 0.0) -> Array:
-        """Return the expected slot seconds of new trials for each of `widths_on` a class, shape (trials, widths).
-
-        `optimism` is as in `log_seconds`.
-        """
-        widths = self.widths_on(compute_class)
-        kinds = [self.kind(compute_class, each) for each in widths]
-        _ = self.effects_version
-        found = np.empty((len(trials), len(widths)))
-        alike: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
-        for place, trial in enumerate(trials):
-            alike[trial.subspace, trial.budget].append(place)
-        for (subspace, budget), places in alike.items():
-            params = [trials[place].params for place in places]
-            logs = self._mean_log_seconds(kinds, optimism, budget)[self.row_of[subspace]]
-            departures = self._mean_departures(subspace, self.functions(subspace, params), kinds, budget)
-            offsets = np.array([self._offset(subspace, each, budget) for each in params])[:, None]
-            found[places] = np.exp(logs + departures + offsets) * widths
-        return found
-
-    def measured(self, compute_class: str) -> Array:
-        """Return how many trials have ended or are extrapolated, by subspace and by each of `widths_on` a class.
-
-        The shape is (subspaces, widths).
-        """
-        kinds = [self.kind(compute_class, each) for each in self.widths_on(compute_class)]
-        return self.durations.measured(self._columns_of(kinds))
-
     def _kind_of(self, trial: Trial) -> str:
         return self.kind(str(trial.compute_class), trial.slots)
 
@@ -597,9 +483,6 @@ class CostModel:
         """Return the class and the width of a kind."""
         name, _, slots = kind.rpartition("*")
         return (name, int(slots)) if self.widths else (kind, 1)
-
-    def _columns_of(self, classes: Sequence[str]) -> list[int]:
-        return [self._column_of(name) for name in classes]
 
     def _column_of(self, compute_class: str) -> int:
         if compute_class not in self._column:
@@ -620,7 +503,12 @@ class CostModel:
 
     def _offset(self, subspace: str, params: Params, budget: float | None) -> float:
         """Return the log of the declared cost times the budget, which is known before the trial runs."""
-        return (math.log(budget) if budget else 0.0) + math.log(self._declared(subspace, params))
+        if params is TYPICAL:
+            total, count = self._declared_logs[:, self.row_of[subspace]]
+            declared = float(total / max(count, 1.0))
+        else:
+            declared = math.log(self._declared(subspace, params))
+        return (math.log(budget) if budget else 0.0) + declared
 
 
 def _by_complexity(subspaces: Sequence[Subspace]) -> DeclaredCost:

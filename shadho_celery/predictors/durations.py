@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import add
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Integers = NDArray[np.integer[Any]]
 
 #: prior variance of log seconds within a pair; prior variance of u; and number of trials or pairs for which a prior
 #: counts
@@ -30,8 +28,6 @@ RIDGE = 0.02
 ROUNDS = 8
 #: a trial that is further from its estimate counts as this many standard deviations from it, because of stragglers
 FAR_OUT = 4.0
-#: number of estimates from many trials, each of which finds stragglers with the one before
-FITS = 3
 #: a new estimate is made when the trials have grown by this fraction, so its cost per trial falls over time
 GROWTH = 0.02
 
@@ -42,8 +38,6 @@ class Estimate(NamedTuple):
     mean: Array
     #: posterior standard deviation of u, the pair's own effect
     deviation: Array
-    #: b_c, shape (classes,): log seconds of a class minus the mean of all classes
-    by_class: Array
     #: standard deviation of the log seconds of single trials within a pair
     noise: float
 
@@ -111,25 +105,6 @@ class Durations:
         if (count + 1) & count == 0:
             self._estimate = None
 
-    def tell_all(self, rows: Integers, columns: Integers, log_seconds: Array) -> None:
-        """Learn from many trials at once, arrays of shape (trials,): the same as `tell` for each, in any order.
-
-        Stragglers are found with the estimate from all of these trials.
-        """
-        start, count = self._told, len(self.by_column)
-        pairs = rows * count + columns
-        values = log_seconds
-        for _ in range(FITS):
-            sums = [np.bincount(pairs, each, start[0].size) for each in (None, None, values, np.square(values))]
-            self._told = start + np.array(sums, float).reshape(start.shape)
-            self._estimate = None
-            estimate = self.estimate()
-            reach = FAR_OUT * np.hypot(estimate.noise, estimate.deviation)[rows, columns]
-            centre = estimate.mean[rows, columns]
-            values = np.clip(log_seconds, centre - reach, centre + reach)
-        self.by_column = [*map(add, self.by_column, np.bincount(columns, minlength=count).tolist())]
-        self._trials += len(rows)
-
     def suppose(self, running: Sequence[tuple[int, int, float, float, bool]]) -> None:
         """Replace what is known of the running trials: row, column, log seconds, weight, and whether the seconds are
         extrapolated to the whole trial, which then counts like an ended one, or are those so far.
@@ -147,9 +122,10 @@ class Durations:
             self._open = supposed
             self._estimate = None
 
-    def measured(self, columns: Sequence[int]) -> Array:
-        """Return the number of ended and extrapolated trials of some columns, shape (subspaces, columns)."""
-        return np.asarray((self._told[0] + self._extrapolated)[:, columns])
+    @property
+    def measured(self) -> Array:
+        """Number of ended and extrapolated trials, shape (subspaces, columns)."""
+        return np.asarray(self._told[0] + self._extrapolated)
 
     def estimate(self) -> Estimate:
         """Return the current estimate. It is one second for all pairs before there are trials."""
@@ -185,7 +161,7 @@ class Durations:
         variance = self._pair_variance * (1.0 - self._pair_variance * weight)
         # One step of expectation maximisation for each fit is enough, because a fit follows every few trials.
         self._pair_variance = float((own**2 + variance).sum() + BELIEF * PAIR_VARIANCE) / (own.size + BELIEF)
-        return Estimate(prior + own, np.sqrt(variance), self._column_part.copy(), math.sqrt(noise))
+        return Estimate(prior + own, np.sqrt(variance), math.sqrt(noise))
 
     def _group_part(self, weights: Array) -> Array:
         """Return the effect of each column by the weighted mean of its group; 0 for a column that is alone."""
@@ -197,6 +173,16 @@ class Durations:
         return np.where(sizes[places] > 1, means + self._usual, 0.0)
 
 
+def estimated(told: Iterable[tuple[int, int, float]], shape: tuple[int, int]) -> Array:
+    """Return the mean log seconds of each subspace on each class, of this shape, by trials as those of `tell`."""
+    durations = Durations(shape[0])
+    for _ in range(shape[1]):
+        durations.add_column()
+    for each in told:
+        durations.tell(*each)
+    return durations.estimate().mean
+
+
 def filled(
     means: Mapping[tuple[str, str], float], subspaces: Collection[str], classes: Iterable[str]
 ) -> dict[str, dict[str, float]]:
@@ -206,12 +192,8 @@ def filled(
     """
     rows = {name: row for row, name in enumerate(subspaces)}
     columns = {name: column for column, name in enumerate(dict.fromkeys([*classes, *(name for _, name in means)]))}
-    durations = Durations(len(rows))
-    for _ in columns:
-        durations.add_column()
-    for (subspace, name), seconds in means.items():
-        durations.tell(rows[subspace], columns[name], math.log(seconds))
-    estimates = np.exp(durations.estimate().mean)
+    told = [(rows[subspace], columns[name], math.log(seconds)) for (subspace, name), seconds in means.items()]
+    estimates = np.exp(estimated(told, (len(rows), len(columns))))
     return {
         subspace: {name: means.get((subspace, name), float(estimates[row, columns[name]])) for name in columns}
         for subspace, row in rows.items()

@@ -17,32 +17,23 @@ MIN_TRIALS = 2 * NEIGHBOURS
 EXAMINED, EXAMINED_LATER = 200, 8
 #: weight of the newest error in the moving average of errors
 DECAY = 0.02
-#: quantiles of a normal distribution that are added to the departures while there are few trials
-STANDING_IN = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
 #: number of trials from which on a highest value is known; correlation above which values may depend on a feature, and
 #: standard deviation of log values that count as equal
 LEAST, RELATED, SAME = 3, 0.3, 0.02
-#: number of trials from which on they are no longer added
-ENOUGH = 20
 
 
 class Neighbours:
     """Predicts a trial's value from the latest trials of one subspace: from the most similar ones, or from all of them.
 
-    A trial has a row of features in [0, 1], a value, and a group. A value counts as the departure from its group's
-    centre, which the caller gives with each query. For seconds, the group is the compute class, and the centre its mean
-    log seconds. Each trial is first predicted both from its neighbours and from all trials, and the method with the
-    smaller recent error is used for predictions (prequential; Dawid 1984).
+    A trial has a row of features in [0, 1], and a value. Each trial is first predicted both from its neighbours and
+    from all trials, and the method with the smaller recent error is used for predictions (prequential; Dawid 1984).
     """
 
     def __init__(self, dimensions: int) -> None:
         # Reserved at once, because pages that are never written take no memory.
         self._features = np.empty((MEMORY, dimensions))
         self._values = np.empty(MEMORY)
-        self._groups = np.empty(MEMORY, dtype=np.intp)
         self._told = 0
-        #: last query about all trials and its answer: the same query is made for each waiting trial in each turn
-        self._typical: tuple[object, float] | None = None
         #: mean absolute errors of recent predictions from the neighbours, and from all trials
         self._errors = np.zeros(2)
 
@@ -54,35 +45,25 @@ class Neighbours:
         """Predictions from the neighbours are better than those from all trials."""
         return self._told > MIN_TRIALS and bool(self._errors[0] < self._errors[1])
 
-    @property
-    def are_enough(self) -> bool:
-        """There are so many trials that no spread is assumed."""
-        return self._told >= ENOUGH
-
-    @property
-    def middle(self) -> float:
-        """Median of the values. There must be at least one value."""
-        return median(self._values[: len(self)])
-
-    def tell(self, row: Array, value: float, group: int, centres: Array) -> None:
-        """Store a trial. `row` has shape (d,); the current `centres` have shape (groups,)."""
+    def tell(self, row: Array, value: float) -> None:
+        """Store a trial. `row` has shape (d,)."""
         if self._told >= MIN_TRIALS and (self._told < EXAMINED or self._told % EXAMINED_LATER == 0):
-            departure, known = value - float(centres[group]), self._departures(centres)
-            near = median(known[self._nearest(row[None, :])[0]])
-            self._errors += DECAY * (np.abs([near - departure, median(known) - departure]) - self._errors)
+            known = self._values[: len(self)]
+            near = np.median(known[self._nearest(row[None, :])[0]])
+            self._errors += DECAY * (np.abs([near - value, np.median(known) - value]) - self._errors)
         place = self._told % MEMORY
-        self._features[place], self._values[place], self._groups[place] = row, value, group
+        self._features[place], self._values[place] = row, value
         self._told += 1
-        self._typical = None
 
-    def departures(self, rows: Array, centres: Array, spread: float) -> Array:
-        """Return the median departure from the centre that is expected at each of `rows`, shape (n,).
+    def predict(self, rows: Array) -> Array:
+        """Return the median value that is expected at each of `rows`, shapes (n, d) and (n,).
 
-        `rows` have shape (n, d). `spread` is the standard deviation that is assumed while there are few trials.
+        There must be at least one trial.
         """
-        if not self.are_useful:
-            return np.full(len(rows), self._typical_departure(centres, spread))
-        return np.asarray(np.quantile(self._departures(centres)[self._nearest(rows)], 0.5, axis=1))
+        known = self._values[: len(self)]
+        if self.are_useful:
+            return np.asarray(np.median(known[self._nearest(rows)], axis=1))
+        return np.full(len(rows), np.median(known))
 
     def highest(self, row: Array) -> float | None:
         """Return the highest value of the most similar trials, or of all if these do not predict better.
@@ -98,21 +79,6 @@ class Neighbours:
             return None
         return float(np.max(values[self._nearest(row[None, :])[0]] if self.are_useful else values))
 
-    def _typical_departure(self, centres: Array, spread: float) -> float:
-        """Return the median departure of all trials."""
-        asked = centres.tobytes(), None if self.are_enough else spread
-        if self._typical is None or self._typical[0] != asked:
-            known = self._departures(centres)
-            if not self.are_enough:
-                known = np.concatenate([known, STANDING_IN * spread])
-            self._typical = asked, median(known)
-        return self._typical[1]
-
-    def _departures(self, centres: Array) -> Array:
-        kept = len(self)
-        departures: Array = self._values[:kept] - centres[self._groups[:kept]]
-        return departures
-
     def _nearest(self, rows: Array) -> NDArray[np.intp]:
         """Return the indexes of the nearest trials, shape (n, NEIGHBOURS)."""
         known = self._features[: len(self)]
@@ -127,10 +93,3 @@ def _are_related(feature: Array, values: Array) -> bool:
         return True
     product = (feature - feature.mean()) @ (values - values.mean()) / len(values)
     return bool(values.std() > SAME and abs(product) > RELATED * spread)
-
-
-def median(values: Array) -> float:
-    """Return the median of finite values. It is bit for bit that of `np.median`, in a third of the time."""
-    low, high = (len(values) - 1) // 2, len(values) // 2
-    ordered = np.partition(values, (low, high))
-    return float(ordered[low] + ordered[high]) / 2.0

@@ -41,6 +41,8 @@ MIN_TRIALS = 30
 LEAST_TELLING = -4.0
 #: a new fit is made when the trials have grown by this fraction, with a minimum and a maximum number
 GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
+#: number of labels and basis functions, in all sets of params together, that are kept of the latest sets
+KEPT = 2**18
 
 
 class Basis:
@@ -128,7 +130,9 @@ class Regression:
         #: the same for trials that are still running
         self._open = self._told
         self._centres = np.zeros(0)
-        self._shared, self._own, self._noise = SHARED, OWN, NOISE
+        self._shared, self._own = SHARED, OWN
+        #: variance of the values of single trials about what is expected
+        self.noise = NOISE
         #: coefficients by group, shape (groups, functions + 1), the constant first
         self._coefficients = np.zeros((0, size))
         #: the common part of the coefficients
@@ -148,7 +152,7 @@ class Regression:
         """Learn from n trials: basis functions of their params, shape (n, functions); groups and values, shape (n,)."""
         if self._told[:, 0, 0].sum() >= MIN_TRIALS:
             expected = self._expected(functions, groups)
-            reach = FAR_OUT * math.sqrt(self._noise + self._own)
+            reach = FAR_OUT * math.sqrt(self.noise + self._own)
             values = expected + (values - expected).clip(-reach, reach)
         self._told += self._summed(functions, groups, values)
 
@@ -165,7 +169,7 @@ class Regression:
 
         Return whether the next fit differs.
         """
-        expected, deviation = self._expected(functions, groups), math.sqrt(self._noise)
+        expected, deviation = self._expected(functions, groups), math.sqrt(self.noise)
         z = (values - expected) / deviation
         telling = ~are_total & (z > LEAST_TELLING)
         z = z[telling]
@@ -204,12 +208,12 @@ class Regression:
         size = sums.shape[1]
         shared, own = np.full(size, 1.0 / self._shared), np.full(size, 1.0 / self._own)
         shared[0], own[0] = 1.0 / LEVEL, 1.0 / OWN_LEVEL
-        precision = products / self._noise
+        precision = products / self.noise
         inner = np.linalg.inv(precision + np.diag(own))
         taken = inner @ precision
         left = np.eye(size) - taken
         covariance = np.linalg.inv((precision @ left).sum(axis=0) + np.diag(shared))
-        pulls = sums / self._noise
+        pulls = sums / self.noise
         common = self._common = covariance @ (left.transpose(0, 2, 1) @ pulls[:, :, None]).sum(axis=0)[:, 0]
         own_pull = (inner @ pulls[:, :, None])[:, :, 0]
         found = self._coefficients = left @ common + own_pull
@@ -236,7 +240,7 @@ class Regression:
         tried = counts > 0
         self._own = (float(own[tried, 1:].sum()) + BELIEF * OWN) / (functions * int(tried.sum()) + BELIEF)
         errors_sum = max(float(errors.sum()), 0.0)
-        self._noise = (errors_sum + BELIEF * NOISE) / (float(counts.sum()) + BELIEF)
+        self.noise = (errors_sum + BELIEF * NOISE) / (float(counts.sum()) + BELIEF)
 
     @property
     def coefficients(self) -> Array:
@@ -248,7 +252,8 @@ class Regression:
 
         A constant only shows how unusual the params are that a group happened to get.
         """
-        return np.asarray(functions @ self.coefficients.T)
+        # Not by BLAS, whose last bits depend on the number of rows.
+        return np.asarray((functions[:, None, :] * self.coefficients).sum(axis=2))
 
 
 class ParamEffects:
@@ -261,6 +266,15 @@ class ParamEffects:
         #: trials since the last fit: params, column of the class, log seconds
         self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
         self._told = 0
+        #: True once predictions were requested: before, fits are of no use
+        self.are_asked = False
+        #: values of the basis functions by params, the latest last
+        self._functions: dict[tuple[object, ...], Array] = {}
+
+    @property
+    def noise(self) -> float:
+        """Variance of the log seconds of single trials about what is expected."""
+        return self._regression.noise
 
     def tell(self, params: Params, column: int, log_seconds: float) -> bool:
         """Keep a trial with this duration, on the class of a column, for the next fit.
@@ -296,13 +310,21 @@ class ParamEffects:
     def functions(self, params_list: Sequence[Params]) -> Array:
         """Return the values of the basis functions for n sets of params, shape (n, functions).
 
-        The same params always have the same values.
+        The same params have the same values to the bit, as long as they are among the latest.
         """
         if self._basis is None:
             draws = self._rows(self._subspace.sample(np.random.default_rng(0), DRAWS))
             self._basis = Basis(draws, [domain.is_numeric for domain in self._subspace.domains.values()])
             self._regression = Regression(self._basis.size)
-        return self._basis.functions(self._rows(params_list))
+        keys = [tuple(params.items()) for params in params_list]
+        new = {key: params for key, params in zip(keys, params_list, strict=True) if key not in self._functions}
+        if new:
+            self._functions.update(zip(new, self._basis.functions(self._rows([*new.values()])), strict=True))
+        found = np.array([self._functions[key] for key in keys]).reshape(len(keys), self._basis.size)
+        most = max(len(keys), KEPT // (len(self._subspace.domains) + self._basis.size + 1))
+        while len(self._functions) > most:
+            del self._functions[next(iter(self._functions))]
+        return found
 
     @one_blas_thread()
     def read(self, centres: Array) -> None:
@@ -316,11 +338,11 @@ class ParamEffects:
         self._told += len(self._untold)
         self._untold.clear()
 
-    def departures(self, functions: Array, classes: int) -> Array:
-        """Return the expected departures of log seconds from the centres of the first `classes` classes.
-
-        `functions` are from the method of that name, and the result has shape (n, classes).
+    def departures(self, params_list: Sequence[Params], classes: int) -> Array:
+        """Return the expected departures of the log seconds of n sets of params from the centres of the first `classes`
+        classes, shape (n, classes).
         """
+        functions = self.functions(params_list)
         self._regression.add_groups(classes)
         return self._regression.predict(functions)
 

@@ -91,12 +91,10 @@ class CheapestSlots:
             return True
         if trial.subspace not in self.model.row_of or not self.model.has_learned:
             return True
-        units = self._units(trial.budget, is_new=trial.origin is None)
-        key = (trial.subspace, units, *trial.params.items())
+        key = (trial.subspace, trial.budget, trial.origin, *trial.params.items())
         # Each free slot looks at the same trials again.
         if key not in self._expected:
-            found = self.model.mean_seconds(trial.subspace, [trial.params], self._classes, units=units)
-            self._expected[key] = found[0].tolist()
+            self._expected[key] = self.model.mean_seconds([trial], self._classes)[0].tolist()
         expected = self._expected[key]
         own = expected[self._classes.index(compute_class.name)]
         return MARGIN * own <= self._seconds_left or own <= SOONER * min(expected)
@@ -163,29 +161,25 @@ class CheapestSlots:
     ) -> Cheapest | None:
         names = [each.name for each in classes]
         slots = {each.name: each.share for each in classes}
-        seconds: dict[str, Mapping[str, float]] = {}
-        trials: dict[str, float] = {}
-        widths: dict[str, int] = {}
-        known: list[float] = []
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         mix = self.proposals.mix(left)
+        kinds: list[tuple[Trial, float]] = []
         # A subspace that is not expected to have more trials may still have some, which count for the longest.
         for subspace in self.proposals.subspaces:
             drawn = self._draws(subspace)
-            params = [each.params for each in drawn]
-            for budget, share in budgets:
-                expected = self.model.mean_seconds(subspace, params, names, OPTIMISM, units=self._units(budget))
-                for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
-                    one = trial.evolve(budget=budget)
-                    each = zip(classes, row, strict=True)
-                    by_class = {c.name: s if fits(one, c) else math.inf for c, s in each}
-                    known += [s for s in by_class.values() if s < math.inf]
-                    if number := mix.get(subspace, 0.0):
-                        kind = f"{subspace} {place} {budget}"
-                        seconds[kind], trials[kind] = by_class, number * share / len(drawn)
-                        widths[kind] = trial.slots
+            number = mix.get(subspace, 0.0) / len(drawn)
+            kinds += [(trial.evolve(budget=budget), number * share) for budget, share in budgets for trial in drawn]
+        asked = [trial.evolve(budget=self._units(trial.budget)) for trial, _ in kinds]
+        expected = self.model.mean_seconds(asked, names, OPTIMISM).tolist()
+        seconds = {
+            str(place): {c.name: s if fits(trial, c) else math.inf for c, s in zip(classes, row, strict=True)}
+            for place, ((trial, _), row) in enumerate(zip(kinds, expected, strict=True))
+        }
+        trials = {str(place): number for place, (_, number) in enumerate(kinds) if number}
+        widths = {kind: kinds[int(kind)][0].slots for kind in trials}
+        known = [each for by_class in seconds.values() for each in by_class.values() if each < math.inf]
         self._longest = max(known, default=math.inf)
-        return self._solved(seconds, trials, slots, prices, widths)
+        return self._solved({kind: seconds[kind] for kind in trials}, trials, slots, prices, widths)
 
     def _solved(
         self,
@@ -211,9 +205,9 @@ class CheapestSlots:
         times = {name: left - MARGIN * found.seconds[name] for name in slots}
         return cheapest(in_time, trials, slots, prices, times, widths=widths) or found
 
-    def _units(self, budget: float | None, *, is_new: bool = False) -> float | None:
+    def _units(self, budget: float | None) -> float | None:
         """Return the part of its budget that a trial computes: a promoted one continues, if the latest ones did."""
-        if budget is None or is_new or not self.model.budgets.continues:
+        if budget is None or not self.model.budgets.continues:
             return budget
         return budget - max((each for each in self.proposals.budgets if each < budget), default=0.0)
 

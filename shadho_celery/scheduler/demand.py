@@ -121,7 +121,8 @@ class Demand:
         # With searched widths, the model predicts slot seconds, whatever the width.
         own = [1.0 if self._cost_model.widths else self._width(name, sent, width) for name in row_of]
         relative = np.array(own).reshape(-1, 1) / width
-        typical = np.maximum(self._cost_model.typical_seconds(names, budget) * relative, LEAST_SECONDS).tolist()
+        costs = self._cost_model.costs(self._cost_model.typical(budget), names)
+        typical = np.maximum(np.exp(costs.log_seconds) * relative, LEAST_SECONDS).tolist()
         return wanted_slots(
             {kind: dict(zip(names, typical[row], strict=True)) for kind, row in row_of.items()},
             self._proposals.mix(DEALT * len(row_of)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shadho_celery.core.records import Placed
-from shadho_celery.core.trial import Attempt
+from shadho_celery.core.trial import Attempt, Trial
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.study.recorder import Recorder
 
@@ -19,9 +20,9 @@ SHORT_SECONDS = 0.1
 class Placements:
     """Collects the attempts that are placed in a turn, and records for each what was known of the live classes.
 
-    The seconds are predicted once a turn, for all attempts of a subspace together, which takes a tenth of the time. Of
-    subspaces whose trials are short, the effect of the params is left out, because the prediction would take as long as
-    a part of the trial.
+    The predictions are those that placement compared. They are read once a turn, for all attempts together. With a
+    single class there is nothing to compare: of subspaces whose trials are short, the effect of the params is then left
+    out, because the prediction would take as long as a part of the trial.
     """
 
     recorder: Recorder
@@ -59,27 +60,17 @@ class Placements:
 
         They are also None for a trial of a subspace that the study no longer has.
         """
+        model = self.cost_model
         found: list[Sequence[float | None]] = [(None,) * len(classes)] * len(attempts)
-        if not self.cost_model.has_learned:
+        if not model.has_learned:
             return found
-        typical = self.cost_model.typical_seconds(classes)
-        row_of = self.cost_model.row_of
-        subspaces = {attempt.subspace for attempt in attempts}
-        short = {
-            name: typical[row].tolist()
-            for name in subspaces
-            if (row := row_of.get(name)) is not None and typical[row].max() < SHORT_SECONDS
-        }
-        alike: defaultdict[tuple[str, float | None, int], list[int]] = defaultdict(list)
-        for place, attempt in enumerate(attempts):
-            if attempt.subspace in short and attempt.budget is None:
-                found[place] = short[attempt.subspace]
-            elif attempt.subspace in row_of:
-                alike[attempt.subspace, attempt.budget, attempt.slots].append(place)
-        for (subspace, budget, slots), places in alike.items():
-            params = [attempts[place].params for place in places]
-            kinds = [self.cost_model.kind(name, slots) for name in classes]
-            seconds = self.cost_model.seconds_on(subspace, kinds, params, budget=budget)
-            for place, each in zip(places, seconds.tolist(), strict=True):
-                found[place] = each
+        known = [place for place, attempt in enumerate(attempts) if attempt.subspace in model.row_of]
+        asked: list[Trial | Attempt] = [attempts[place] for place in known]
+        if len(classes) == 1:
+            typical = dict(zip(model.row_of, model.typical(), strict=True))
+            is_short = np.exp(model.predict([*typical.values()], classes).mean[:, 0]) < SHORT_SECONDS
+            short = {name for name, each in zip(typical, is_short.tolist(), strict=True) if each}
+            asked = [typical[a.subspace] if a.subspace in short and a.budget is None else a for a in asked]
+        for place, seconds in zip(known, np.exp(model.predict(asked, classes).mean).tolist(), strict=True):
+            found[place] = seconds
         return found

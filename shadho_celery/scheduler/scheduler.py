@@ -472,7 +472,6 @@ class Scheduler:
         return replace(result, outcome=outcome) if hint else result
 
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        # Before the cost model learns: placement asks it where the checkpoint of a promoted trial was.
         self.proposals.tell(trials, following)
         self.cost_model.tell(*map(self.study.current, trials), following=following)
 
@@ -480,7 +479,9 @@ class Scheduler:
         """Return the classes, the strongest first: by speed if the speed of every class is known, else by hardware."""
         ordered = by_strength(classes, self.expected)
         if all(self.cost_model.timed(compute_class.name) >= TIMED_TRIALS for compute_class in ordered):
-            ordered.sort(key=lambda compute_class: self.cost_model.slowness(compute_class.name))
+            costs = self.cost_model.costs(self.cost_model.typical(), [each.name for each in ordered]).log_seconds
+            means = dict(zip([each.name for each in ordered], costs.mean(axis=0).tolist(), strict=True))
+            ordered.sort(key=lambda compute_class: means[compute_class.name])
         return ordered
 
     def _placed(self) -> Iterator[tuple[ComputeClass, Trial]]:

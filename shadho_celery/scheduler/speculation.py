@@ -8,10 +8,10 @@ first. If late trials were dropped instead, the results would favour fast params
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+
+import numpy as np
 
 from shadho_celery.core.trial import Trial
 from shadho_celery.predictors.cost_model import CostModel
@@ -100,10 +100,11 @@ class Speculation:
         late = [(trial, since) for moment, trial, since in moments if moment <= now]
         self.due = min((moment for moment, *_ in moments[len(late) :]), default=math.inf)
         places = {each.compute_class: each for each in (idle() if late and most > 0 else ())}
-        seconds = {name: self._expected([trial for trial, _ in late], name) for name in places}
-        for trial, since in late if seconds else ():
-            names = [name for name, place in places.items() if place.is_open_to(trial)]
-            best = min(((seconds[name][trial.number], name) for name in names), default=(math.inf, ""))
+        if not places:
+            return []
+        for (trial, since), seconds in zip(late, self._expected(late, [*places]), strict=True):
+            known = zip(seconds, places, strict=True)
+            best = min((each for each in known if places[each[1]].is_open_to(trial)), default=(math.inf, ""))
             moment = since + best[0]
             if moment > now:
                 self.due = min(self.due, moment)
@@ -122,28 +123,13 @@ class Speculation:
 
         Classes with fewer than MIN_TIMED ended trials are left out.
         """
-        by_class: dict[str, list[tuple[Trial, float]]] = defaultdict(list)
-        for trial, since in running:
-            by_class[str(trial.compute_class)].append((trial, since))
-        for compute_class, known in by_class.items():
-            if self._model.timed(compute_class) >= MIN_TIMED:
-                seconds = self._expected([trial for trial, _ in known], compute_class)
-                for trial, since in known:
-                    late = since + max(LEAST_SECONDS, LATE_FACTOR * seconds[trial.number])
-                    yield max(late, self._paused.get(trial.number, (-math.inf, 0.0))[0]), trial, since
+        known = [each for each in running if self._model.timed(str(each[0].compute_class)) >= MIN_TIMED]
+        classes = [*dict.fromkeys(str(trial.compute_class) for trial, _ in known)]
+        for (trial, since), seconds in zip(known, self._expected(known, classes), strict=True):
+            late = since + max(LEAST_SECONDS, LATE_FACTOR * seconds[classes.index(str(trial.compute_class))])
+            yield max(late, self._paused.get(trial.number, (-math.inf, 0.0))[0]), trial, since
 
-    def _expected(self, trials: Sequence[Trial], compute_class: str) -> dict[int, float]:
-        """Return the median of the predicted seconds of each trial on a class, by the number of the trial."""
-
-        def alike(trial: Trial) -> tuple[str, float]:
-            return trial.subspace, trial.budget or 0.0
-
-        found: dict[int, float] = {}
-        for (subspace, budget), group in groupby(sorted(trials, key=alike), alike):
-            # Predicting many takes hardly longer than predicting one.
-            params = {trial.number: trial.params for trial in group}
-            # Only trials of one slot are copied.
-            kind = self._model.kind(compute_class, 1)
-            medians = self._model.seconds(subspace, kind, list(params.values()), budget=budget or None)
-            found.update(zip(params, medians.tolist(), strict=True))
+    def _expected(self, known: Sequence[tuple[Trial, float]], classes: Sequence[str]) -> list[list[float]]:
+        """Return the median of the predicted seconds of each trial on each class."""
+        found: list[list[float]] = np.exp(self._model.predict([trial for trial, _ in known], classes).mean).tolist()
         return found

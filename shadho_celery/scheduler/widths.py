@@ -127,8 +127,9 @@ class Widths:
         able = [w for w, each in zip(widths, idle, strict=True) if w in fitting and each < math.inf]
         if not able:
             return min(compute_class.room, max(fitting, default=widths[0]))
-        costs = np.log(self._model.slot_seconds([trial], name, OPTIMISM)[0] + idle).round(DIGITS).tolist()
-        tried = self._tried(name)[trial.subspace]
+        seconds, evidence = self._model.slot_seconds([trial], name, OPTIMISM)
+        costs = np.log(seconds[0] + idle).round(DIGITS).tolist()
+        tried = self._tried([trial], name, evidence)[0].tolist()
         known = [
             (costs[place], tried[place] > 0, -width)
             for place, width in enumerate(widths)
@@ -139,19 +140,16 @@ class Widths:
     def excess(self, trials: Sequence[Trial], compute_class: ComputeClass) -> Array:
         """Return the log factors by which trials cost more in a free slot of a class than if all of them were free."""
         name = compute_class.name
-        costs = self._model.slot_seconds(trials, name)
-        tried = self._tried(name)
-        for subspace in {trial.subspace for trial in trials}:
-            rows = [trial.subspace == subspace for trial in trials]
-            costs[np.ix_(rows, [*np.isinf(tried[subspace][:-1]), False])] = math.inf
+        costs, evidence = self._model.slot_seconds(trials, name)
+        costs[:, :-1][np.isinf(self._tried(trials, name, evidence)[:, :-1])] = math.inf
         now = (costs + self._idle(name, free_only=True)).min(axis=1)
         return np.asarray(np.log(now / costs.min(axis=1))) if np.isfinite(now).all() else np.zeros(len(trials))
 
-    def _tried(self, compute_class: str) -> Mapping[str, Sequence[float]]:
-        """Return for each subspace and width how many trials run on a class or have ended there.
+    def _tried(self, trials: Sequence[Trial], compute_class: str, evidence: Array) -> Array:
+        """Return for trials and widths how many trials of the subspace run on a class or have ended there.
 
         It is infinite for a width on which no trial may start before the one that runs has ended, or its reports show
-        its seconds.
+        its seconds. `evidence` is that of the trials' slot seconds.
         """
         widths = self._model.widths_on(compute_class)
         running = Counter(
@@ -159,10 +157,8 @@ class Widths:
             for attempt in self._study.attempts
             if attempt.compute_class == compute_class
         )
-        measured = self._model.measured(compute_class)
-        now = np.array([[running[subspace, width] for width in widths] for subspace in self._model.row_of])
-        tried = np.where((now > 0) & (measured == 0), math.inf, now + measured)
-        return dict(zip(self._model.row_of, tried.tolist(), strict=True))
+        now = np.array([[running[trial.subspace, width] for width in widths] for trial in trials])
+        return np.where((now > 0) & (evidence == 0), math.inf, now + evidence)
 
     def _idle(self, compute_class: str, *, free_only: bool = False) -> Array:
         """Return for each width the slot seconds in which free slots would wait on the best machine of a class.
@@ -195,8 +191,7 @@ class Widths:
         if not self._model.has_learned or attempt.subspace not in self._model.row_of:
             return math.inf
         if sent.key not in self._expected:
-            kind = self._model.kind(str(attempt.compute_class), attempt.slots)
-            found = self._model.seconds(attempt.subspace, kind, [attempt.params], budget=attempt.budget)
-            self._expected[sent.key] = float(found[0])
+            found = self._model.predict([attempt], [str(attempt.compute_class)])
+            self._expected[sent.key] = math.exp(found.mean[0, 0])
         ran = max(0.0, self._study.clock.now() - min(sent.began, self._study.clock.now()))
         return max(self._expected[sent.key] - ran, ran * OVERDUE)

@@ -25,7 +25,7 @@ from rich.table import Table
 from scipy.stats import qmc
 from services.families import Family, cluster_of, fleet_of, half_normal, log_normal
 
-from shadho_celery.core.trial import Attempt, Outcome, Params, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
@@ -253,11 +253,12 @@ def run(name: str, hours: float, how: str, seed: int) -> Result:
 
 
 class Shuffled(CostModel):
-    """A model that is told and asked of the params of other trials: what it learns is wrong."""
+    """A model that is asked of the params of other trials: what it predicts is wrong."""
 
-    def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
-        found = super().functions(subspace, params_list)
-        return found[np.random.default_rng(len(params_list)).permutation(len(found))][:, ::-1]
+    def _rates(self, trials: Sequence[Trial | Attempt]) -> Array:
+        typical = self.durations.estimate().mean[[self.row_of[trial.subspace] for trial in trials]]
+        found = super()._rates(trials) - typical
+        return typical + found[np.random.default_rng(len(trials)).permutation(len(found))]
 
 
 def best_by_blocks(case: Case, played: Simulation) -> float:

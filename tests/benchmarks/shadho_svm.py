@@ -197,7 +197,8 @@ def prediction_errors(rows: Sequence[Row], seed: int) -> tuple[float, float]:
     ours, theirs = [], []
     for (kernel, cores), those in tested.items():
         seconds = np.array([row.seconds for row in those])
-        predicted = model.seconds(f"kernel={kernel}", str(cores), [row.params for row in those])
+        trials = [Trial(number=0, subspace=f"kernel={kernel}", params=row.params) for row in those]
+        predicted = np.exp(model.predict(trials, [str(cores)]).mean[:, 0])
         ours += list(np.abs(predicted - seconds) / seconds)
         theirs += list(np.abs(float(np.median(by_pair[kernel, cores])) - seconds) / seconds)
     return float(np.median(ours)), float(np.median(theirs))

@@ -9,6 +9,7 @@ from pprint import pformat
 from typing import Any
 
 import hyperopt
+import numpy as np
 import pytest
 from hyperopt import hp
 from hyperopt.pyll import scope
@@ -19,7 +20,7 @@ import shadho_celery
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.names import SAMPLERS
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import TrialState
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StoreError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.context import Context
@@ -247,11 +248,12 @@ def test_by_default_auto_samples_trials_are_placed_by_cost_and_shared_out_by_pro
 
 def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:
     model = scheduler_of(cost={"model=good": 100.0, "model=bad": 1.0}).cost_model
-    good = model.seconds("model=good", "local", [{"model": 0, "x": 0.5}])[0]
-    bad = model.seconds("model=bad", "local", [{"model": 1, "y": 0.5}])[0]
-    assert good == pytest.approx(100 * bad)
+    good = Trial(number=0, subspace="model=good", params={"model": 0, "x": 0.25})
+    bad = Trial(number=1, subspace="model=bad", params={"model": 1, "y": 0.5})
+    [of_good], [of_bad] = np.exp(model.predict([good, bad], ["local"]).mean)
+    assert of_good == pytest.approx(100 * of_bad)
     model = scheduler_of(cost=lambda params: params.get("x", 1.0)).cost_model
-    assert model.seconds("model=good", "local", [{"model": 0, "x": 0.25}])[0] == pytest.approx(0.25)
+    assert np.exp(model.predict([good], ["local"]).mean) == pytest.approx(0.25)
 
 
 def test_a_cost_that_makes_no_sense_is_refused() -> None:

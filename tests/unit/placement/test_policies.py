@@ -30,8 +30,7 @@ from shadho_celery.placement.policies import (
 from shadho_celery.placement.pool import Pool
 from shadho_celery.placement.shares import Shares, UniformShares
 from shadho_celery.predictors import features
-from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.predictors.features import Array
+from shadho_celery.predictors.cost_model import CostModel, Costs
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 
@@ -132,9 +131,9 @@ class Known(CostModel):
         super().__init__(complex_last())
         self.table = table
 
-    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
-        rows = sorted(NAMES, key=self.row_of.__getitem__)
-        return np.log([[self.table[c][name] for c in classes] for name in rows])
+    def costs(self, trials: Sequence[Trial], classes: Sequence[str], optimism: float = 0.0) -> Costs:
+        logs = np.log([[self.table[c][trial.subspace] for c in classes] for trial in trials])
+        return Costs(logs, np.zeros(logs.shape))
 
 
 def index(table: Table, live: Sequence[str], compute_class: str, subspace: str, backlog: float) -> float:

@@ -15,7 +15,7 @@ from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.placement.base import Excess, Offers, Slot
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import ASIDE, LEAST, MOST, MOST_WAIT, REFILL, Pool
-from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.cost_model import TYPICAL, CostModel, Costs
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
@@ -40,17 +40,17 @@ def crossing(params: Params) -> tuple[float, float]:
 
 
 class Known(CostModel):
-    """Seconds that are known for certain; its functions of params are their log seconds."""
+    """Seconds that are known for certain. Those of typical trials are the same on all classes."""
 
     def __init__(self, subspaces: Sequence[Subspace], seconds: Seconds = by_width) -> None:
         super().__init__(subspaces)
         self.known = seconds
 
-    def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
-        return np.log([self.known(params) for params in params_list])
-
-    def departures(self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None) -> Array:
-        return functions[:, [CLASSES.index(name) for name in classes]]
+    def costs(self, trials: Sequence[Trial], classes: Sequence[str], optimism: float = 0.0) -> Costs:
+        columns = [CLASSES.index(name) for name in classes]
+        rows = [(1.0, 1.0) if trial.params is TYPICAL else self.known(trial.params) for trial in trials]
+        logs = np.log(np.array(rows, float).reshape(len(rows), len(CLASSES))[:, columns])
+        return Costs(logs, np.zeros(logs.shape))
 
 
 def drawn(number: int, w: float = 0.5, subspace: str = "all", slots: int = 1) -> Trial:
@@ -157,17 +157,17 @@ def test_it_keeps_the_order_and_the_seconds_of_its_trials_whatever_is_taken() ->
     for number in (3, 0, 9, 5):
         pool.take(pool.trials.index(trials[number]))
     assert [trial.number for trial in pool.trials] == [1, 2, 4, 6, 7, 8]
-    assert pool.departures() == pytest.approx(np.log([by_width(trial.params) for trial in pool.trials]))
+    assert pool.costs().log_seconds == pytest.approx(np.log([by_width(trial.params) for trial in pool.trials]))
     pool.see(["cpu"], 1)
-    assert pool.departures() == pytest.approx(np.log([by_width(trial.params)[1:] for trial in pool.trials]))
+    assert pool.costs().log_seconds == pytest.approx(np.log([by_width(trial.params)[1:] for trial in pool.trials]))
     pool.see([], 0)
-    assert pool.departures().shape == (6, 0)
+    assert pool.costs().log_seconds.shape == (6, 0)
 
 
 def test_what_is_learned_counts_for_the_trials_that_are_there() -> None:
     model = CostModel(FLAT)
     pool = pool_of(drawn(0, 0.05), drawn(1, 0.95), model=model)
-    assert np.ptp(pool.departures()) == 0.0
+    assert np.ptp(pool.costs().log_seconds) == 0.0
     generator = np.random.default_rng(0)
     for number in range(200):
         w, column = float(generator.random()), int(generator.integers(2))
@@ -182,7 +182,7 @@ def test_what_is_learned_counts_for_the_trials_that_are_there() -> None:
                 }
             )
         )
-    ratios = np.diff(model.log_seconds(CLASSES)[0] + pool.departures(), axis=1)[:, 0]
+    ratios = np.diff(pool.costs().log_seconds, axis=1)[:, 0]
     assert ratios == pytest.approx([np.log(40 / 20.5), np.log(400 / 29.5)], abs=0.3)
 
 

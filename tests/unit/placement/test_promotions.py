@@ -6,32 +6,45 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
+from hyperopt import hp
 
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.placement.base import Slot
 from shadho_celery.placement.promotions import Promotions
-from shadho_celery.predictors.cost_model import Beginning, CostModel
-from shadho_celery.predictors.features import Array
+from shadho_celery.predictors.budgets import BudgetCosts
+from shadho_celery.predictors.cost_model import CostModel, Prediction
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
 
 #: seconds of one unit of budget, and of a start-up
 UNIT, STARTUP = {"strong": 1.0, "weak": 4.0}, 0.0
 
 
+class Budgets(BudgetCosts):
+    """A trial continues at a third of its budget; origin n is on machine strong.n."""
+
+    def host(self, origin: int) -> str | None:
+        return f"strong.{origin}"
+
+    def _rest(self, trial: Trial | Attempt) -> float:
+        return (trial.budget or 1.0) * 2 / 3
+
+
 class Known(CostModel):
-    """Exact seconds: a trial continues at a third of its budget; origin n is on machine strong.n."""
+    """Exact seconds."""
 
     def __init__(self, startup: float = STARTUP) -> None:
-        super().__init__([])
+        super().__init__(split(compile_space({"x": hp.uniform("x", 0, 1)})))
         self.startup = startup
+        self.budgets = Budgets()
 
-    def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
-        budget = trial.budget or 1.0
-        units = {way: budget if way is Beginning.ANEW else budget * 2 / 3 for way in ways}
-        return np.array([[self.startup + UNIT[name] * units[way] for name in classes] for way in ways])
-
-    def home(self, origin: int) -> str | None:
-        return f"strong.{origin}"
+    def predict(
+        self, trials: Sequence[Trial | Attempt], classes: Sequence[str], width: int | None = None
+    ) -> Prediction:
+        units = np.array([[self.budgets.ahead(trial, name).units for name in classes] for trial in trials], float)
+        mean = np.log(self.startup + units * [UNIT[name] for name in classes])
+        return Prediction(mean, mean, mean, mean)
 
 
 class Busy:
@@ -60,9 +73,13 @@ def classes(storage: str) -> list[ComputeClass]:
     ]
 
 
-def promotions(storage: str = "shared", startup: float = STARTUP, seconds: float = 4.0) -> Promotions:
-    made = Promotions(Known(startup))
+def promotions(
+    storage: str = "shared", startup: float = STARTUP, seconds: float = 4.0, model: CostModel | None = None
+) -> Promotions:
+    model = model or Known(startup)
+    made = Promotions(model)
     made.see(classes(storage))
+    model.see(classes(storage))
     made.tell([ended(name, seconds) for name in UNIT])
     return made
 
@@ -70,7 +87,7 @@ def promotions(storage: str = "shared", startup: float = STARTUP, seconds: float
 def ended(compute_class: str, seconds: float, origin: int | None = None, continued: bool | None = None) -> Trial:
     outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds, continued=continued)
     where = {"compute_class": compute_class, "host": f"{compute_class}.0"}
-    facts = {"origin": origin, "state": outcome.state, "outcome": outcome}
+    facts = {"origin": origin, "budget": 1.0, "state": outcome.state, "outcome": outcome}
     return Trial(number=0, subspace="all", params={}, **facts, **where)  # type: ignore[arg-type]
 
 
@@ -154,8 +171,9 @@ def test_on_shared_storage_any_machine_of_the_class_will_do() -> None:
 
 
 def test_where_checkpoints_are_not_found_their_machine_does_not_matter() -> None:
-    made = promotions(storage="")
-    made.tell([ended("strong", 4.0, origin=0, continued=False)])
+    model = Known()
+    made = promotions(storage="", model=model)
+    model.tell(ended("strong", 4.0, origin=0, continued=False))
     assert pick(made, "strong", offered(4, 3), load=Busy("strong.1")) == (0, None)
 
 

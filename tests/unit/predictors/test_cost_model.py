@@ -19,6 +19,7 @@ from shadho_celery.predictors import features
 from shadho_celery.predictors.cost_model import COMPLEXITY_RATIO, LEAST_SECONDS, CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.predictors.extrapolation import Elapsed
+from shadho_celery.predictors.features import Array
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
@@ -101,6 +102,18 @@ def trials_of(seconds: Seconds, n: int, seed: int = 0) -> list[Trial]:
     return trials
 
 
+def seconds_of(
+    model: CostModel,
+    name: str,
+    compute_class: str,
+    params_list: Sequence[Mapping[str, Any]],
+    budget: float | None = None,
+) -> Array:
+    """Predicted median seconds of sets of params on a class."""
+    trials = [Trial(number=0, subspace=name, params=params, budget=budget) for params in params_list]
+    return np.exp(model.predict(trials, [compute_class]).mean[:, 0])
+
+
 def told(trials: list[Trial], model: CostModel | None = None) -> CostModel:
     model = model or CostModel(SUBSPACES)
     for trial in trials:
@@ -109,9 +122,9 @@ def told(trials: list[Trial], model: CostModel | None = None) -> CostModel:
 
 
 def medians(model: CostModel) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Predicted median seconds of one middling trial of every pair."""
-    middle = {s.name: s.sample(np.random.default_rng(9), 1) for s in SUBSPACES}
-    return np.array([[model.seconds(n, c, middle[n])[0] for c in CLASSES] for n in NAMES])
+    """Median of the predicted seconds of some trials of every pair."""
+    middle = {s.name: s.sample(np.random.default_rng(9), 20) for s in SUBSPACES}
+    return np.array([[np.median(seconds_of(model, n, c, middle[n])) for c in CLASSES] for n in NAMES])
 
 
 TRUE = np.exp([[ROW[name] + COLUMN[c] for c in CLASSES] for name in NAMES])
@@ -121,7 +134,7 @@ TRUE = np.exp([[ROW[name] + COLUMN[c] for c in CLASSES] for name in NAMES])
 
 def efficiencies(model: CostModel, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
     """By class and subspace, the fastest class's seconds over this class's."""
-    logs = model.log_seconds(classes, optimism)
+    logs = model.costs(model.typical(), classes, optimism).log_seconds
     ratios = {s.name: np.exp(row.min() - row).tolist() for s, row in zip(SUBSPACES, logs, strict=True)}
     return {c: {name: row[place] for name, row in ratios.items()} for place, c in enumerate(classes)}
 
@@ -130,13 +143,13 @@ def test_before_any_trial_the_seconds_follow_the_rank_of_complexity_about_one_se
     model = CostModel(SUBSPACES)
     ordered = sorted(SUBSPACES, key=lambda s: features.complexity(s.domains.values()))
     generator = np.random.default_rng(0)
-    guesses = [model.seconds(s.name, "cpu", drawn(s.name, generator))[0] for s in ordered]
+    guesses = [seconds_of(model, s.name, "cpu", drawn(s.name, generator))[0] for s in ordered]
     assert guesses == pytest.approx([COMPLEXITY_RATIO**-0.5, 1.0, COMPLEXITY_RATIO**0.5])
 
 
 def test_before_any_trial_one_subspace_is_in_the_middle() -> None:
     subspaces = split(compile_space({"x": hp.uniform("x", 0, 1)}))
-    seconds = CostModel(subspaces).seconds(subspaces[0].name, "cpu", [{"x": 0.5}])
+    seconds = seconds_of(CostModel(subspaces), subspaces[0].name, "cpu", [{"x": 0.5}])
     assert seconds[0] == pytest.approx(1.0)
 
 
@@ -150,7 +163,7 @@ def test_before_any_trial_a_cost_declared_by_name_says_how_subspaces_compare() -
 def test_before_any_trial_a_cost_declared_by_function_says_how_params_compare() -> None:
     declared = declared_cost(lambda params: params.get("width", 1.0), SPACE, SUBSPACES)
     params = [{"model": 0, "width": width, "rate": 0.5} for width in (1.0, 10.0, 100.0)]
-    seconds = CostModel(SUBSPACES, declared).seconds(NET, "gpu", params)
+    seconds = seconds_of(CostModel(SUBSPACES, declared), NET, "gpu", params)
     assert seconds == pytest.approx([1.0, 10.0, 100.0])
 
 
@@ -170,7 +183,6 @@ def test_a_wrong_declared_cost_is_outweighed_by_what_trials_take() -> None:
 def test_before_any_trial_all_classes_are_equal_and_memory_is_unknown() -> None:
     model = CostModel(SUBSPACES)
     assert efficiencies(model, CLASSES) == {c: dict.fromkeys(NAMES, 1.0) for c in CLASSES}
-    assert [model.slowness(c) for c in CLASSES] == [0.0, 0.0]
     assert [model.timed(c) for c in CLASSES] == [0, 0]
     assert model.memory(NET, drawn(NET, np.random.default_rng(0)), ALL) is None
 
@@ -195,7 +207,7 @@ def relative_errors(model: CostModel, seconds: Seconds, name: str = NET) -> tupl
     errors = []
     for trial in new:
         truth, c = trial.outcome.seconds or 0.0, str(trial.compute_class)
-        predicted = model.seconds(name, c, [trial.params])[0]
+        predicted = seconds_of(model, name, c, [trial.params])[0]
         errors.append((abs(predicted - truth) / truth, abs(plain[c] - truth) / truth))
     ours, theirs = np.median(errors, axis=0)
     return float(ours), float(theirs)
@@ -206,7 +218,7 @@ def test_where_params_matter_the_prediction_beats_the_pairs_median() -> None:
     ours, plain = relative_errors(model, by_width)
     assert ours < 0.75 * plain
     narrow, wide = ({"model": 0, "width": width, "rate": 0.5} for width in (1.5, 100.0))
-    low, high = model.seconds(NET, "cpu", [narrow, wide])
+    low, high = seconds_of(model, NET, "cpu", [narrow, wide])
     assert high > 10 * low
 
 
@@ -222,19 +234,8 @@ def test_a_budget_scales_the_seconds_and_full_ones_can_be_told_beside_it() -> No
         trial = fresh(SVM, "cpu", generator, budget=budget)
         model.tell(measured(trial, seconds=budget * 2.0 * generator.lognormal(0, 0.2)))
     for budget in (1.0, 3.0, 27.0, 81.0):
-        predicted = model.seconds(SVM, "cpu", drawn(SVM, generator), budget=budget)[0]
+        predicted = seconds_of(model, SVM, "cpu", drawn(SVM, generator), budget=budget)[0]
         assert predicted == pytest.approx(2.0 * budget, rel=0.3)
-
-
-def test_seconds_that_a_budget_does_not_buy_are_learned() -> None:
-    """Each trial takes ten seconds to start and hardly anything more: the proportion to the budget is a mere guess."""
-    generator = np.random.default_rng(0)
-    model = CostModel(SUBSPACES)
-    for budget in (1.0, 9.0, 81.0) * 60:
-        model.tell(fresh(SVM, "cpu", generator, budget=budget, seconds=10.0 * generator.lognormal(0, 0.1)))
-    for budget in (1.0, 9.0, 81.0):
-        predicted = model.seconds(SVM, "cpu", drawn(SVM, generator), budget=budget)[0]
-        assert predicted == pytest.approx(10.0, rel=0.7)
 
 
 # What must not disturb it
@@ -313,7 +314,7 @@ def test_whatever_it_is_told_predictions_are_finite(news: list[tuple[Any, ...]])
     for name in NAMES:
         for budget in (None, 0.01, 1e4):
             params = drawn(name, generator, 3)
-            predicted = model.seconds(name, "gpu", params, budget=budget)
+            predicted = seconds_of(model, name, "gpu", params, budget=budget)
             assert predicted.shape == (3,)
             assert np.isfinite(predicted).all()
             assert (predicted > 0).all()
@@ -329,7 +330,7 @@ def test_zero_seconds_count_as_very_few() -> None:
     model = CostModel(SUBSPACES)
     for _ in range(50):
         model.tell(fresh(SVM, "cpu", generator, seconds=0.0))
-    predicted = model.seconds(SVM, "cpu", drawn(SVM, generator))[0]
+    predicted = seconds_of(model, SVM, "cpu", drawn(SVM, generator))[0]
     assert predicted == pytest.approx(LEAST_SECONDS, rel=0.2)
 
 
@@ -340,7 +341,7 @@ def test_thousands_of_params_are_predicted_from() -> None:
     draws = subspaces[0].sample(np.random.default_rng(0), 60)
     for params in draws:
         model.tell(ended("all", params, "cpu", seconds=7.0))
-    predicted = model.seconds("all", "cpu", draws)
+    predicted = seconds_of(model, "all", "cpu", draws)
     assert predicted == pytest.approx(np.full(60, 7.0), rel=0.05)
 
 
@@ -350,7 +351,7 @@ def test_an_inactive_param_of_a_conditional_choice_is_no_obstacle() -> None:
     model = CostModel(subspaces)
     for params in subspaces[0].sample(np.random.default_rng(0), 80):
         model.tell(ended("all", params, "cpu", seconds=100.0 if "z" in params else 1.0))
-    short, long = model.seconds("all", "cpu", [{"x": 0.5, "y": 0}, {"x": 0.5, "y": 1, "z": 0.5}])
+    short, long = seconds_of(model, "all", "cpu", [{"x": 0.5, "y": 0}, {"x": 0.5, "y": 1, "z": 0.5}])
     assert long > 20 * short
 
 
@@ -358,13 +359,13 @@ def test_an_unknown_subspace_is_a_key_error_and_an_unknown_class_a_middling_one(
     model = told(trials_of(by_pair, 40))
     params = drawn(SVM, np.random.default_rng(0))
     with pytest.raises(KeyError):
-        model.seconds("nothing", "cpu", params)
-    fast, slow, unheard = (model.seconds(SVM, c, params)[0] for c in ("gpu", "cpu", "unheard of"))
+        seconds_of(model, "nothing", "cpu", params)
+    fast, slow, unheard = (seconds_of(model, SVM, c, params)[0] for c in ("gpu", "cpu", "unheard of"))
     assert fast * 0.8 < unheard < slow * 1.2
 
 
 def test_no_params_ask_for_no_predictions() -> None:
-    assert told(trials_of(by_width, 60)).seconds(NET, "cpu", []).shape == (0,)
+    assert seconds_of(told(trials_of(by_width, 60)), NET, "cpu", []).shape == (0,)
 
 
 # Classes
@@ -388,10 +389,11 @@ def test_optimism_favours_the_pair_that_is_known_least() -> None:
     assert gain[NET] > 1.05
 
 
-def test_slowness_orders_the_classes_and_timed_counts_their_trials() -> None:
+def test_typical_trials_order_the_classes_and_timed_counts_their_trials() -> None:
     model = told(trials_of(by_pair, 40))
-    assert model.slowness("cpu") - model.slowness("gpu") == pytest.approx(1.5, abs=0.3)
-    assert model.slowness("gpu") < model.slowness("unheard of") < model.slowness("cpu")
+    gpu, unheard, cpu = model.costs(model.typical(), ["gpu", "unheard of", "cpu"]).log_seconds.mean(axis=0)
+    assert cpu - gpu == pytest.approx(1.5, abs=0.3)
+    assert gpu < unheard < cpu
     assert [model.timed(c) for c in ("gpu", "cpu", "unheard of")] == [120, 120, 0]
 
 
@@ -469,21 +471,19 @@ def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:
     trial = fresh(NET, "never heard of", generator).evolve(state=TrialState.COMPLETE)
     model.watch([Elapsed(trial, 900.0)])
     assert model.timed("never heard of") == 0
-    median = model.seconds(NET, "never heard of", [trial.params])
-    assert median[0] > CostModel(SUBSPACES).seconds(NET, "another", [trial.params])[0]
+    median = seconds_of(model, NET, "never heard of", [trial.params])
+    assert median[0] > seconds_of(CostModel(SUBSPACES), NET, "another", [trial.params])[0]
 
 
 def test_the_params_of_trials_that_run_unusually_long_are_learned_from() -> None:
     generator = np.random.default_rng(0)
     model = CostModel(SUBSPACES)
     narrow, wide = ({"model": 0, "width": width, "rate": 0.5} for width in (2.0, 100.0))
-    model.functions(NET, [narrow])
     told([fresh(NET, "cpu", generator, seconds=10.0) for _ in range(40)], model)
 
     def ratio() -> float:
-        _ = model.effects_version
-        found = model.departures(NET, model.functions(NET, [narrow, wide]), ["cpu"])[:, 0]
-        return float(found[1] - found[0])
+        low, high = np.log(seconds_of(model, NET, "cpu", [narrow, wide]))
+        return float(high - low)
 
     before = ratio()
     running = [fresh(NET, "cpu", generator, params=wide) for _ in range(5)]
@@ -502,7 +502,7 @@ def test_what_reports_show_of_running_trials_is_learned_before_they_end() -> Non
 
     def median(*, is_total: bool) -> float:
         model.watch([Elapsed(trial, 10.0, is_total=is_total) for trial in running])
-        return float(np.median(model.seconds(NET, "cpu", [trial.params for trial in running])))
+        return float(np.median(seconds_of(model, NET, "cpu", [trial.params for trial in running])))
 
     assert median(is_total=False) > 500
     assert median(is_total=True) < 250
@@ -615,9 +615,10 @@ def test_with_searched_widths_a_class_costs_the_slot_seconds_of_its_best_width()
     for _ in range(30):
         for slots, seconds in ((1, 400.0), (2, 100.0), (4, 90.0)):
             costs.tell(fresh(NET, "gpu", generator, slots=slots, seconds=seconds))
-    logs = costs.log_seconds(["gpu"])[costs.row_of[NET]]
+    [logs] = costs.costs([fresh(NET, "gpu", generator)], ["gpu"]).log_seconds
     assert logs == pytest.approx(math.log(200.0), abs=0.1)
     params = drawn(NET, generator, 3)
     waiting = [Trial(number=place, subspace=NET, params=each) for place, each in enumerate(params)]
-    assert costs.slot_seconds(waiting, "gpu") == pytest.approx(np.tile([400.0, 200.0, 360.0], (3, 1)), rel=0.2)
-    assert costs.measured("gpu")[costs.row_of[NET]].tolist() == [30, 30, 30]
+    found, evidence = costs.slot_seconds(waiting, "gpu")
+    assert found == pytest.approx(np.tile([400.0, 200.0, 360.0], (3, 1)), rel=0.2)
+    assert evidence.tolist() == [[30, 30, 30]] * 3

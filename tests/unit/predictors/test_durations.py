@@ -90,7 +90,7 @@ def test_classes_are_told_apart_by_their_speed_whatever_they_worked_on(seed: int
     tried = np.array([[0, 1, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]])
     table = durations(4, 3)
     measure(table, truth, 30, tried=tried, seed=seed)
-    by_class = table.estimate().by_class
+    by_class = table.estimate().mean.mean(axis=0)
     assert np.diff(by_class) == pytest.approx([0.7, 0.7], abs=0.4)
 
 
@@ -146,7 +146,6 @@ def test_a_measured_pair_is_believed_between_its_own_mean_and_what_row_and_colum
 def test_nothing_is_known_of_an_empty_table() -> None:
     estimate = durations(3, 2).estimate()
     assert estimate.mean.tolist() == [[0.0, 0.0]] * 3
-    assert estimate.by_class.tolist() == [0.0, 0.0]
     assert estimate.noise == pytest.approx(math.sqrt(NOISE_VARIANCE))
     assert estimate.deviation == pytest.approx(np.full((3, 2), math.sqrt(PAIR_VARIANCE)))
 
@@ -223,21 +222,6 @@ def test_the_order_in_which_trials_come_barely_matters() -> None:
     in_order = mean_of(np.arange(len(trials)))
     for _ in range(3):
         assert mean_of(generator.permutation(len(trials))) == pytest.approx(in_order, abs=0.1)
-
-
-def test_trials_that_are_told_together_teach_about_the_same_as_one_by_one() -> None:
-    truth, generator = rank_one(5, 3, 9), np.random.default_rng(9)
-    rows, columns = generator.integers(0, 5, 600), generator.integers(0, 3, 600)
-    seconds = truth[rows, columns] + generator.normal(0, 0.4, 600)
-    seconds[::50] += 9.0
-    one_by_one, together = durations(5, 3), durations(5, 3)
-    for told in zip(rows.tolist(), columns.tolist(), seconds.tolist(), strict=True):
-        one_by_one.tell(*told)
-    together.tell_all(rows[:400], columns[:400], seconds[:400])
-    together.tell_all(rows[400:], columns[400:], seconds[400:])
-    assert together.by_column == one_by_one.by_column
-    assert together.estimate().mean == pytest.approx(one_by_one.estimate().mean, abs=0.15)
-    assert together.estimate().mean == pytest.approx(truth, abs=0.5)
 
 
 def test_a_change_of_unit_shifts_every_belief_by_its_logarithm() -> None:
@@ -351,12 +335,12 @@ def test_a_trial_whose_seconds_are_extrapolated_counts_like_an_ended_one_as_long
     other.tell(1, 0, -2.0)
     table.suppose([(1, 0, -2.0, 1.0, True)])
     assert table.estimate().mean == pytest.approx(other.estimate().mean, abs=0.1)
-    assert table.measured([0]).tolist() == [[1.0], [2.0]]
+    assert table.measured.tolist() == [[1.0], [2.0]]
     table.suppose([(1, 0, -2.0, 1.0, False)])
-    assert table.measured([0]).tolist() == [[1.0], [1.0]]
+    assert table.measured.tolist() == [[1.0], [1.0]]
     table.suppose([(1, 0, -2.0, 1.0, True)])
     table.forget()
-    assert table.measured([0]).tolist() == [[0.0], [0.0]]
+    assert table.measured.tolist() == [[0.0], [0.0]]
 
 
 def test_a_column_of_a_group_is_believed_to_be_like_the_others_before_it_is_tried() -> None:

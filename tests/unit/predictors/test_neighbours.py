@@ -10,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shadho_celery.predictors.neighbours import ENOUGH, MEMORY, MIN_TRIALS, Neighbours
+from shadho_celery.predictors.neighbours import MEMORY, MIN_TRIALS, Neighbours
 
 Array = NDArray[np.float64]
 Law = Callable[[Array, np.random.Generator], float]
-
-#: one group, whose centre is known to be 0
-CENTRE = np.zeros(1)
 
 
 def slope(row: Array, generator: np.random.Generator) -> float:
@@ -32,7 +29,7 @@ def told(law: Law, trials: int, dimensions: int = 2, seed: int = 0) -> tuple[Nei
     neighbours = Neighbours(dimensions)
     for _ in range(trials):
         row = generator.random(dimensions)
-        neighbours.tell(row, law(row, generator), 0, CENTRE)
+        neighbours.tell(row, law(row, generator))
     return neighbours, generator
 
 
@@ -41,7 +38,7 @@ def errors(law: Law, trials: int, dimensions: int = 2, seed: int = 0) -> tuple[f
     neighbours, generator = told(law, trials, dimensions, seed)
     rows = generator.random((500, dimensions))
     values = np.array([law(row, generator) for row in rows])
-    predicted = neighbours.departures(rows, CENTRE, 1.0)
+    predicted = neighbours.predict(rows)
     plain, _ = told(law, trials, dimensions, seed)
     centre = np.median([law(row, generator) for row in generator.random((2000, dimensions))])
     assert len(plain) == len(neighbours)
@@ -74,11 +71,11 @@ def test_with_few_trials_params_are_not_used() -> None:
     neighbours = Neighbours(1)
     for _ in range(MIN_TRIALS):
         row = generator.random(1)
-        neighbours.tell(row, float(row[0]), 0, CENTRE)
+        neighbours.tell(row, float(row[0]))
         assert not neighbours.are_useful
     rows = np.array([[0.0], [0.5], [1.0]])
-    departures = neighbours.departures(rows, CENTRE, 1.0)
-    assert (departures == departures[0]).all()
+    predicted = neighbours.predict(rows)
+    assert (predicted == predicted[0]).all()
 
 
 def test_params_that_begin_to_matter_are_used_and_those_that_cease_to_mislead_no_more() -> None:
@@ -87,8 +84,8 @@ def test_params_that_begin_to_matter_are_used_and_those_that_cease_to_mislead_no
     for law in (slope, noise):
         for _ in range(2 * MEMORY):
             row = generator.random(2)
-            neighbours.tell(row, law(row, generator), 0, CENTRE)
-        low, high = neighbours.departures(np.array([[0.0, 0.5], [1.0, 0.5]]), CENTRE, 1.0)
+            neighbours.tell(row, law(row, generator))
+        low, high = neighbours.predict(np.array([[0.0, 0.5], [1.0, 0.5]]))
         differences.append(high - low)
     assert differences == [pytest.approx(2.0, abs=0.6), pytest.approx(0.0, abs=0.6)]
 
@@ -96,41 +93,11 @@ def test_params_that_begin_to_matter_are_used_and_those_that_cease_to_mislead_no
 # What is predicted
 
 
-def test_without_trials_no_departure_is_predicted() -> None:
-    assert Neighbours(2).departures(np.zeros((3, 2)), CENTRE, 2.0) == pytest.approx(np.zeros(3), abs=1e-9)
-
-
-def test_once_there_are_enough_trials_the_believed_spread_has_no_say() -> None:
-    neighbours, _ = told(noise, ENOUGH)
-    narrow, wide = (neighbours.departures(np.zeros((1, 2)), CENTRE, spread) for spread in (0.01, 100.0))
-    assert (narrow == wide).all()
-    few, _ = told(noise, ENOUGH - 1)
-    narrow, wide = (few.departures(np.zeros((1, 2)), CENTRE, spread) for spread in (0.01, 100.0))
-    assert not (narrow == wide).all()
-
-
-@pytest.mark.parametrize("law", [slope, noise])
-def test_values_are_judged_by_their_groups_centre_as_it_is_known_when_asked(law: Law) -> None:
-    """Two groups that lie apart by a constant are one, once the centres say so."""
-    generator = np.random.default_rng(0)
-    one, two = Neighbours(2), Neighbours(2)
-    apart = np.array([5.0, -40.0])
-    for place in range(300):
-        row = generator.random(2)
-        value = law(row, generator)
-        one.tell(row, value, 0, CENTRE)
-        two.tell(row, value + apart[place % 2], place % 2, apart)
-    rows = generator.random((50, 2))
-    expected = one.departures(rows, CENTRE, 1.0)
-    assert two.departures(rows, apart, 1.0) == pytest.approx(expected, abs=1e-9)
-    assert two.departures(rows, apart + 3.0, 1.0) == pytest.approx(expected - 3.0, abs=1e-9)
-
-
-def test_the_middle_is_the_median_of_what_is_remembered() -> None:
+def test_of_few_trials_the_median_is_predicted() -> None:
     neighbours = Neighbours(1)
     for value in (5.0, 1.0, 100.0):
-        neighbours.tell(np.zeros(1), value, 0, CENTRE)
-    assert neighbours.middle == 5.0
+        neighbours.tell(np.zeros(1), value)
+    assert neighbours.predict(np.zeros((2, 1))).tolist() == [5.0, 5.0]
 
 
 # What is remembered
@@ -139,44 +106,43 @@ def test_the_middle_is_the_median_of_what_is_remembered() -> None:
 def test_the_latest_trials_are_remembered_and_older_ones_are_not() -> None:
     neighbours = Neighbours(1)
     for _ in range(MEMORY + 17):
-        neighbours.tell(np.zeros(1), -1000.0, 0, CENTRE)
+        neighbours.tell(np.zeros(1), -1000.0)
     for place in range(MEMORY):
         assert len(neighbours) == MEMORY
-        neighbours.tell(np.full(1, place / MEMORY), place / MEMORY, 0, CENTRE)
-    assert neighbours.departures(np.zeros((1, 1)), CENTRE, 1.0)[0] >= 0.0
+        neighbours.tell(np.full(1, place / MEMORY), place / MEMORY)
+    assert neighbours.predict(np.zeros((1, 1)))[0] >= 0.0
 
 
 @pytest.mark.parametrize("trials", [0, 1, 15, 16, 17, 33, 1025, MEMORY - 1, MEMORY, MEMORY + 1, 3 * MEMORY])
 def test_as_many_trials_are_remembered_as_there_were_up_to_the_limit(trials: int) -> None:
     neighbours = Neighbours(1)
     for place in range(trials):
-        neighbours.tell(np.zeros(1), float(place >= trials - MEMORY), 0, CENTRE)
+        neighbours.tell(np.zeros(1), float(place >= trials - MEMORY))
     assert len(neighbours) == min(trials, MEMORY)
     if trials:
-        assert neighbours.middle == 1.0
+        assert neighbours.predict(np.zeros((1, 1)))[0] == 1.0
 
 
 @settings(max_examples=50)
-@given(st.integers(0, 120), st.integers(1, 5), st.integers(0, 1000))
-def test_departures_lie_within_what_was_seen_or_believed(trials: int, dimensions: int, seed: int) -> None:
+@given(st.integers(1, 120), st.integers(1, 5), st.integers(0, 1000))
+def test_predictions_lie_within_what_was_seen_or_believed(trials: int, dimensions: int, seed: int) -> None:
     neighbours, generator = told(slope, trials, dimensions, seed)
-    departures = neighbours.departures(generator.random((7, dimensions)), CENTRE, 1.0)
-    assert departures.shape == (7,)
-    assert (np.abs(departures) < 5).all()
+    predicted = neighbours.predict(generator.random((7, dimensions)))
+    assert predicted.shape == (7,)
+    assert (np.abs(predicted) < 5).all()
 
 
 def test_params_that_are_all_alike_do_no_harm() -> None:
     generator = np.random.default_rng(0)
     neighbours = Neighbours(3)
     for _ in range(500):
-        neighbours.tell(np.full(3, 0.5), float(generator.normal()), 0, CENTRE)
-    assert abs(neighbours.departures(np.full((1, 3), 0.5), CENTRE, 1.0)[0]) < 1
+        neighbours.tell(np.full(3, 0.5), float(generator.normal()))
+    assert abs(neighbours.predict(np.full((1, 3), 0.5))[0]) < 1
 
 
 def test_no_rows_ask_for_no_predictions() -> None:
     neighbours, _ = told(slope, 200)
-    assert neighbours.departures(np.empty((0, 2)), CENTRE, 1.0).shape == (0,)
-    assert Neighbours(2).departures(np.empty((0, 2)), CENTRE, 1.0).shape == (0,)
+    assert neighbours.predict(np.empty((0, 2))).shape == (0,)
 
 
 # The highest value
@@ -185,7 +151,7 @@ def test_no_rows_ask_for_no_predictions() -> None:
 def with_values(rows: list[list[float]], values: list[float]) -> Neighbours:
     neighbours = Neighbours(len(rows[0]))
     for row, value in zip(rows, values, strict=True):
-        neighbours.tell(np.array(row), value, 0, CENTRE)
+        neighbours.tell(np.array(row), value)
     return neighbours
 
 

@@ -73,13 +73,12 @@ def learned(subspace: Subspace, law: Law, trials: int, seed: int = 0) -> tuple[P
 def test_trials_that_run_unusually_long_show_what_is_slow_before_they_end() -> None:
     effects, centres = learned(ONE, nothing, 60)
     slow, quick = ({"w": 0.95}, {"w": 0.05})
-    functions = effects.functions([quick, slow])
 
     def after(running: list[tuple[Params, int, float, bool]]) -> list[list[float]]:
         """What the slow params add on each class after this was seen of the running trials."""
         is_due = effects.suppose(running, 2)
         effects.read(centres)
-        found = effects.departures(functions, 2)
+        found = effects.departures([quick, slow], 2)
         return [is_due, *(found[1] - found[0]).tolist()]
 
     assert not after([(slow, 1, centres[1] - 5.0, False)])[0], "it has just begun"
@@ -95,14 +94,14 @@ def test_trials_that_run_unusually_long_show_what_is_slow_before_they_end() -> N
 
 def test_extrapolated_trials_count_like_ended_ones_as_long_as_they_run() -> None:
     (effects, centres), (other, _) = learned(ONE, nothing, 60), learned(ONE, nothing, 60)
-    functions = effects.functions([{"w": 0.05}, {"w": 0.95}])
+    probes = [{"w": 0.05}, {"w": 0.95}]
     for params, value in (({"w": 0.95}, centres[1] + 1.0), ({"w": 0.05}, centres[1] - 1.0)):
         assert effects.suppose([(params, 1, value, True)] * 5, 2)
         for _ in range(5):
             other.tell(params, 1, value)
         effects.read(centres)
         other.read(centres)
-        assert effects.departures(functions, 2) == pytest.approx(other.departures(functions, 2), abs=1e-6)
+        assert effects.departures(probes, 2) == pytest.approx(other.departures(probes, 2), abs=1e-6)
         (effects, _), (other, _) = learned(ONE, nothing, 60), learned(ONE, nothing, 60)
 
 
@@ -116,14 +115,14 @@ def test_params_of_which_no_trial_has_ended_on_a_class_take_at_least_as_long_as_
             running.append((params, column, so_far, False))
         else:
             effects.tell(params, column, 2.0 + float(generator.normal(0, NOISE)))
-    functions = effects.functions([{"w": 0.05}, {"w": 0.95}])
+    probes = [{"w": 0.05}, {"w": 0.95}]
 
     def slower(running: list[tuple[Params, int, float, bool]], fits: int) -> float:
         """How many log seconds more the running params are expected to take than the others on their class."""
         for _ in range(fits):
             effects.suppose(running, 2)
             effects.read(np.array([2.0, 2.0]))
-        quick, slow = effects.departures(functions, 2)
+        quick, slow = effects.departures(probes, 2)
         return float((slow - quick)[1])
 
     assert slower([], 5) < 0.5
@@ -136,7 +135,7 @@ def ratio_error(subspace: Subspace, law: Law, trials: int) -> tuple[float, float
     """Standard deviation of the error in the log ratio of the classes' seconds, and of that ratio itself."""
     effects, _ = learned(subspace, law, trials)
     fresh = subspace.sample(np.random.default_rng(99), 300)
-    departures = effects.departures(effects.functions(fresh), 2)
+    departures = effects.departures(fresh, 2)
     found = departures[:, 0] - departures[:, 1]
     true = np.array([law(params)[0] - law(params)[1] for params in fresh])
     return float(np.std(found - true)), float(np.std(true))
@@ -161,23 +160,22 @@ def test_where_params_tell_nothing_nearly_nothing_is_believed_of_them(subspace: 
 
 def test_before_any_trial_all_params_are_alike() -> None:
     effects = ParamEffects(TWO)
-    functions = effects.functions(TWO.sample(np.random.default_rng(0), 5))
-    assert not effects.departures(functions, 3).any()
+    assert not effects.departures(TWO.sample(np.random.default_rng(0), 5), 3).any()
 
 
 def test_a_class_without_trials_takes_what_is_common_to_all() -> None:
     effects, _ = learned(ONE, lambda params: (5 * params["w"], 5 * params["w"]), 200)
-    low, high = effects.departures(effects.functions([{"w": 0.1}, {"w": 0.9}]), 3)[:, 2]
+    low, high = effects.departures([{"w": 0.1}, {"w": 0.9}], 3)[:, 2]
     assert high - low > 2.0
 
 
 def test_stragglers_move_little() -> None:
     effects, _ = learned(ONE, by_one, 300)
-    before = effects.departures(effects.functions([{"w": 0.5}]), 2)
+    before = effects.departures([{"w": 0.5}], 2)
     for _ in range(LEAST_NEW):
         effects.tell({"w": 0.5}, 0, 30.0)
     effects.read(np.array([3.2, 4.9]))
-    after = effects.departures(effects.functions([{"w": 0.5}]), 2)
+    after = effects.departures([{"w": 0.5}], 2)
     assert np.abs(after - before).max() < 0.5
 
 
@@ -193,7 +191,7 @@ def test_an_inactive_label_and_a_space_of_very_many_labels_are_no_obstacle() -> 
     whole = split(compile_space({"t": tree, "n": hp.normal("n", 0, 1)}), max_subspaces=1)[0]
     effects, _ = learned(whole, lambda params: (1.0 + params["k"], 2.0), 200)
     draws = whole.sample(np.random.default_rng(5), 50)
-    found = effects.departures(effects.functions(draws), 2)
+    found = effects.departures(draws, 2)
     slow = np.array([params["k"] == 1 for params in draws])
     assert found[slow, 0].mean() - found[~slow, 0].mean() > 0.5
     draws = np.random.default_rng(0).uniform(size=(100, 200))
@@ -219,4 +217,4 @@ def test_the_main_effect_of_a_label_is_the_sum_averaged_over_the_values_of_the_o
 def test_without_params_there_is_nothing_to_learn() -> None:
     bare = split(compile_space({"c": hp.choice("c", [1])}))[0]
     effects, _ = learned(bare, lambda params: (1.0, 2.0), 20)
-    assert effects.departures(effects.functions([{"c": 0}]), 2).shape == (1, 2)
+    assert effects.departures([{"c": 0}], 2).shape == (1, 2)

@@ -58,9 +58,9 @@ def ratios(model: CostModel, *seconds: float) -> list[float]:
     """Return by subspace the seconds on the spot class divided by those on the other one, in each prediction."""
     found = []
     for row, each in enumerate(SUBSPACES):
-        params = [{"model": row, "ab"[row]: 0.5}]
-        logs = model.log_seconds(NAMES)[row] + model.departures(each.name, model.functions(each.name, params), NAMES)[0]
-        mean = model.mean_seconds(each.name, params, NAMES)[0]
+        trial = Trial(number=0, subspace=each.name, params={"model": row, "ab"[row]: 0.5})
+        logs = model.costs([trial], NAMES).log_seconds[0]
+        mean = model.mean_seconds([trial], NAMES)[0]
         assert mean[0] / mean[1] == pytest.approx(math.exp(logs[0] - logs[1]), rel=0.1)
         found.append(float(mean[0] / mean[1]))
     return found
@@ -69,14 +69,14 @@ def ratios(model: CostModel, *seconds: float) -> list[float]:
 def test_long_trials_are_charged_for_preemption_and_short_ones_are_not() -> None:
     model = learned()
     assert ratios(model) == [pytest.approx(1.0, abs=0.1)] * 2
-    version = model.effects_version
+    version = model.version
     model.note_preemptions({"spot": 12.0})
-    assert model.effects_version > version
+    assert model.version > version
     short, long = ratios(model)
     assert short == pytest.approx(1.0, abs=0.1)
     assert long == pytest.approx(math.expm1(2.0) / 2.0, rel=0.3)
     model.note_preemptions({"spot": 12.3})
-    assert model.effects_version == version + 1, "a rate that has changed by less than a tenth gives no new effects"
+    assert model.version == version + 1, "a rate that has changed by less than a tenth gives no new effects"
 
 
 def test_trials_that_go_on_from_checkpoints_are_not_charged() -> None:

@@ -214,10 +214,10 @@ def test_after_its_deadline_a_study_predicts_each_trial_once_a_turn(monkeypatch:
         turns["turn"] += 1
         see(self, *given)
 
-    def counted_predict(self: CostModel, subspace: str, params: Any, *given: Any, **named: Any) -> Any:
-        if len(params) == 1:
-            asked[(turns["turn"], subspace, *params[0].items())] += 1
-        return predict(self, subspace, params, *given, **named)
+    def counted_predict(self: CostModel, trials: Any, *given: Any) -> Any:
+        if len(trials) == 1:
+            asked[(turns["turn"], trials[0].subspace, *trials[0].params.items())] += 1
+        return predict(self, trials, *given)
 
     monkeypatch.setattr(CheapestSlots, "see", counted_see)
     monkeypatch.setattr(CostModel, "mean_seconds", counted_predict)

@@ -259,11 +259,12 @@ def test_rungs_are_complete_before_the_next_begins_whatever_is_drawn_ahead() -> 
 
 
 class Wrong(CostModel):
-    """A model that takes each trial's params for those of another."""
+    """A model that takes each trial's params for those of another, and their effects for the opposite."""
 
-    def functions(self, subspace: str, params_list: Any) -> Any:
-        found = super().functions(subspace, params_list)
-        return found[np.random.default_rng(len(params_list)).permutation(len(found))] * -1.0
+    def _rates(self, trials: Any) -> Any:
+        typical = self.durations.estimate().mean[[self.row_of[trial.subspace] for trial in trials]]
+        found = super()._rates(trials) - typical
+        return typical - found[np.random.default_rng(len(trials)).permutation(len(found))]
 
 
 @pytest.mark.slow
@@ -305,12 +306,9 @@ def test_seconds_that_are_none_teach_nothing(wrong: float | None) -> None:
         if number % 10:
             without.tell(trial)
     probes = subspace.sample(generator, 5)
-    functions = [each.functions("all", probes) for each in (model, without)]
-    assert model.effects_version == without.effects_version
-    found, expected = (
-        (each.log_seconds(["gpu", "cpu"])[0] + each.departures("all", known, ["gpu", "cpu"])).tolist()
-        for each, known in zip((model, without), functions, strict=True)
-    )
+    trials = [Trial(number=0, subspace="all", params=params) for params in probes]
+    assert model.version == without.version
+    found, expected = (each.predict(trials, ["gpu", "cpu"]).mean.tolist() for each in (model, without))
     assert found == expected
     assert np.isfinite(found).all()
 
