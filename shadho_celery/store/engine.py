@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sqlite3
+import stat
 import tempfile
 import threading
 import time
@@ -417,7 +418,12 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 def _refuse_pipes(path: Path) -> None:
     """Raise StoreError if the database, or a journal beside it, is not a file: SQLite would block on a named pipe."""
     for each in (path, *(path.with_name(f"{path.name}{ending}") for ending in JOURNALS)):
-        if each.exists() and not each.is_file():
+        try:
+            mode = each.stat().st_mode
+        except OSError:
+            # There is none, or SQLite says why it cannot be opened. A journal of another process comes and goes.
+            continue
+        if not stat.S_ISREG(mode):
             raise StoreError(f"{each} is not a file, and SQLite would open it; remove it, or use another store")
 
 

@@ -398,7 +398,7 @@ def test_what_is_not_an_installed_library_cannot_be_preloaded(write: Callable[..
     module = write(
         f"SPACE = {{}}\nSTUDY = {{'preload': ['numpy', {name!r}]}}\ndef objective(params):\n    return 0.0\n"
     )
-    with pytest.raises(UsageError, match=rf'STUDY of a_study_of_mine: preload: .{name}. is not an installed library'):
+    with pytest.raises(UsageError, match=rf"STUDY of a_study_of_mine: preload: .{name}. is not an installed library"):
         load(module)
 
 
