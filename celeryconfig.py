@@ -22,7 +22,7 @@ SHADHO_TLS_CA, SHADHO_TLS_CERT, SHADHO_TLS_KEY  authority to trust, and one's ow
 import os
 from pathlib import Path
 
-from shadho_celery.core.bounds import (
+from shadho_celery.core.system import (
     BROKER_CONNECT_SECONDS,
     BROKER_HEARTBEAT_SECONDS,
     REDIS_CONNECT_SECONDS,

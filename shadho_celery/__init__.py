@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, hp, space_eval
 
-    from shadho_celery.control.control import Control
     from shadho_celery.program.hyperopt_api import auto, cma, fmin, gp, qmc, rand, tpe
     from shadho_celery.program.optuna_study import optuna_study
     from shadho_celery.program.recorded import list_studies, load_study
-    from shadho_celery.program.search import minimize
-    from shadho_celery.program.study import Study
+    from shadho_celery.program.study import Study, minimize
+    from shadho_celery.session.control import Control
 
 __version__ = "0.5.0"
 
@@ -50,8 +49,8 @@ _LAZY = {
     **dict.fromkeys(("STATUS_FAIL", "STATUS_OK", "Trials", "anneal", "hp", "space_eval"), "hyperopt"),
     **dict.fromkeys(("auto", "cma", "fmin", "gp", "qmc", "rand", "tpe"), "shadho_celery.program.hyperopt_api"),
     **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.program.recorded"),
-    "Control": "shadho_celery.control.control",
-    "minimize": "shadho_celery.program.search",
+    "Control": "shadho_celery.session.control",
+    "minimize": "shadho_celery.program.study",
     "optuna_study": "shadho_celery.program.optuna_study",
     "Study": "shadho_celery.program.study",
     # `celery -A shadho_celery` looks for this name first, and hides the error if its import fails.

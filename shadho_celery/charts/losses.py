@@ -1,14 +1,24 @@
-"""Losses over the course of a study: history, best loss so far, and the samplers that chose the trials."""
+"""Losses over the course of a study: history, best loss so far, and the samplers that chose the trials.
+
+Several losses: the Pareto front, and its hypervolume over the course of the study.
+
+Failures: how many of each kind, and where in the space they occur.
+
+Budgets and reports: losses by rung, and the curves of reported losses with the trials that were stopped.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import (
     MOST,
+    MOST_CATEGORIES,
     Array,
     Axis,
     Cell,
@@ -24,10 +34,14 @@ from shadho_celery.charts.chart import (
     thin_rows,
     thin_steps,
 )
-from shadho_celery.charts.columns import Depth, TrialColumns, points_by_class
+from shadho_celery.charts.columns import INFEASIBLE, Depth, TrialColumns, points_by_class
+from shadho_celery.charts.explained import groups, interval_names
 from shadho_celery.charts.registry import StudyChart
-from shadho_celery.core.trial import COUNTED, TrialState
+from shadho_celery.core.trial import COUNTED, Report, TrialState
 from shadho_celery.core.units import counted, digits
+from shadho_celery.results.study import StudyResults
+from shadho_celery.study.front import Coverage, coverage_of, first_front
+from shadho_celery.study.table import agreements
 
 #: share of the marks for the points of trials with a loss; the rest is for the failed ones and the line
 _POINTS, _FAILED, _LINE = int(0.6 * MOST), int(0.2 * MOST), int(0.2 * MOST)
@@ -168,3 +182,288 @@ def _title(trials: TrialColumns, best: Array) -> str:
         f"The best {_loss_name(trials)} is {digits(float(best[-1]))}" if len(best) else "No feasible trial has a loss"
     )
     return f"{said} after {of}"
+
+
+_NO_FRONT = "A study with several objectives has a front once a feasible trial has completed."
+_ONE_LOSS = "This study has one loss. A study with several objectives has a front."
+
+
+def on_front(trials: TrialColumns) -> list[int]:
+    """Return the numbers of the feasible COMPLETE trials that no other trial dominates, sorted by the first loss.
+
+    Of trials with equal losses, only the first is among them. In a study of one loss there are none.
+    """
+    if len(trials.losses) < 2:
+        return []
+    places, losses = _feasible(trials)
+    is_first = first_front(losses)
+    places, losses = places[is_first], losses[is_first]
+    order = np.lexsort(losses.T[::-1])
+    return [*trials.number[places[order]].tolist()]
+
+
+def _feasible(trials: TrialColumns) -> tuple[Indices, Array]:
+    """Return the places of the feasible COMPLETE trials, and their minimised losses, shape (trials, losses)."""
+    signs = [-1.0 if trials.objectives[name] == "maximize" else 1.0 for name in trials.losses]
+    losses = np.column_stack([sign * values for sign, values in zip(signs, trials.losses.values(), strict=True)])
+    places = np.flatnonzero(trials.is_complete & ~trials.is_infeasible & np.isfinite(losses).all(axis=1))
+    return places, losses[places]
+
+
+def _coverage(trials: TrialColumns) -> Coverage | None:
+    """Return the hypervolume over time, as a study's report has it; None for one loss or without a feasible trial."""
+    if len(trials.losses) < 2:
+        return None
+    places, losses = _feasible(trials)
+    ended = np.cumsum(trials.state.is_in(*(state.value for state in COUNTED)))
+    return coverage_of(np.asarray(ended[places], np.intp), losses, trials.objectives)
+
+
+@StudyChart(section="Search", place=2, is_shown=lambda trials, chart: len(trials.losses) > 1)
+def front(trials: TrialColumns) -> Chart:
+    """Return the first two losses of all COMPLETE trials; those on the front are told apart."""
+    names = [*trials.losses][:2]
+    if len(names) < 2:
+        return empty_chart("front", "The front of the losses", _ONE_LOSS)
+    x, y = (trials.losses[name] for name in names)
+    axes = tuple(
+        Axis(name=f"{name} ({trials.objectives[name]})", scale=scale_of(values[trials.is_complete]))
+        for name, values in zip(names, (x, y), strict=True)
+    )
+    is_front = np.isin(trials.number, on_front(trials)) & trials.is_complete
+    series, notes = [], []
+    for label, colour, form, within in (
+        ("other trials", "other", "filled", trials.is_complete & ~is_front & ~trials.is_infeasible),
+        ("infeasible", "other", "dash", trials.is_complete & trials.is_infeasible),
+        ("front", "best", "filled", is_front),
+    ):
+        places = np.flatnonzero(within)
+        drawn, note = thin_points(x[places], y[places], MOST // 3)
+        places = places[drawn]
+        notes.append(note)
+        columns = {"x": cells(x[places]), "y": cells(y[places]), "number": cells(trials.number[places])}
+        if len(places) or label != "infeasible":
+            series.append(Series(name=label, mark=Mark.POINTS, colour=colour, form=form, columns=columns))
+    if not any(map(len, series)):
+        return empty_chart("front", "The front of the losses", "No trial has completed yet.", *axes)
+    title = (
+        f"{int(is_front.sum()):,} of {counted(int(trials.is_complete.sum()), 'trial is', 'trials are')} on the front"
+    )
+    return Chart(name="front", title=title, axes=axes, series=series, note=" ".join(filter(None, notes)))
+
+
+@StudyChart(section="Search", place=3, is_shown=lambda trials, chart: len(trials.losses) > 1)
+def hypervolume(trials: TrialColumns) -> Chart:
+    """Return the hypervolume of the front after each number of ended trials."""
+    axes = Axis(name="ended trials"), Axis(name="hypervolume")
+    coverage = _coverage(trials)
+    if coverage is None:
+        return empty_chart("hypervolume", "The hypervolume of the front", _NO_FRONT, *axes)
+    ended, volumes = (np.array(column, float) for column in zip(*coverage.history, strict=True))
+    drawn, note = thin_rows(len(ended), MOST)
+    columns = {"x": cells(ended[drawn]), "y": cells(volumes[drawn])}
+    point = ", ".join(f"{name} {digits(value)}" for name, value in coverage.reference.items())
+    return Chart(
+        name="hypervolume",
+        title=f"The front covers a hypervolume of {digits(coverage.hypervolume)}",
+        axes=axes,
+        series=[Series(name="hypervolume", mark=Mark.STEPS, colour="best", columns=columns)],
+        note=f"{note} The reference point is {point}.".strip(),
+    )
+
+
+#: probability, over all places that are looked at, at which failures still count as the work of chance
+CHANCE = 0.05
+_NONE, _NONE_NOW = "No trial has failed.", "No trial has failed under the present code."
+
+
+@StudyChart(section="Failures", place=1, is_shown=lambda trials, chart: not chart.empty)
+def failures(trials: TrialColumns) -> Chart:
+    """Return the number of failed trials by kind of failure, the most frequent first, as `core.failures` counts them.
+
+    A kind is shown without the values in which its failures differ. Trials under earlier code do not count, because
+    their failures may be fixed.
+    """
+    is_failed = trials.failure_kind.codes >= 0
+    failed, earlier = np.flatnonzero(is_failed & trials.is_current), int((is_failed & ~trials.is_current).sum())
+    before = f"{counted(earlier, 'trial')} failed under earlier code." if earlier else ""
+    kinds, firsts, sizes = np.unique(trials.failure_kind.codes[failed], return_index=True, return_counts=True)
+    shown = np.lexsort((firsts, -sizes))[:MOST_CATEGORIES]
+    names = [_words(trials, int(kind)) for kind in kinds[shown]]
+    axes = Axis(name="trials"), Axis(name="failure", scale=Scale.CATEGORY, categories=names)
+    if not names:
+        return empty_chart("failures", "Failures by kind", f"{_NONE_NOW} {before}" if before else _NONE, *axes)
+    numbers = cells(trials.number[failed[firsts[shown]]])
+    columns: dict[str, list[Cell]] = {"x": cells(sizes[shown]), "y": [*range(len(shown))], "number": numbers}
+    most = int(sizes.max())
+    share = "all" if most == len(failed) else f"{most:,}"
+    like = f", {share} of them like trial {numbers[0]}" if len(failed) > 1 else ""
+    left = len(kinds) - len(shown)
+    rarer = f"{counted(left, 'rarer kind is', 'rarer kinds are')} left out." if left else ""
+    return Chart(
+        name="failures",
+        title=f"{len(failed):,} of {counted(int(trials.is_current.sum()), 'trial')} failed{like}: {names[0]}",
+        axes=axes,
+        series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
+        note=f"{rarer} {before}".strip(),
+    )
+
+
+def _words(trials: TrialColumns, kind: int) -> str:
+    """Return the failure of the trials of a kind, without values if these differ."""
+    failures = np.unique(trials.failure.codes[trials.failure_kind.codes == kind])
+    return trials.failure.names[failures[0]] if len(failures) == 1 else trials.failure_kind.names[kind]
+
+
+@StudyChart(section="Failures", place=2, is_shown=lambda trials, chart: not chart.empty)
+def failures_by_label(trials: TrialColumns) -> Chart:
+    """Return the share of failed trials over the values of the label that best tells failed trials from others.
+
+    It is the label with a group of values that has more failures than chance would most rarely put there. Fisher's
+    exact test gives the probability ("Statistical Methods for Research Workers", 1934), times the number of groups of
+    all labels (Bonferroni). No label is named if that is above `CHANCE`. Trials under earlier code do not count.
+    """
+    name, title = "failures by label", "Where in the space trials fail"
+    is_failed = trials.state.is_in(TrialState.FAILED)
+    is_ended = trials.state.is_in(*COUNTED) & trials.is_current
+    axes = Axis(name="share of failed trials", most=1.0), Axis(name="label", scale=Scale.CATEGORY)
+    if not (is_failed & is_ended).any():
+        return empty_chart(name, title, _NONE_NOW if is_failed.any() else _NONE, *axes)
+    found, looked_at = [], 0
+    for label in trials.labels.values():
+        places = np.flatnonzero(is_ended & label.is_active)
+        group = groups(label, places)
+        looked_at += len(np.unique(group))
+        found.append((_chance(group, is_failed[places].astype(float)), label, places, group))
+    if not found or looked_at * min(chance for chance, *_ in found) > CHANCE:
+        return empty_chart(name, title, "No param clearly explains the failures so far.", *axes)
+    _, label, places, group = min(found, key=lambda each: each[0])
+    sizes = np.bincount(group)
+    shares = np.bincount(group, is_failed[places]) / np.maximum(sizes, 1)
+    used = np.flatnonzero(sizes)[:MOST_CATEGORIES]
+    names = interval_names(label, places, group)
+    worst = int(used[shares[used].argmax()])
+    columns: dict[str, list[Cell]] = {
+        "x": shares[used].tolist(),
+        "y": [*range(len(used))],
+        "trials": sizes[used].tolist(),
+    }
+    return Chart(
+        name=name,
+        title=f"{100 * shares[worst]:.0f} % of the trials with {label.name} {names[worst]} fail",
+        axes=(axes[0], Axis(name=label.name, scale=Scale.CATEGORY, categories=[names[place] for place in used])),
+        series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
+        note="The label is the one whose failures are least likely by chance; other params may have a part in them.",
+    )
+
+
+def _chance(group: Indices, is_failed: Array) -> float:
+    """Return the least probability of the groups with which chance puts so many of the failures into the group."""
+    from scipy.special import gammaln
+
+    def ways(of: Array, taken: Array) -> Array:
+        """Return the log of the number of ways to take some of a number of trials."""
+        return np.asarray(gammaln(of + 1.0) - gammaln(taken + 1.0) - gammaln(of - taken + 1.0))
+
+    count, failed = np.float64(len(group)), np.float64(is_failed.sum())
+    least = 1.0
+    for size, own in zip(np.bincount(group), np.bincount(group, is_failed), strict=True):
+        more = np.arange(max(own, size + failed - count), min(size, failed) + 1)
+        log = ways(failed, more) + ways(count - failed, size - more) - ways(count, np.float64(size))
+        least = min(least, float(np.exp(log).sum()))
+    return least
+
+
+#: maximum number of trials whose reports are drawn; the best ones and the latest ones
+MOST_CURVES = 100
+
+
+@StudyChart(section="Search", place=4, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
+def rungs(trials: TrialColumns) -> Chart:
+    """Return the losses of COMPLETE trials over their budgets. The title says whether ranks agree between rungs."""
+    axes = Axis(name="budget", scale=Scale.LOG), Axis(name="loss", scale=scale_of(trials.loss[trials.is_complete]))
+    found = _agreements(trials)
+    if not found:
+        return empty_chart("rungs", "The losses by budget", "This study has no budgets.", *axes)
+    places = np.flatnonzero(trials.is_complete & (trials.rung >= 0))
+    drawn, note = thin_points(trials.budget[places], trials.loss[places])
+    origin = np.where(trials.origin >= 0, trials.origin, np.nan)
+    series = [*points_by_class(trials, trials.budget, places[drawn], {"origin": lambda own: cells(origin[own])})]
+    known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
+    said = f"the order of trials agrees by {', '.join(known)}" if known else "too few trials to compare their order"
+    return Chart(
+        name="rungs",
+        title=f"Losses on {len(found)} budgets; {said}",
+        axes=axes,
+        series=series,
+        note=f"{note} Agreement is Kendall's rank correlation of the latest promoted trials.".strip(),
+    )
+
+
+def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
+    """Return each rung with its budget, and whether ranks agree with the next rung, as a study's report does."""
+    ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
+    origins = np.where(trials.origin < 0, trials.number, trials.origin)
+    is_ranked = trials.is_complete & ~trials.is_infeasible & ~np.isnan(trials.loss)
+    losses = np.where(is_ranked, trials.merit, np.inf)
+    return agreements(trials.rung[ended], trials.budget[ended], origins[ended], losses[ended])
+
+
+def candidates(trials: TrialColumns) -> list[int]:
+    """Return the numbers of the trials whose reports are drawn, if they have any: the best ones and the latest ones."""
+    places = np.flatnonzero(_may_have_reports(trials))
+    rated = places[trials.is_rated[places]]
+    best = rated[np.argsort(trials.merit[rated], kind="stable")][: MOST_CURVES // 2]
+    latest = places[-MOST_CURVES // 2 :]
+    return sorted({*trials.number[best].tolist(), *trials.number[latest].tolist()})
+
+
+def _may_have_reports(trials: TrialColumns) -> NDArray[np.bool_]:
+    return np.isfinite(trials.started_at) | trials.is_rated
+
+
+@StudyChart(section="Search", place=5, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
+def curves(trials: TrialColumns, study: StudyResults) -> Chart:
+    """Return the reported losses of the `candidates` by step. Trials that were pruned are told apart."""
+    by_trial: defaultdict[int, list[Report]] = defaultdict(list)
+    for report in study.reports(candidates(trials)):
+        by_trial[report.number].append(report)
+    sign = -1.0 if trials.is_maximized else 1.0
+    values = sign * np.array([report.loss for each in by_trial.values() for report in each], float)
+    axes = Axis(name="step"), Axis(name="reported loss", scale=scale_of(values))
+    if not by_trial:
+        return empty_chart(
+            "curves", "The reports of trials", "No trial has reported a loss: see context.report.", *axes
+        )
+    place = {number: index for index, number in enumerate(trials.number.tolist())}
+    chosen = sorted(number for number in by_trial if number in place)
+    is_pruned = trials.state.is_in(TrialState.PRUNED)
+    series = []
+    for number in chosen:
+        found = by_trial[number]
+        last = max(report.attempt for report in found)
+        own = sorted((report for report in found if report.attempt == last), key=lambda report: report.step)
+        steps, losses = np.array([r.step for r in own], float), np.array([r.loss for r in own], float)
+        drawn, _ = thin_points(steps, losses, max(4, MOST // (2 * len(chosen))))
+        columns: dict[str, list[Cell]] = {
+            "x": cells(steps[drawn]),
+            "y": cells(sign * losses[drawn]),
+            "number": [number] * len(drawn),
+        }
+        is_infeasible = bool(trials.is_infeasible[place[number]])
+        stopped = bool(is_pruned[place[number]]) or is_infeasible
+        name = f"trial {number}{INFEASIBLE if is_infeasible else ', pruned' if stopped else ''}"
+        colour = f"class {trials.compute_class[place[number]]}"
+        # A line through one point cannot be seen.
+        mark = Mark.LINE if len(drawn) > 1 else Mark.POINTS
+        form = ("light" if stopped else "filled") if mark is Mark.LINE else "hollow" if stopped else "filled"
+        series.append(Series(name=name, mark=mark, colour=colour, form=form, columns=columns))
+    left = int(_may_have_reports(trials).sum()) - len(candidates(trials))
+    pruned = counted(int(is_pruned.sum()), "trial was", "trials were")
+    title = f"Reported losses of {counted(len(chosen), 'trial')}; {pruned} pruned"
+    note = (
+        f"{counted(left, 'other trial is', 'other trials are')} left out; the best and the latest are drawn."
+        if left
+        else ""
+    )
+    return Chart(name="curves", title=title, axes=axes, series=series, note=note)

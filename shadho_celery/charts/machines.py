@@ -30,7 +30,7 @@ from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted, digits, took
 from shadho_celery.errors import UsageError
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.predictors.durations import filled
+from shadho_celery.placement.durations import filled
 from shadho_celery.results.study import StudyResults
 
 #: maximum number of intervals of time in charts over time, and mean number of marks of an interval if there are fewer
@@ -315,7 +315,7 @@ def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, di
     """Return the mean slot seconds for each completed trial by subspace and class: its seconds times its slots.
 
     What fails or is pruned counts as time without result. Pairs without a completed trial are estimated from the
-    others (`predictors.durations`), and a class without any counts as a mean class.
+    others (`placement.durations`), and a class without any counts as a mean class.
     """
     subspaces, classes = trials.subspace, trials.compute_class
     is_timed = np.isfinite(trials.seconds) & (trials.seconds > 0) & (subspaces.codes >= 0) & (classes.codes >= 0)

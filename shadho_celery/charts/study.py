@@ -1,15 +1,31 @@
-"""All charts of one study, by name and by the places where pages show them."""
+"""All charts of one study, by name and by the places where pages show them.
+
+The figures of a page about one study, in the order in which they are shown.
+
+All that pages show of a study, read once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import cached_property
 
-# Importing the modules registers their charts.
-from shadho_celery.charts import failures, fronts, losses, machines, params, rungs, timeline  # noqa: F401
+from msgspec import Struct
+
+from shadho_celery.charts import losses, machines, params, timeline  # noqa: F401
 from shadho_celery.charts.chart import Chart
+from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns, read_attempts, read_trials
 from shadho_celery.charts.registry import CHARTS, SECTIONS, Source
 from shadho_celery.core.checks import short
+from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.errors import UsageError
+from shadho_celery.results.report import StudyReport
+from shadho_celery.results.study import StudyResults
+
+# Importing the modules registers their charts.
+
 
 __all__ = ["CHARTS", "ON_PAGES", "chart_by_name"]
 
@@ -28,3 +44,73 @@ def chart_by_name(source: Source, name: str, texts: Mapping[str, str]) -> Chart:
         return CHARTS[name].draw(source, **arguments)
     except ValueError as error:
         raise UsageError(f"chart {name}: {error}") from None
+
+
+class StudyData:
+    """A study at the time when this was created. Each part is read when it is first used."""
+
+    def __init__(self, study: StudyResults) -> None:
+        self.study = study
+        #: time of reading in seconds since the epoch
+        self.now = time.time()
+
+    def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
+        """Return the trials as columns."""
+        return self._trials
+
+    def attempts(self) -> AttemptColumns:
+        """Return the attempts and the workers as columns."""
+        return self._attempts
+
+    @cached_property
+    def report(self) -> StudyReport:
+        """The results as the command line shows them."""
+        return self.study.read_report()
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """Names of the compute classes in the order of their colours."""
+        return in_order_of_colours({*self.trials().compute_class.names, *self.attempts().classes})
+
+    @cached_property
+    def _trials(self) -> TrialColumns:
+        return read_trials(self.study)
+
+    @cached_property
+    def _attempts(self) -> AttemptColumns:
+        return read_attempts(self.study, self.now, is_running=self.study.running_on is not None)
+
+
+def in_order_of_colours(classes: AbstractSet[str]) -> list[str]:
+    """Return names of compute classes in the order of their colours.
+
+    The default classes keep their places if any of them occurs, so that they have the same colours in all studies.
+    """
+    return [*(DEFAULT_CLASSES if classes & {*DEFAULT_CLASSES} else ()), *sorted(classes - {*DEFAULT_CLASSES})]
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """A place on a page, with one chart, or with several of which the reader chooses one by its name."""
+
+    #: heading above this figure and its neighbours
+    section: str
+    #: pairs of name and chart
+    charts: Sequence[tuple[str, Chart]]
+    #: what the reader chooses, such as "param"; "" for one chart
+    choice: str = ""
+
+
+def figures_of(data: StudyData) -> list[Figure]:
+    """Return the figures of a study. Charts of what the study does not have, such as budgets, are left out."""
+    trials, found = data.trials(), []
+    for each in ON_PAGES:
+        charts = [(value, each.draw(data, value)) for value in each.choices(trials)]
+        if not each.choice:
+            chart = each.draw(data)
+            charts = [(chart.name, chart)]
+        if any(each.is_shown(trials, chart) for _, chart in charts):
+            found.append(Figure(section=each.section, charts=charts, choice=each.choice))
+    if trials.is_complete.any():
+        return found
+    # The others without marks say the same as the first one.
+    return [found[0], *(each for each in found[1:] if not all(chart.empty for _, chart in each.charts))]

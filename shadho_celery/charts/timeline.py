@@ -18,7 +18,7 @@ from shadho_celery.core.records import Leaving
 from shadho_celery.core.settings import BUDGETS
 from shadho_celery.core.units import counted, took
 from shadho_celery.errors import UsageError
-from shadho_celery.predictors.preemption import preemption_rate
+from shadho_celery.placement.model import preemption_rate
 from shadho_celery.results.study import StudyResults
 
 #: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class

@@ -1,8 +1,13 @@
-"""Commands that steer what runs: `stop` and others for a study, `drain` and `undrain` for a worker."""
+"""Commands that steer what runs: `stop` and others for a study, `drain` and `undrain` for a worker.
+
+Files of known points, which the commands `run` and `enqueue` read.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from inspect import cleandoc
 from pathlib import Path
@@ -11,22 +16,61 @@ from typing import Any
 import click
 from msgspec.structs import asdict
 
-from shadho_celery.cli import connection_options, setting_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.points import points
 from shadho_celery.cli.result_options import json_option, print_json, store_option, study_argument
-from shadho_celery.core.actions import Deed, name_of
+from shadho_celery.core.checks import is_shallow, one_line, short
+from shadho_celery.core.files import MAX_NESTED, read_text
+from shadho_celery.core.records import Deed, name_of
 from shadho_celery.core.settings import KEPT
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet import urls
 from shadho_celery.store.base import DEFAULT_STORE
-from shadho_celery.transport import urls
+
+#: remedy that describes the format of a file of known points
+FORM = 'write one JSON object a line, such as {"rate": 0.1}, or one list of them'
+
+
+def points(path: Path) -> list[object]:
+    """Return the known points in a file. The error for an invalid file names it, and the line that is not JSON."""
+    return points_in(read_text(path, f"the points in {path}", FORM), str(path))
+
+
+def points_in(text: str, where: str) -> list[object]:
+    """Return the known points in a text, which errors call `where`. Raises UsageError if it is not JSON."""
+    if text.lstrip().startswith("["):
+        found = _parsed(text, where)
+        return found if isinstance(found, list) else [found]
+    # splitlines is not used, because a JSON text may contain U+2028 and U+0085.
+    lines = enumerate(text.split("\n"), 1)
+    return [_parsed(line, f"line {number} of {where}") for number, line in lines if line.strip()]
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object as a dict. Raises ValueError if a name occurs twice, because either value may be meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{short(name)} occurs twice in one object")
+    return found
+
+
+def _parsed(text: str, where: str) -> object:
+    try:
+        parsed: object = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON ({one_line(error)}); {FORM}") from None
+    if not is_shallow(parsed, MAX_NESTED):
+        raise UsageError(f"{where} has more than {MAX_NESTED} levels; {FORM}")
+    return parsed
+
 
 #: by the name of an argument, the arguments or options of its command
 _PARAMETERS: Mapping[str, Callable[..., Any]] = {
     "number": click.argument("number", metavar="TRIAL", type=click.IntRange(min=0)),
     "points": click.argument("points", metavar="FILE", type=click.Path(path_type=Path)),
-    "settings": setting_options.changes,
+    "settings": shared_options.changes,
     "worker": click.argument("worker", metavar="WORKER"),
 }
 
@@ -40,7 +84,7 @@ def command(kind: type[Deed]) -> click.Command:
     made: Callable[..., None] = run
     parts = [_PARAMETERS[each] for each in kind.__struct_fields__]
     parts = [study_argument, *parts, store_option] if kind.scope != "worker" else parts
-    for add in (*reversed(parts), connection_options.options, json_option):
+    for add in (*reversed(parts), shared_options.fleet_options, json_option):
         made = add(made)
     lines = [f"shadho-celery {each}" for each in kind.examples]
     lines.append(f"{urls.REDIS}=redis://127.0.0.1/0 shadho-celery {kind.examples[0].partition('  ')[0]}")
@@ -64,9 +108,9 @@ def _act(deed: Any, given: Mapping[str, Any]) -> None:
     The request is sent on the fleet that the options in `given` name, or to the embedded fleets of this folder.
     """
     connection = {name: given[name] for name in ("broker", "redis", "url_file", "signing_key_file")}
-    os.environ.update(connection_options.environment(**connection))
+    os.environ.update(shared_options.environment(**connection))
     # Imported late, because `--help` needs none of it.
-    from shadho_celery.control.control import Control
+    from shadho_celery.session.control import Control
 
     answer = Control(store=given.get("store", DEFAULT_STORE)).act(deed, given.get("name", ""))
     if given["as_json"]:

@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shadho_celery.cli import connection_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.command import Command, Duration
-from shadho_celery.cli.connection_options import warn_of_password
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import json_option, print_json, store_option
+from shadho_celery.cli.shared_options import warn_of_password
 from shadho_celery.cli.status import FleetState, codes, read_fleet
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask, one_line
-from shadho_celery.core.environment import overridden
-from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.files import CHECKPOINTS
+from shadho_celery.core.system import overridden
 from shadho_celery.core.units import counted, duration, took
 from shadho_celery.errors import ServiceError, ShadhoError
-from shadho_celery.transport import urls
+from shadho_celery.fleet import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.transport.limits import BrokerFacts, RabbitLimits, RedisFacts
-    from shadho_celery.transport.registry import Worker
+    from shadho_celery.fleet.limits import BrokerFacts, RabbitLimits, RedisFacts
+    from shadho_celery.fleet.registry import Worker
 
 #: seconds of the longest trial that is expected without --longest-trial
 LONGEST_SECONDS = 86400.0
@@ -141,8 +141,8 @@ def look(store: str, longest: float) -> Site:
     if not urls.is_fleet({}):
         return site
     # Imported late: Celery's libraries take half a second, and read the environment.
-    from shadho_celery.transport.limits import broker_facts, rabbit_limits, redis_facts
-    from shadho_celery.transport.redis import connect
+    from shadho_celery.fleet.limits import broker_facts, rabbit_limits, redis_facts
+    from shadho_celery.fleet.redis import connect
 
     broker, client = _asked(broker_facts), _asked(lambda: connect(urls.url(urls.REDIS)))
     if isinstance(broker, ShadhoError) and isinstance(client, ShadhoError) and _is_one_server():
@@ -256,7 +256,7 @@ def redis_persistence(site: Site) -> Finding:
 
 def clocks(site: Site) -> Finding:
     """The machines' clocks agree."""
-    from shadho_celery.transport.redis import clock_offset, refusals
+    from shadho_celery.fleet.redis import clock_offset, refusals
 
     with refusals():
         offsets = {"this machine": clock_offset(needed(site.redis))}
@@ -365,7 +365,7 @@ def queues(site: Site) -> Finding:
 
 def protocol(site: Site) -> Finding:
     """All workers speak this version's protocol."""
-    from shadho_celery.transport.broker import PROTOCOL
+    from shadho_celery.fleet.broker import PROTOCOL
 
     other = [
         f"{name} ({each.protocol})"
@@ -379,7 +379,7 @@ def protocol(site: Site) -> Finding:
 
 def keys(site: Site) -> Finding:
     """All processes sign with this machine's key, or none does."""
-    from shadho_celery.transport.signing import KEY_FILE, Signer
+    from shadho_celery.fleet.signing import KEY_FILE, Signer
 
     ours, remedy = Signer.configured().fingerprint, f"give all machines the same key in {KEY_FILE}"
     if refusals := needed(site.fleet).refused:
@@ -479,14 +479,14 @@ Examples:
 )
 @store_option
 @json_option
-@connection_options.options
+@shared_options.fleet_options
 def doctor(*, longest: float, store: str, as_json: bool, **connection: str | None) -> None:
     """Check what a fleet or this machine needs: servers and their limits, the store, clocks, workers, queues, disks.
 
     Nothing is changed. Each fault is one line with its remedy. The exit code is 1 if something is wrong.
     """
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
-    with overridden(connection_options.environment(**connection)):
+    with overridden(shared_options.environment(**connection)):
         found = examine(look(store, longest))
     wrong, unknown = (sum(each.state is state for each in found) for state in (State.WRONG, State.UNKNOWN))
     if as_json:

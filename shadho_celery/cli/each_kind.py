@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from shadho_celery.cli.messages import say
 from shadho_celery.core.hardware import Machine
+from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.metrics import server
-from shadho_celery.node import heartbeat_file, stay
+from shadho_celery.node import stay
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
 
 COMMAND = (sys.executable, "-m", "shadho_celery.worker")
@@ -34,11 +35,11 @@ def _environment(number: int, own: Machine, machine: Machine) -> Iterator[tuple[
     yield "CUDA_VISIBLE_DEVICES", own.visible
     if machine.is_limited:
         yield "SHADHO_CORES", str(max(1, machine.cores * len(own.cards) // len(machine.cards)))
-    port, file = os.environ.get(server.PORT, ""), os.environ.get(heartbeat_file.FILE)
+    port, file = os.environ.get(server.PORT, ""), os.environ.get(HEARTBEAT_FILE)
     if number and port.isdecimal() and int(port):
         yield server.PORT, str(int(port) + number)
     if number and file:
-        yield heartbeat_file.FILE, f"{file}.{number}"
+        yield HEARTBEAT_FILE, f"{file}.{number}"
 
 
 class Workers:

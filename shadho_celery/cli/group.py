@@ -7,9 +7,9 @@ from importlib import import_module
 
 import click
 
-from shadho_celery.cli.connection_options import refusals
-from shadho_celery.core.actions import ACTIONS
+from shadho_celery.cli.shared_options import refusals
 from shadho_celery.core.checks import guess
+from shadho_celery.core.records import ACTIONS
 
 #: name -> module, its click command, and one line of help, so that `--help` need not import the modules
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -25,9 +25,9 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "trial": ("shadho_celery.cli.results", "trial", "Show all that is known of one trial."),
     "logs": ("shadho_celery.cli.logs", "logs", "Print the output of a trial."),
     "best": ("shadho_celery.cli.results", "best", "Print the best values."),
-    "export": ("shadho_celery.cli.export", "export", "Write a study's trials as csv, json or parquet."),
-    "report": ("shadho_celery.cli.report", "report", "Write a study's report with charts as one HTML file."),
-    "rm": ("shadho_celery.cli.remove", "rm", "Delete a study with its files."),
+    "export": ("shadho_celery.cli.results", "export", "Write a study's trials as csv, json or parquet."),
+    "report": ("shadho_celery.cli.results", "report", "Write a study's report with charts as one HTML file."),
+    "rm": ("shadho_celery.cli.results", "rm", "Delete a study with its files."),
     **{name: ("shadho_celery.cli.control", name, kind.line) for name, kind in ACTIONS.items()},
     "dashboard": ("shadho_celery.dashboard.command", "dashboard", "Show studies and machines on a web page."),
     "doctor": ("shadho_celery.cli.doctor", "doctor", "Check servers, store, clocks, workers, queues and disks."),

@@ -1,11 +1,19 @@
-"""Views of a running study: in a terminal a picture that is updated, otherwise a line every few seconds."""
+"""Views of a running study: in a terminal a picture that is updated, otherwise a line every few seconds.
+
+Output of embedded trials and log lines of their workers in the terminal of a run (`--show-output`, `--verbose`).
+
+Pace of a run: the trials per minute, and a prediction of the time until the limit on trials.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.pace import PACE_SECONDS, Pace
 from shadho_celery.cli.tables import (
     BAD,
     NAME,
@@ -31,17 +38,167 @@ from shadho_celery.cli.tables import (
     rung_lines,
 )
 from shadho_celery.core.checks import one_line, unbroken
+from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.trial import Attempt, TrialState
+from shadho_celery.core.trial import Attempt, TrialState, turned_first
 from shadho_celery.core.units import counted, duration
+from shadho_celery.errors import UsageError
 from shadho_celery.fleet.gangs import Seated
+from shadho_celery.fleet.registry import Worker
 from shadho_celery.results.report import Overview, overview_of, placed_by_params
 from shadho_celery.results.trial import Values
+from shadho_celery.runner.output import log_path, read_log, unstamped
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.space import Space
-from shadho_celery.study.state import StudyState, named
-from shadho_celery.transport.registry import Worker
+from shadho_celery.study.state import Limits, StudyState, named
+
+#: seconds between two checks of the logs
+TAIL_SECONDS = 0.1
+
+#: seconds after the end of an attempt within which the end of its log is written
+LAST_SECONDS = 0.5
+
+
+class ShownOutput:
+    """Prints new output in the logs of running attempts."""
+
+    def __init__(self, study: StudyState, say: Callable[[str], None]) -> None:
+        """`say` prints a text."""
+        self._study = study
+        self._say = say
+        #: by trial and attempt: the position in its log, and the moment at which it was last seen running
+        self._positions: dict[tuple[int, int], int] = {}
+        self._seen_at: dict[tuple[int, int], float] = {}
+        self._looked_at = 0.0
+
+    def update(self) -> None:
+        """Print new output.
+
+        Call this in every turn of the scheduler's loop, because an attempt may start and end within one turn.
+        """
+        now = time.monotonic()
+        for attempt in self._study.attempts:
+            self._seen_at[attempt.number, attempt.attempt] = now
+        if now - self._looked_at < TAIL_SECONDS:
+            return
+        self._looked_at = now
+        for key, seen_at in sorted(self._seen_at.items()):
+            self._print(*key)
+            if now - seen_at > LAST_SECONDS:
+                del self._seen_at[key]
+                self._positions.pop(key, None)
+
+    def close(self) -> None:
+        """Print the remaining output."""
+        if self._seen_at:
+            time.sleep(LAST_SECONDS / 2)
+        for key in sorted(self._seen_at):
+            self._print(*key)
+
+    def _print(self, number: int, attempt: int) -> None:
+        try:
+            path = log_path(CHECKPOINTS, self._study.record.key, number, attempt)
+            found = read_log(path, self._positions.get((number, attempt), 0))
+        except (OSError, UsageError) as error:
+            self._say(f"[{number}] its log cannot be read: {error}")
+            return
+        if found is None:
+            return
+        text, self._positions[number, attempt] = found
+        if text:
+            self._say("\n".join(f"[{number}] {line}" for line in unstamped(text).splitlines()))
+
+
+class WorkerLines:
+    """Prints the new lines in the logs of the embedded workers, each after its class, such as [cpu]."""
+
+    def __init__(self, logs: Iterable[tuple[str, Path]], say: Callable[[str], None]) -> None:
+        """`logs` are pairs of class and log file. Lines of earlier runs are not printed."""
+        self._say = say
+        self._positions = {(name, path): path.stat().st_size if path.exists() else 0 for name, path in logs}
+
+    def update(self) -> None:
+        """Print the new lines."""
+        for (name, path), position in self._positions.items():
+            with suppress(OSError), path.open("rb") as file:
+                # The supervisor cuts a long log.
+                file.seek(position if position <= path.stat().st_size else 0)
+                content = file.read()
+                lines = content[: content.rfind(b"\n") + 1]
+                self._positions[name, path] = file.tell() - len(content) + len(lines)
+                for line in lines.decode(errors="replace").splitlines():
+                    self._say(f"[{name}] {line}")
+
+    def close(self) -> None:
+        """Print the remaining lines."""
+        self.update()
+
+
+#: minimum seconds, and minimum number of ended trials, over which the rate is computed
+PACE_SECONDS, PACE_TRIALS = 120.0, 40
+
+#: the time left is known once this many trials of the run, or this part of them, have ended
+ENOUGH_ENDED, ENOUGH_PART = 20, 0.1
+
+#: seconds without a running trial, and without the end of one, after which the time left is not known
+STILL_SECONDS = 5.0
+
+
+class Pace:
+    """Measures the pace of one run, from the moment at which its first trial began."""
+
+    def __init__(self, study: StudyState, limits: Callable[[], Limits]) -> None:
+        """`limits` returns the limits of the study, which may change."""
+        self._study = study
+        self._limits = limits
+        #: number of counted trials of earlier runs
+        self._before = study.counted
+        self._ended_at = study.clock.now()
+        #: moments, and how many trials had ended by then
+        self._samples = deque([(self._ended_at, self._before)])
+
+    def note(self) -> None:
+        """Record how many trials have ended by now. To be called a few times per second."""
+        now, counted = self._study.clock.now(), self._study.counted
+        if counted == self._before and not self._study.count(TrialState.RUNNING):
+            # Workers are still starting, so this time is not representative of the pace.
+            self._samples = deque([(now, counted)])
+        elif counted != self._samples[-1][1]:
+            self._ended_at = now
+            self._samples.append((now, counted))
+            while now - self._samples[1][0] > PACE_SECONDS and counted - self._samples[1][1] >= PACE_TRIALS:
+                self._samples.popleft()
+
+    @property
+    def ended(self) -> int:
+        """Number of trials that have ended in this run."""
+        return self._study.counted - self._before
+
+    @property
+    def since_last(self) -> float:
+        """Seconds since a trial ended last, or since the start."""
+        return self._study.clock.now() - self._ended_at
+
+    @property
+    def a_minute(self) -> float:
+        """Recent number of trials per minute; 0 before the first trial has ended."""
+        since, before = self._samples[0]
+        seconds = self._study.clock.now() - since
+        return 60 * (self._study.counted - before) / seconds if seconds > 0 else 0.0
+
+    def seconds_left(self) -> float | None:
+        """Return the expected seconds until the limit on trials, or None as long as they are not known.
+
+        They are those of the recent rate. That some slots will end later than others is not counted.
+        """
+        left = self._limits().trials_left(self._study.counted)
+        if math.isinf(left):
+            return math.inf
+        is_known = self.ended >= min(ENOUGH_ENDED, ENOUGH_PART * (self.ended + left)) and self.a_minute > 0
+        # Nothing runs while a server does not answer, or while no worker is there.
+        is_still = self.since_last > STILL_SECONDS and not self._study.count(TrialState.RUNNING)
+        return 60 * left / self.a_minute if left > 0 and is_known and not is_still else None
+
 
 #: seconds between two lines of the plain view, between two pictures, and between two checks of recent placement
 PLAIN_SECONDS, REFRESH_SECONDS, LOOK_SECONDS = 5.0, 0.25, 30.0

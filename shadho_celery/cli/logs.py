@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shadho_celery.cli import connection_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.units import counted
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.transport import urls
+from shadho_celery.fleet import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.control.logs import NoLog, TrialLogs
     from shadho_celery.results.study import StudyResults
     from shadho_celery.results.trial import TrialResult
+    from shadho_celery.session.control import NoLog, TrialLogs
 
 #: seconds between two checks of a log with --follow
 FOLLOW_SECONDS = 0.5
@@ -46,7 +46,7 @@ Examples:
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt of the trial.  [default: the last with output]")
 @click.option("--raw", is_flag=True, help="Print it unchanged: control codes, which a terminal obeys, are not escaped.")
 @store_option
-@connection_options.options
+@shared_options.fleet_options
 def logs(
     name: str, number: int, *, follow: bool, attempt: int | None, raw: bool, store: str, **connection: str | None
 ) -> None:
@@ -56,10 +56,10 @@ def logs(
     long log are kept. Each other replica or rank of a gang has a file of its own, which is named if it is in this
     folder.
     """
-    named = connection_options.environment(**connection)
+    named = shared_options.environment(**connection)
     os.environ.update(named)
     # Imported late, because `--help` needs none of it.
-    from shadho_celery.control.logs import TrialLogs
+    from shadho_celery.session.control import TrialLogs
 
     with opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet(named))) as found:
         trial = study.trial(number)
@@ -96,7 +96,7 @@ class Shown:
 
     def show(self, trial: TrialResult, attempts: Iterable[int]) -> None:
         """Print new output from the log of the first attempt in `attempts` that has a log."""
-        from shadho_celery.control.logs import NoLog
+        from shadho_celery.session.control import NoLog
 
         hosts = {row["attempt"]: row["host"] for row in self._study.records.of_trial(trial.number)}
         for attempt in attempts:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shadho_celery.cli.connection_options import warn_of_password
 from shadho_celery.cli.messages import say
+from shadho_celery.cli.shared_options import warn_of_password
 from shadho_celery.core.checks import printable_json
 from shadho_celery.errors import ShadhoError
 from shadho_celery.store.base import DEFAULT_STORE

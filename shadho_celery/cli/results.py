@@ -1,16 +1,28 @@
 """Commands that show recorded studies: `studies`, `show`, `trials`, `trial`, `best`.
 
 Reading takes no lock: all of them work while a study runs.
+
+Command that writes a study's trials for other programs: `export`.
+
+Command that writes a study's report as one HTML file: `report`.
+
+Command that deletes a study: `rm`.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from shadho_celery.cli.connection_options import warn_of_password
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import (
     json_option,
@@ -20,17 +32,20 @@ from shadho_celery.cli.result_options import (
     store_option,
     study_argument,
 )
-from shadho_celery.core.checks import unbroken
-from shadho_celery.core.objectives import in_words
+from shadho_celery.cli.shared_options import warn_of_password
+from shadho_celery.core.checks import printable, unbroken
+from shadho_celery.core.files import replacing
 from shadho_celery.core.settings import UNNAMED
-from shadho_celery.core.trial import COUNTED, TrialState
+from shadho_celery.core.trial import COUNTED, TrialState, in_words
 from shadho_celery.core.units import counted
+from shadho_celery.errors import ServiceError, StudyLocked, UsageError
+from shadho_celery.fleet import urls
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from shadho_celery.results.report import StudyReport
-    from shadho_celery.results.study import StudyResults
+    from shadho_celery.results.study import Deleted, StudyResults
     from shadho_celery.results.trial import TrialResult
 
 #: default of the option --limit: number of trials that `trials` shows
@@ -113,8 +128,7 @@ def show(name: str, store: str, as_json: bool) -> None:
 
 def _explain(found: StudyResults, *, has_workers: bool) -> None:
     """Print which params matter, and what one more worker would add if trials run on workers."""
-    from shadho_celery.charts.study import CHARTS
-    from shadho_celery.pages.reading import StudyData
+    from shadho_celery.charts.study import CHARTS, StudyData
 
     data = StudyData(found)
     for name in ["importance"] + ["one_more_worker"] * has_workers:
@@ -124,7 +138,7 @@ def _explain(found: StudyResults, *, has_workers: bool) -> None:
 
 def _show(report: StudyReport, found: StudyResults) -> None:
     from shadho_celery.cli import tables
-    from shadho_celery.executors.inline import INLINE_CLASS
+    from shadho_celery.scheduler.executors import INLINE_CLASS
 
     record = report.record
     command = (record.module, record.name, report.store, tables.further_trials(report.asked, report.ended))
@@ -401,8 +415,8 @@ def _attempt(each: Mapping[str, Any]) -> str:
 def _why_here(study: StudyResults, each: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines on what was known of the compute classes when an attempt was placed, and on why it went there."""
     from shadho_celery.charts.machines import free_slots, has_shadow_prices, reasons
+    from shadho_celery.charts.study import StudyData
     from shadho_celery.core.units import took
-    from shadho_celery.pages.reading import StudyData
 
     known = {name: placed for name, placed in each["placed"].items() if placed.seconds is not None}
     if not known:
@@ -468,3 +482,184 @@ def _print(table: Table) -> None:
     from shadho_celery.cli.tables import make_console
 
     make_console().print(table)
+
+
+def _csv(study: StudyResults, file: IO[bytes], *, plain: bool = False) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    study.write_csv(text, plain=plain)
+    # Closing the wrapper would close the underlying binary file.
+    text.detach()
+
+
+def _json(study: StudyResults, file: IO[bytes]) -> None:
+    """Write the study as one JSON object. Trials are read from the store and written one by one."""
+    from shadho_celery.results.schema import plain_json, trial_json
+
+    head = plain_json({"study": study.name, "module": study.module, "seed": study.seed, "space": study.space})
+    file.write(f'{json.dumps(head)[:-1]}, "trials": ['.encode())
+    for place, trial in enumerate(study.trials):
+        file.write(f"{',' if place else ''}\n{json.dumps(plain_json(trial_json(trial)))}".encode())
+    file.write(b"\n]}\n")
+
+
+def _parquet(study: StudyResults, file: IO[bytes]) -> None:
+    try:
+        study.dataframe().to_parquet(file, index=False)
+    except ImportError:
+        raise UsageError('parquet needs pyarrow; in the checkout: pip install -e ".[export]"') from None
+
+
+WRITERS: Mapping[str, Callable[[StudyResults, IO[bytes]], None]] = {"csv": _csv, "json": _json, "parquet": _parquet}
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery export svm -o trials.csv
+  shadho-celery export svm --format json > trials.json
+  shadho-celery export svm -o trials.parquet
+\b
+csv and parquet are tables with one row per trial, and one column per label and metric. parquet
+needs pandas and pyarrow: pip install -e ".[export]" in the checkout
+\b
+A text in csv that begins with =, +, -, @, a tab or a carriage return gets an apostrophe in front, because
+a spreadsheet would run it as a formula. A text that begins with an apostrophe gets another one.
+--warm-start removes these apostrophes again; --plain writes none.
+"""
+)
+@study_argument
+@click.option(
+    "--format", "kind", type=click.Choice([*WRITERS]), help="Format of the file.  [default: by FILE's name, else csv]"
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write.")
+@click.option("--plain", is_flag=True, help="Write texts in csv unchanged, for programs other than spreadsheets.")
+@store_option
+def export(name: str, kind: str | None, output: Path | None, plain: bool, store: str) -> None:
+    """Write all trials of a study to FILE, or to standard output."""
+    ending = output.suffix[1:].lower() if output else ""
+    if kind is None and ending and ending not in WRITERS:
+        raise UsageError(f"there is no format for names that end with .{ending}; give --format {', '.join(WRITERS)}")
+    kind = kind or ending or "csv"
+    if plain and kind != "csv":
+        raise UsageError(f"--plain is for csv; leave it out for {kind}")
+    write = partial(_csv, plain=True) if plain else WRITERS[kind]
+    if output is None and kind == "parquet" and sys.stdout.isatty():
+        raise UsageError("parquet is a binary format and cannot be shown in a terminal; give -o FILE")
+    with opened(store, name) as study:
+        if output is None and sys.stdout.isatty():
+            shown = io.BytesIO()
+            write(study, shown)
+            say(shown.getvalue().decode(), nl=False)
+            return
+        if output is None:
+            write(study, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+            return
+        # An existing file is replaced only when the new one is complete.
+        try:
+            with replacing(output) as file:
+                write(study, file)
+        except OSError as error:
+            raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
+        say(f"{counted(len(study.trials), 'trial')} of study {study.name} written to {output}", err=True)
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery report svm
+  shadho-celery report svm -o svm.html
+  shadho-celery report svm --store postgresql://me@db/searches
+\b
+The file opens in any browser, without a network. It has at most 2 MB of data, whatever the size of the
+study: of large studies, fewer marks are drawn, and each chart says by which rule.
+"""
+)
+@study_argument
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="File to write; an existing one is replaced.",
+)
+@store_option
+def report(name: str, output: Path, store: str) -> None:
+    """Write a report with charts to FILE: one HTML file, also while the study runs."""
+    # Imported late, because the charts take a third of a second.
+    from shadho_celery.charts.report import report_html
+    from shadho_celery.charts.study import StudyData
+
+    with opened(store, name) as study:
+        text = report_html(StudyData(study))
+        # An existing file is replaced only when the new one is complete.
+        try:
+            with replacing(output) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
+        say(f"report of study {study.name} written to {output}", err=True)
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery rm svm-3f2a
+  shadho-celery rm svm-3f2a --yes
+"""
+)
+@study_argument
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@store_option
+@shared_options.fleet_options
+def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
+    """Delete a study: its trials and reports, and its checkpoints, logs and state below this folder's .shadho.
+
+    A running study cannot be deleted. Files on the disks of other machines are listed, not deleted. If a fleet is
+    named, running trials of the study are stopped, and those that wait in its queues will not run.
+    """
+    named = shared_options.environment(**connection)
+    with opened(store, name, exactly=True) as study:
+        if (where := study.running_on) is not None:
+            raise StudyLocked(f"the scheduler on {where} runs study {study.name}; stop it first, with Ctrl-C there")
+        if yes and study.name != name:
+            raise UsageError(f"--yes needs the full name: {study.name}")
+        question = f"Delete study {study.name} with its {counted(study.count(), 'trial')} from {study.store}?"
+        try:
+            if not yes and not click.confirm(printable(question), err=True):
+                say("nothing was deleted", err=True)
+                raise SystemExit(1)
+        except click.Abort:
+            raise UsageError("no answer, so nothing was deleted; give --yes if nobody can answer") from None
+        deleted = study.delete()
+    say(f"deleted: study {deleted.name} with {counted(deleted.trials, 'trial')}")
+    for folder in deleted.folders:
+        say(f"deleted: {folder}")
+    for folder in deleted.left:
+        say(f"not deleted: {folder}, which is a link, or belongs to another user")
+    if deleted.hosts:
+        say(
+            f"not deleted: {deleted.folder_there} below the working directory of its workers, on "
+            f"{', '.join(deleted.hosts)}"
+        )
+    if urls.is_fleet(named):
+        os.environ.update(named)
+        _leave_fleet(deleted)
+
+
+def _leave_fleet(deleted: Deleted) -> None:
+    """Stop the trials of a deleted study on the fleet, or print why they continue."""
+    # Imported late: Celery's libraries take half a second, and read the environment.
+    from shadho_celery.fleet.executor import remove
+
+    try:
+        remove(deleted.key, deleted.numbers)
+    except ServiceError as error:
+        say(f"Warning: the study's running and waiting trials on the fleet continue: {error}", err=True)
+        return
+    say("not deleted: messages of its trials in the fleet's queues, if there are any; workers refuse them")

@@ -1,32 +1,83 @@
-"""One run of a study from the command line: its view, and the results that are printed at its end."""
+"""One run of a study from the command line: its view, and the results that are printed at its end.
+
+The dashboard beside a run (`run --dashboard`): a process of its own, which ends with the run.
+"""
 
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
 
-from shadho_celery.cli import connection_options, tables
-from shadho_celery.cli.dashboard_beside import dashboard_beside
-from shadho_celery.cli.live import Fleet, LiveView, PlainView
+from shadho_celery.cli import shared_options, tables
+from shadho_celery.cli.live import Fleet, LiveView, PlainView, ShownOutput, WorkerLines
 from shadho_celery.cli.messages import readable_warnings, say
-from shadho_celery.cli.result_options import print_json
-from shadho_celery.cli.shown_output import ShownOutput, WorkerLines
+from shadho_celery.cli.result_options import STORE_VARIABLE, print_json
 from shadho_celery.core.units import counted, money
-from shadho_celery.errors import NoSuccessfulTrial
+from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of, state_at_rest
 from shadho_celery.results.schema import study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.session.session import Options, Session, View
+
+#: seconds for which the dashboard may take to end
+END_SECONDS = 5.0
+#: text before the URL in the line that it prints first
+_SAID = "dashboard: "
+
+
+@contextmanager
+def dashboard_beside(store: str, environment: Mapping[str, str], say: Callable[[str], None]) -> Iterator[None]:
+    """Serve the studies of a store on web pages, and `say` their URL once. Raises UsageError without its packages.
+
+    `environment` is that of the command, before it knows of servers of its own.
+    """
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise UsageError('--dashboard needs the extra dashboard; in the checkout: pip install -e ".[dashboard]"')
+    # By a variable, because a URL may have a password, and other users see the arguments of a process.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shadho_celery", "dashboard", "--port", "0", "--with-parent"],
+        env={**environment, STORE_VARIABLE: store},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Ctrl-C is for the run.
+        start_new_session=True,
+    )
+    reader = threading.Thread(target=_pass_on, args=(process, say), daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        process.kill()
+        process.wait()
+        reader.join(END_SECONDS)
+
+
+def _pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
+    """Say the first URL, or why there is none. Read all other lines, so that the process never waits for a reader."""
+    is_said = False
+    for line in process.stdout or ():
+        if not is_said and line.startswith((_SAID, "Error")):
+            is_said = True
+            say(line.strip())
+
 
 #: prints a line on standard error, because a script may read the results on standard output
 say_beside = partial(say, err=True)
@@ -59,7 +110,7 @@ def run_study(options: RunOptions) -> int:
         gc.freeze()
         console = tables.make_console(stderr=options.as_json)
         with Session(options, file, say_beside) as session:
-            connection_options.warn_of_password("--store", options.store, "PGPASSWORD or ~/.pgpass")
+            shared_options.warn_of_password("--store", options.store, "PGPASSWORD or ~/.pgpass")
             view: View = view_of(session, console)
             if options.show_output or options.verbose:
                 view = _WithOutput(view, session, options)

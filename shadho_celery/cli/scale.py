@@ -18,21 +18,20 @@ from typing import IO, TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from shadho_celery.cli import connection_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.command import Command, Duration
+from shadho_celery.cli.interrupts import Output
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.slurm import cancel_waiting
-from shadho_celery.cli.streams import Output
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.class_spec import ClassSpec, read_class_spec
-from shadho_celery.core.outage import Outage
+from shadho_celery.core.files import ClassSpec, read_class_spec
+from shadho_celery.core.system import Outage
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.transport import urls
+from shadho_celery.fleet import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.control.scaled_fleet import ScaledFleet
-    from shadho_celery.control.scaling import Scaling
-    from shadho_celery.transport.starts import Starts
+    from shadho_celery.fleet.drains import Starts
+    from shadho_celery.session.scaling import ScaledFleet, Scaling
 
 #: seconds between two looks at the fleet
 LOOK_SECONDS = 2.0
@@ -93,7 +92,7 @@ A class spec, of which only [classes.NAME] is required:
     help="Time for which idle workers are kept after they are no longer wanted.",
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@connection_options.options
+@shared_options.fleet_options
 def scale(
     *,
     path: Path,
@@ -109,7 +108,7 @@ def scale(
     It runs until Ctrl-C, after which the workers stay. Workers finish their trials before they end.
     """
     Output.is_optional = True
-    os.environ.update(connection_options.environment(**connection))
+    os.environ.update(shared_options.environment(**connection))
     spec = read_class_spec(path)
     if slurm is is_command:
         raise UsageError("give either --slurm or --command")
@@ -133,8 +132,7 @@ def scale(
 def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _Starter) -> None:
     """Look at the fleet every LOOK_SECONDS, and start and end workers."""
     # Imported late, because `--help` needs none of it.
-    from shadho_celery.control.scaled_fleet import ScaledFleet
-    from shadho_celery.control.scaling import LONGEST_PAUSE, Scaling
+    from shadho_celery.session.scaling import LONGEST_PAUSE, ScaledFleet, Scaling
 
     fleet = ScaledFleet(lambda text: say(f"Warning: {text}", err=True))
     scaling = Scaling(spec, most, cooldown)

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import click
 
-from shadho_celery.cli import connection_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
 from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.hardware import check_class_name
 from shadho_celery.core.units import duration
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED_CONTROL
 from shadho_celery.node import stay
-from shadho_celery.transport import urls
-from shadho_celery.transport.signing import KEY_FILE, UNSIGNED_CONTROL
 
 #: signal that SLURM sends before the end of a job
 SIGNAL = "USR1"
@@ -97,7 +97,7 @@ The script has no URLs: give a --url-file that the nodes can read, or set the va
 @click.option("--gpus", metavar="[TYPE:]NUMBER", help="GPUs of each worker, such as 2 or a100:2.")
 @click.option("--submit", is_flag=True, help="Call sbatch with the script, instead of printing it.")
 @click.argument("others", nargs=-1, metavar="[-- SBATCH_OPTIONS]")
-@connection_options.file_options
+@shared_options.file_options
 def slurm(
     *,
     compute_class: str,
@@ -118,7 +118,7 @@ def slurm(
     Running trials are told before a job ends, or when it is preempted, so that they write a checkpoint.
     """
     check_class_name(compute_class, "--class")
-    files = connection_options.environment(None, None, url_file, signing_key_file)
+    files = shared_options.environment(None, None, url_file, signing_key_file)
     if not (url_file or urls.is_fleet({})):
         problem = f"no fleet is named; give --url-file, or set {urls.BROKER} and {urls.REDIS} where sbatch is called"
         if submit:

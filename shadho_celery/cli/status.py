@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
-from shadho_celery.cli import connection_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import json_option, moment, print_json
 from shadho_celery.core.checks import mask, one_line
-from shadho_celery.core.environment import overridden
-from shadho_celery.core.folders import LOCK, is_locked
+from shadho_celery.core.files import LOCK, is_locked
 from shadho_celery.core.hardware import Gpu, gpus_text
+from shadho_celery.core.system import overridden
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.transport import urls
+from shadho_celery.fleet import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.transport.drains import Drain
-    from shadho_celery.transport.registry import Progress, StudyWants, Worker
-    from shadho_celery.transport.signing import Signer
+    from shadho_celery.fleet.drains import Drain
+    from shadho_celery.fleet.registry import Progress, StudyWants, Worker
+    from shadho_celery.fleet.signing import Signer
 
 #: seconds for which a study that starts or ends is waited for
 PASSING_SECONDS = 3.0
@@ -54,13 +54,13 @@ Examples:
 """
 )
 @json_option
-@connection_options.options
+@shared_options.fleet_options
 def status(as_json: bool, **connection: str | None) -> None:
     """Show the studies that run on a fleet, its workers with the trials in their slots, and its classes and queues.
 
     If no fleet is named, show the studies that run in this folder with their own workers (embedded mode).
     """
-    places = places_of(connection_options.environment(**connection))
+    places = places_of(shared_options.environment(**connection))
     if as_json:
         print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
     elif places:
@@ -103,7 +103,7 @@ def _embedded() -> list[dict[str, Any]]:
 def _place(folder: Path) -> dict[str, Any]:
     """Return the facts of a study that runs with its own workers, or the reason why they cannot be read."""
     from shadho_celery.embedded.plan import CONTROL_KEY, reached
-    from shadho_celery.transport.signing import Signer, read_key
+    from shadho_celery.fleet.signing import Signer, read_key
 
     place: dict[str, Any] = {"folder": str(folder)}
     try:
@@ -136,7 +136,7 @@ class FleetState:
 
     def wanted(self, *studies: StudyWants) -> Mapping[str, int]:
         """Return the number of slots of each class that these studies want together, by default all studies."""
-        from shadho_celery.transport.registry import wanted_slots
+        from shadho_celery.fleet.registry import wanted_slots
 
         return wanted_slots(studies or self.studies.values(), self.workers.values())
 
@@ -153,11 +153,11 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
     depths of queues are None.
     """
     # Imported late: Celery's libraries take half a second, and read the environment.
-    from shadho_celery.transport.broker import depths, machine_queue
-    from shadho_celery.transport.drains import Drains
-    from shadho_celery.transport.redis import connect, refusals
-    from shadho_celery.transport.registry import Registry, StudyWants, Worker, obeyed_drains, place_of
-    from shadho_celery.transport.signing import Signer
+    from shadho_celery.fleet.broker import depths, machine_queue
+    from shadho_celery.fleet.drains import Drains
+    from shadho_celery.fleet.redis import connect, refusals
+    from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, place_of
+    from shadho_celery.fleet.signing import Signer
 
     client, signer = connect(urls.url(urls.REDIS)), Signer.configured()
     drains = Drains(client, signer if control is None else control)

@@ -1,4 +1,7 @@
-"""Tables and lines that show the report of a study, at the end of a run and by `show`."""
+"""Tables and lines that show the report of a study, at the end of a run and by `show`.
+
+The console for tables and live views, which shows every text without markup and makes it printable.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,46 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from shadho_celery.cli.console import PrintableConsole
-from shadho_celery.core.actions import Action
-from shadho_celery.core.checks import listed, one_line, unbroken
-from shadho_celery.core.failures import read_failure
+from shadho_celery.core.checks import listed, one_line, printable, unbroken
+from shadho_celery.core.failures import FailureCount, read_failure
 from shadho_celery.core.names import NO_PRUNER
+from shadho_celery.core.records import Action
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, took
 from shadho_celery.fidelity.ladder import ladder_of
-from shadho_celery.results.preferences import Preference
-from shadho_celery.results.report import Overview, Run, StudyReport
+from shadho_celery.results.report import Overview, Preference, Run, StudyReport
 from shadho_celery.results.trial import TrialResult, given
 from shadho_celery.space.describe import brief
 from shadho_celery.store.base import DEFAULT_STORE
-from shadho_celery.study.failures import FailureCount
-from shadho_celery.study.rungs import OnClass, RungSummary
+from shadho_celery.study.table import OnClass, RungSummary
+
+
+class PrintableConsole(Console):
+    """Console that does not interpret markup in texts, and escapes control characters in them.
+
+    Its own styles and control codes are kept.
+    """
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False)
+
+    def __exit__(self, *error: object) -> None:
+        """Write what was printed. If a program's stream cannot be written, the program goes on without it."""
+        try:
+            super().__exit__(*error)
+        except OSError:
+            self.quiet = True
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of `renderable` with printable texts."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
 
 #: maximum number of rows of the table of a front
 FRONT = 10

@@ -1,6 +1,6 @@
 """The live attempts of trials, and the rule by which one of them ends its trial.
 
-The rule is written here for Python and in `transport/lua/finish_and_claim.lua` for Redis. One contract test checks
+The rule is written here for Python and in `fleet/lua/finish_and_claim.lua` for Redis. One contract test checks
 both.
 """
 

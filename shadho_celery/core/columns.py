@@ -1,6 +1,8 @@
 """The facts of a trial: one table, from which stores, summaries, exported tables, JSON and `TrialResult` are made.
 
 A new fact needs a field of `Trial` or `Outcome` (core/trial.py), the code that sets it, and a line in `TrialFacts`.
+
+The order of trials from best to worst. Stores and in-memory tables sort in the same order, which a test checks.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, Generic, TypeVar, get_type_hints, overload
 from msgspec import Struct
 
 from shadho_celery.core.hardware import shortages
-from shadho_celery.core.trial import Number, Outcome, Trial
+from shadho_celery.core.trial import Number, Outcome, Trial, TrialState
 
 T = TypeVar("T")
 
@@ -188,3 +190,36 @@ def of_trial(column: str) -> str:
 def names(*shown: Shown) -> list[str]:
     """Return the names for users of the facts that are `shown` in one of these ways, by default in any way."""
     return [fact.name for fact in FACTS.values() if (fact.shown in shown if shown else fact.shown is not Shown.NO)]
+
+
+#: sort key of a trial; the best trial has the least
+Merit = tuple[bool, float, float, bool, float]
+
+#: merit of a trial without a loss
+NO_MERIT: Merit = (True, 0.0, 0.0, False, 0.0)
+
+
+def merit(trial: Trial) -> Merit:
+    """Return a sort key, which is least for the best trial. Of trials with equal keys, the least number is the best.
+
+    Trials are sorted by these criteria in turn: the least violation of constraints (0 for feasible trials); the highest
+    budget, because losses at different budgets cannot be compared; complete before pruned; the least loss. Trials
+    without a loss come last.
+    """
+    outcome = trial.outcome
+    if outcome.loss is None:
+        return NO_MERIT
+    budget = math.inf if trial.budget is None else trial.budget
+    violation = outcome.violation if outcome.constraints else 0.0
+    return False, violation, -budget, trial.state is not TrialState.COMPLETE, outcome.loss
+
+
+def feasible_loss(trial: Trial) -> float:
+    """Return the loss by which trials of one budget are compared; infinity unless the trial is COMPLETE and feasible.
+
+    A trial that failed, was pruned or breaks a constraint is therefore not better than any other, and never promoted.
+    """
+    loss = trial.outcome.loss
+    if trial.state is not TrialState.COMPLETE or loss is None or math.isnan(loss) or trial.outcome.violation:
+        return math.inf
+    return float(loss)

@@ -1,21 +1,35 @@
-"""Reading of the files that users name, within bounds; atomic replacement of a file."""
+"""Reading of the files that users name, within bounds; atomic replacement of a file.
+
+Folders below the working directory. In each of them, a study has a folder whose name is its key, which is unique
+among all stores.
+
+Class specs: compute classes whose workers are started on demand, as a file describes them.
+"""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import fcntl
 import io
 import os
 import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Annotated, TypeVar
 
-from shadho_celery.core.checks import one_line, short
+from msgspec import Meta, Struct
+
+from shadho_celery.core.checks import as_record, one_line, plain, short
+from shadho_celery.core.hardware import check_class_name
+from shadho_celery.core.trial import Price
 from shadho_celery.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -132,3 +146,156 @@ def replacing(target: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+#: checkpoints and logs
+CHECKPOINTS = Path(".shadho/checkpoints")
+#: file in the folder of checkpoints; the names of its other entries are keys of studies
+STORAGE_TOKEN = ".storage"
+#: code that studies have shipped to a worker
+SHIPPED_CODE = Path(".shadho/code")
+#: files of the embedded servers and workers of a study
+EMBEDDED = Path(".shadho/embedded")
+#: all of these folders
+FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
+
+#: file that an embedded supervisor keeps locked while it lives
+LOCK = "lock"
+#: seconds to wait for that lock; a supervisor ends at most about three seconds after its scheduler
+LOCK_SECONDS = 15.0
+
+
+def new_key() -> str:
+    """Return the key of a new study: 16 random hexadecimal digits."""
+    return uuid.uuid4().hex[:16]
+
+
+def below(root: Path, *parts: str) -> Path:
+    """Return the path of `parts` below the folder `root`. The parts come from data, so they are not trusted.
+
+    Raises UsageError if the path is outside of `root`, because of ``..`` or a link.
+    """
+    path = root.joinpath(*parts)
+    top = os.path.realpath(root)
+    try:
+        real = os.path.realpath(path)
+        is_outside = "\0" in str(path) or os.path.commonpath([top, real]) != top or real == top
+    except ValueError:
+        # A path cannot have an unpaired surrogate, and some versions of Python refuse NUL.
+        is_outside = True
+    if is_outside:
+        raise UsageError(f"{str(path)!r} leads out of {root}; remove the link there, or do not use data of strangers")
+    return path
+
+
+@lru_cache(maxsize=1000)
+def study_folder(root: Path, study: str) -> Path:
+    """Return the folder of a study's checkpoints and logs below `root`. Raises like `below`.
+
+    A process checks each folder once: a worker needs it several times per trial, and a check takes as long as all other
+    work on a trial's message.
+    """
+    return below(root, study, "logs").parent
+
+
+def is_locked(path: Path, seconds: float = 0.0) -> bool:
+    """Return whether a live process still holds the lock of a file after `seconds`.
+
+    It returns as soon as the lock is free. Returns False if that cannot be found out.
+    """
+    deadline = time.monotonic() + seconds
+    while _is_locked(path):
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        # A link could lead elsewhere, and opening a pipe without a writer would block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def holds_files(folder: Path) -> bool:
+    """Return whether there is a regular file in a folder or below it. A missing or unreadable folder has none."""
+    return any(Path(top, name).is_file() for top, _, names in os.walk(folder) for name in names)
+
+
+#: maximum number of classes of a file, and of the workers and slots that a class may have
+MAX_CLASSES, MAX_WORKERS = 100, 10_000
+
+_FORM = "write [classes.gpu_large] above slots = 1, max_workers = 4, startup_seconds = 120 and the like"
+
+F = TypeVar("F", bound="ClassFacts")
+_Count = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+
+
+#: seconds that a worker may take to come, besides twice the start-up seconds of its class
+_COME_SECONDS = 60.0
+
+
+class ClassFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Facts about the workers of a compute class, which need not be live."""
+
+    #: slots of one worker
+    slots: _Count = 1
+    #: RAM of one worker; 0 if it is not known
+    memory_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    #: money that a slot costs an hour; None if it is not known
+    price: Price | None = None
+    #: seconds from the start of a worker until it takes trials
+    startup_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+
+
+class ClassSpec(ClassFacts, frozen=True, kw_only=True):
+    """A compute class that need not have a live worker."""
+
+    #: number of workers that it may have at a time
+    max_workers: _Count = MAX_WORKERS
+
+    @property
+    def most(self) -> int:
+        """Number of slots that the class may have at a time."""
+        return min(self.max_workers, MAX_WORKERS // self.slots) * self.slots
+
+    @property
+    def come_seconds(self) -> float:
+        """Seconds after which a worker that was started counts as one that does not come."""
+        return 2 * self.startup_seconds + _COME_SECONDS
+
+
+class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of the file, before its tables are checked."""
+
+    classes: Annotated[dict[str, object], Meta(min_length=1, max_length=MAX_CLASSES)]
+
+
+def read_class_spec(path: Path) -> dict[str, ClassSpec]:
+    """Return the classes that a TOML file describes, in its order. Raises UsageError with file, key and remedy."""
+    return read_classes(path, ClassSpec)
+
+
+def read_classes(path: Path, kind: type[F]) -> dict[str, F]:
+    """Return the same as records of another kind."""
+    return read_toml(path, f"the class spec {path}", lambda content: parse(content, kind))
+
+
+def parse(content: Mapping[str, object], kind: type[F], form: str = _FORM) -> dict[str, F]:
+    """Return the classes that the content of a file describes. Raises UsageError with the key of an invalid value."""
+    found = {}
+    for name, table in as_record(plain(content), _File, form=form).classes.items():
+        check_class_name(name, "classes")
+        found[name] = as_record(table, kind, f"classes.{short(name, 60)[1:-1]}", form)
+    return found

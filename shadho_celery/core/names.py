@@ -34,7 +34,7 @@ SHARES: Mapping[str, str] = {
 }
 #: ways to give trials budgets: `how` of the setting `fidelity`
 FIDELITIES: Mapping[str, str] = {
-    "auto": "fidelity.trusting:TrustingAsha",
+    "auto": "fidelity.asha:TrustingAsha",
     "halving": "fidelity.brackets:SuccessiveHalving",
     "hyperband": "fidelity.brackets:Hyperband",
     "asha": "fidelity.asha:Asha",

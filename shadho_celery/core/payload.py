@@ -12,8 +12,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.code import Digest
-from shadho_celery.core.objectives import Objectives
-from shadho_celery.core.trial import Attempt, Name, ReplicaSeat, TimeLimit
+from shadho_celery.core.trial import Attempt, Name, Objectives, ReplicaSeat, TimeLimit
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 #: dotted name of a module

@@ -2,6 +2,8 @@
 
 A new setting needs a field of `StudySettings` with its description, a row of the table in objective/README.md, and the
 code that uses it. If `minimize` or `Study` accepts it, it also needs an argument there; a test compares the two.
+
+Arguments of functions for users: the type of `resume`, and a check for unknown ones.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from textwrap import fill
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,8 +22,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import guess, misfit, misfit_at, one_line, plain, short
 from shadho_celery.core.hardware import CLASS_NAME, CLASS_NAME_FORM
 from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES, WHOLE_SAMPLERS
-from shadho_celery.core.objectives import Direction, Objectives
-from shadho_celery.core.trial import Count, Finite, Number, Positive, TimeLimit
+from shadho_celery.core.trial import Count, Direction, Finite, Number, Objectives, Positive, TimeLimit
 from shadho_celery.core.units import seconds_of
 from shadho_celery.errors import UsageError
 
@@ -487,3 +489,27 @@ def other_sampler(before: Any, now: Any, trials: int) -> str | None:
         return None
     before, now = (UNNAMED["sampler"] if name is None else name for name in (before, now))
     return f"sampler {now} from now on, {before} until now: it learns from the {trials} trials so far"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: whether a study is continued; "if-exists" begins it if there is none of its name
+Resume: TypeAlias = bool | Literal["if-exists"]
+
+
+def refuse_unknown(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function raise UsageError, which names a similar argument, for one that it does not have. A decorator."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def checked(*args: P.args, **named: P.kwargs) -> R:
+        for name in named:
+            if name not in known:
+                called = function.__qualname__.removesuffix(".__init__")
+                raise UsageError(
+                    f"{called} has no argument {name}; {guess(name, known)}its arguments are {', '.join(known)}"
+                )
+        return function(*args, **named)
+
+    return checked

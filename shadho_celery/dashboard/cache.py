@@ -1,21 +1,34 @@
-"""Trials and attempts of studies as columns, kept in memory and brought up to date by the store's change numbers."""
+"""Trials and attempts of studies as columns, kept in memory and brought up to date by the store's change numbers.
+
+An answer that takes long and that many requests share.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from concurrent.futures import Executor, Future
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from shadho_celery.charts.arrays import reals
 from shadho_celery.charts.chart import Array
-from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
-from shadho_celery.charts.growing import ATTEMPTS, MOST_MOMENT, GrowingAttempts, GrowingTrials, names_of
-from shadho_celery.core.clock import Clock
+from shadho_celery.charts.columns import (
+    ATTEMPTS,
+    MOST_MOMENT,
+    AttemptColumns,
+    Depth,
+    GrowingAttempts,
+    GrowingTrials,
+    TrialColumns,
+    names_of,
+    reals,
+)
+from shadho_celery.core.system import Clock
 from shadho_celery.errors import StudyNotFound
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
@@ -218,3 +231,38 @@ class Cache:
             while len(self._studies) > MOST_STUDIES:
                 self._studies.popitem(last=False)
         return found
+
+
+#: seconds for which an answer is kept
+SHARED_SECONDS = 1.0
+
+
+class Shared(Generic[T]):
+    """Requests that come while the answer is being made, or just after, get the same one. For one event loop."""
+
+    def __init__(self, make: Callable[[], T], threads: Executor, clock: Clock) -> None:
+        """`make` is called in one of `threads`."""
+        self._make, self._threads, self._clock = make, threads, clock
+        #: the latest answer, with its time; it may be in the making
+        self._latest: Future[tuple[float, T]] | None = None
+
+    async def get(self) -> T:
+        """Return the answer. Raises what `make` raises."""
+        latest = self._latest
+        if latest is None or self._is_old(latest):
+            latest = self._latest = self._threads.submit(self._made)
+        # If a request is cancelled, the others still wait.
+        return (await asyncio.shield(asyncio.wrap_future(latest)))[1]
+
+    def forget(self) -> None:
+        """Let the next request get a new answer."""
+        self._latest = None
+
+    def _made(self) -> tuple[float, T]:
+        made = self._make()
+        return self._clock.now(), made
+
+    def _is_old(self, latest: Future[tuple[float, T]]) -> bool:
+        if not latest.done():
+            return False
+        return latest.exception() is not None or self._clock.now() - latest.result()[0] >= SHARED_SECONDS

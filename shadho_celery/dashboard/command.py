@@ -1,7 +1,11 @@
-"""Command `dashboard`: serves the pages on this machine's loopback address."""
+"""Command `dashboard`: serves the pages on this machine's loopback address.
+
+Connections to the dashboard: their number is limited, so a client that is slow must not keep one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -10,20 +14,21 @@ import sys
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shadho_celery.cli import connection_options
+from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import store_option
 from shadho_celery.cli.status import places_of
-from shadho_celery.core.clock import SystemClock
+from shadho_celery.core.system import SystemClock
 from shadho_celery.errors import UsageError
-from shadho_celery.transport import urls
+from shadho_celery.fleet import urls
 
 HOST, PORT = "127.0.0.1", 8420
 #: seconds for which open requests may take when the dashboard ends
@@ -54,7 +59,7 @@ It only listens on this machine. From another machine, use a tunnel as in the la
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with a token to log in; made if missing.")
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in a browser.")
 @click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input ends, as when a run is killed.")
-@connection_options.options
+@shared_options.fleet_options
 def dashboard(
     store: str, port: int, token_file: Path | None, is_opened: bool, with_parent: bool, **connection: str | None
 ) -> None:
@@ -62,18 +67,16 @@ def dashboard(
     try:
         import uvicorn
 
-        from shadho_celery.control.control import Control
-        from shadho_celery.control.logs import TrialLogs
         from shadho_celery.dashboard.access import Access, read_token
+        from shadho_celery.dashboard.answers import ANSWER_SECONDS, LogEnds
         from shadho_celery.dashboard.cache import Cache
-        from shadho_celery.dashboard.connections import PromptProtocol
         from shadho_celery.dashboard.server import Server
-        from shadho_celery.dashboard.trial_logs import ANSWER_SECONDS, LogEnds
+        from shadho_celery.session.control import Control, TrialLogs
         from shadho_celery.store.engine import missing_file
         from shadho_celery.store.sql import SqlStore
     except ModuleNotFoundError:
         raise UsageError('the dashboard needs its packages; in the checkout: pip install -e ".[dashboard]"') from None
-    named = connection_options.environment(**connection)
+    named = shared_options.environment(**connection)
     os.environ.update(named)
     access = Access(None if token_file is None else read_token(token_file))
     is_typed = click.get_current_context().get_parameter_source("store") is ParameterSource.COMMANDLINE
@@ -149,3 +152,43 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise UsageError(f"--port: {port} cannot be used: {reason}; --port 0 takes a free one") from None
+
+
+#: seconds for which a client may take to send the head of a request, then its body (at most a megabyte), and to read
+#: an answer that does not fit in the system's buffers
+HEAD_SECONDS, BODY_SECONDS, READ_SECONDS = 5.0, 10.0, 60.0
+
+
+class PromptProtocol(H11Protocol):
+    """uvicorn's protocol, which closes the connection of a slow client. uvicorn itself closes only silent ones."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._close_if(lambda: self.cycle is None, HEAD_SECONDS)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if (begun := self.cycle) is not before and begun.more_body:
+            self._close_if(lambda: self.cycle is begun and begun.more_body, BODY_SECONDS)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        super().on_response_complete()
+        # A client that sends several requests at once may have begun the next one.
+        self._close_if(lambda: self.cycle is answered, HEAD_SECONDS)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        unread = self.cycle
+        self._close_if(lambda: self.cycle is unread and self.flow.write_paused, READ_SECONDS)
+
+    def _close_if(self, is_slow: Callable[[], bool], seconds: float) -> None:
+        """Close the connection after some seconds if the client `is_slow` then; what it does not read is dropped."""
+
+        def check() -> None:
+            if is_slow():
+                self.transport.close()
+                self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+        self.loop.call_later(seconds, check)

@@ -1,13 +1,18 @@
-"""Routes of the dashboard."""
+"""Routes of the dashboard.
+
+Files of the pages, served from memory: each is compressed once, and sent again only if it has changed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +22,67 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from shadho_celery import pages
+from shadho_celery import charts
 from shadho_celery.charts.columns import Depth
 from shadho_celery.charts.losses import comparisons
-from shadho_celery.control.control import Control
-from shadho_celery.core.actions import Answer
+from shadho_celery.charts.payload import packed
 from shadho_celery.core.checks import one_line, short
-from shadho_celery.core.clock import Clock
-from shadho_celery.dashboard import actions, answers
+from shadho_celery.core.records import Answer
+from shadho_celery.core.system import Clock
+from shadho_celery.dashboard import answers
 from shadho_celery.dashboard.access import HEADERS, Access, Guard, cookie_name
-from shadho_celery.dashboard.assets import Assets
-from shadho_celery.dashboard.cache import Cache
-from shadho_celery.dashboard.shared import Shared
-from shadho_celery.dashboard.trial_logs import LogEnds
+from shadho_celery.dashboard.answers import LogEnds
+from shadho_celery.dashboard.cache import Cache, Shared
 from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNotFound, UsageError
-from shadho_celery.pages.payload import packed
 from shadho_celery.results.schema import plain_json
+from shadho_celery.session.control import Control
+
+#: types of the files by their suffix; other files are not served
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+
+
+class Asset:
+    """One file with what is sent of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._kind, self._body = TYPES[path.suffix], path.read_bytes()
+        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
+
+    def answer(self, request: Request) -> Response:
+        """Return the file, or that the browser has it already."""
+        # A browser asks again each time, which costs little, so that a new version is never mixed with an old one.
+        headers = {"cache-control": "no-cache", "etag": self._tag, "vary": "accept-encoding"}
+        if self._tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(self._body, headers=headers, media_type=self._kind)
+        return Response(self._compressed, headers={**headers, "content-encoding": "gzip"}, media_type=self._kind)
+
+    @cached_property
+    def _compressed(self) -> bytes:
+        return gzip.compress(self._body, mtime=0)
+
+
+class Assets:
+    """The files below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        found = (path for path in folder.rglob("*") if path.suffix in TYPES)
+        self._assets = {path.relative_to(folder).as_posix(): Asset(path) for path in found}
+
+    async def answer(self, request: Request) -> Response:
+        """Return the file whose path is in the request's path."""
+        asset = self._assets.get(request.path_params.get("path", "index.html"))
+        return PlainTextResponse("there is no such file\n", 404) if asset is None else asset.answer(request)
+
 
 log = logging.getLogger(__name__)
 
 #: files of the pages, and those that draw charts
-STATIC, PAGES = Path(__file__).parent / "static", Path(pages.__file__).parent / "static"
+STATIC, PAGES = Path(__file__).parent / "static", Path(charts.__file__).parent / "static"
 #: seconds between two looks for changes, and after which a silent stream of events says that it lives
 LOOK_SECONDS, ALIVE_SECONDS = 0.25, 15.0
 #: maximum number of streams of events, and number of bytes from which answers are compressed
@@ -166,12 +208,12 @@ class Server:
         """Steer a running study. The answer says whether it was done, and what has become of it."""
         body = await request.body()
         cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
-        return await self._acted(partial(actions.act, self._control, body, cached.study.key))
+        return await self._acted(partial(answers.act, self._control, body, cached.study.key))
 
     async def act_on_worker(self, request: Request) -> Response:
         """Drain a worker, or undrain it."""
         body = await request.body()
-        return await self._acted(partial(actions.act, self._control, body))
+        return await self._acted(partial(answers.act, self._control, body))
 
     async def _acted(self, act: Callable[[], Answer]) -> Response:
         try:

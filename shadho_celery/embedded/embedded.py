@@ -28,7 +28,7 @@ from types import MappingProxyType
 import msgspec
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.folders import LOCK, LOCK_SECONDS
+from shadho_celery.core.files import LOCK, LOCK_SECONDS
 from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.embedded.plan import (
     CONTROL_KEY,
@@ -43,7 +43,7 @@ from shadho_celery.embedded.plan import (
     worker_log,
 )
 from shadho_celery.errors import ServiceError
-from shadho_celery.runner.credentials import without_passwords
+from shadho_celery.runner.starting import without_passwords
 
 #: log of the supervisor
 SUPERVISOR_LOG = "supervisor.log"
@@ -117,7 +117,7 @@ class Embedded:
         # Imported late: an early fleet is started before anything that takes long to import.
         import redis
 
-        from shadho_celery.transport.registry import Registry, Worker
+        from shadho_celery.fleet.registry import Registry, Worker
 
         deadline = time.monotonic() + START_SECONDS
         client = redis.Redis(unix_socket_path=self._plan.socket)

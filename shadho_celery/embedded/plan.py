@@ -16,9 +16,9 @@ from typing import IO
 
 from msgspec import Struct
 
-from shadho_celery.core.folders import EMBEDDED, LOCK, below, is_locked
+from shadho_celery.core.files import EMBEDDED, LOCK, below, is_locked
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.transport import urls
+from shadho_celery.fleet import urls
 
 #: seconds for the workers to end before they are killed, and then the same for Redis
 WORKER_SECONDS = 1.5

@@ -23,7 +23,8 @@ from typing import IO
 
 import msgspec
 
-from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.files import CHECKPOINTS, STORAGE_TOKEN
+from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.embedded.plan import (
     CONTROL_KEY,
     KEEP,
@@ -36,11 +37,9 @@ from shadho_celery.embedded.plan import (
     urls_of,
     worker_log,
 )
-from shadho_celery.node import heartbeat_file
-from shadho_celery.node.storage import TOKEN
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.signing import CONTROL_KEY_FILE
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
-from shadho_celery.transport import urls
-from shadho_celery.transport.signing import CONTROL_KEY_FILE
 
 #: minimum seconds between two starts of a worker
 RESTART_SECONDS = 5.0
@@ -104,7 +103,9 @@ class Supervisor:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
             # The workers may have made the folder of checkpoints, with a token that no other worker has read before.
-            if [*CHECKPOINTS.iterdir()] == [token := CHECKPOINTS / TOKEN] and token.stat().st_mtime >= self._began:
+            if [*CHECKPOINTS.iterdir()] == [
+                token := CHECKPOINTS / STORAGE_TOKEN
+            ] and token.stat().st_mtime >= self._began:
                 token.unlink()
                 CHECKPOINTS.rmdir()
         for parent in (folder.parent, folder.parent.parent):
@@ -189,7 +190,7 @@ class Supervisor:
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
             # Those of a worker of a fleet, of which there is one for each.
-            heartbeat_file.FILE: "",
+            HEARTBEAT_FILE: "",
             "SHADHO_METRICS_PORT": "",
         }
         if (gpus := self._plan.gpus.get(name)) is not None:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from shadho_celery.core.best import feasible_loss
+from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.core.best import feasible_loss
+from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.fidelity.brackets import rung_of, sizes_of
 from shadho_celery.fidelity.ladder import Ladder

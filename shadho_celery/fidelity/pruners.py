@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short, unknown
 from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, named
-from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Report, Trial, TrialState, turned_first
 from shadho_celery.errors import UsageError
 
 #: number of COMPLETE trials, without any report so far, after which a notice says that nothing can be pruned

@@ -1,10 +1,11 @@
-"""Fleet: the scheduler's side of the queues, with one executor per study.
+"""Fleet: the protocol between schedulers and workers, both ends of it, and the scheduler's side of the queues.
 
-May use: core to transport. `executor` uses all other modules. `dispatch` sends attempts, `lease_monitor` finds
-lost ones, `workers` records the live workers, `circuit_breaker` quarantines failing ones, `gangs` fills the seats of
-gangs. The live attempts are the study's (`core.attempts`).
+`broker` publishes messages, `channel` has both ends of the connection for events, `seats` those for gangs; `lua/` has
+the scripts of both. `registry` records the live workers and studies. `executor` runs the attempts of one study:
+`dispatch` sends them and finds lost ones, `circuit_breaker` quarantines failing workers.
 
-Classes are discovered from announcements, and a queue has the name of its class. Each machine also has a queue per
-class, for attempts that must run on that machine. Publishing is batched, and short trials share a message, because a
-message costs a worker about a millisecond. Only lost attempts that were claimed count against a trial.
+The broker only delivers. A claim in Redis decides which worker runs an attempt, and a lease for how long; the store is
+the authority: if Redis loses its data, some trials run again, but no trial is counted twice. Messages are JSON, never
+pickle, and a record that does not match its declaration is refused. Classes are discovered from announcements, and a
+queue has the name of its class. Short trials share a message, which costs a worker a millisecond.
 """

@@ -6,7 +6,7 @@ trial is tried again on another worker. If it succeeds there, the failure counts
 in the same way, failures of this kind count as caused by the trials from then on, on every worker. If a study's own
 code fails, each kind of failure therefore costs one additional run.
 
-The strikes in Redis (`transport.channel`) open a breaker at once. Later the scheduler decides: it closes the breaker,
+The strikes in Redis (`fleet.channel`) open a breaker at once. Later the scheduler decides: it closes the breaker,
 half-opens it (one more trial), or quarantines the worker.
 """
 
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import cause_of, headline
 from shadho_celery.core.trial import Result, Retry, TrialState
-from shadho_celery.transport.channel import Quarantine
+from shadho_celery.fleet.channel import Quarantine
 
 #: numbers of failures after which a worker is quarantined, if the trials succeeded on another worker: in all, and in a
 #: row

@@ -13,26 +13,25 @@ from functools import partial
 import redis
 from msgspec import structs
 
-from shadho_celery.core.actions import Answer
 from shadho_celery.core.attempts import Attempts, Sent
-from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
+from shadho_celery.core.records import Answer
+from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Result, TrialState
 from shadho_celery.errors import ServiceError
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
-from shadho_celery.fleet.dispatch import Dispatch
+from shadho_celery.fleet.control import Inbox, Request
+from shadho_celery.fleet.dispatch import LOOK_SECONDS, Dispatch, LeaseMonitor
+from shadho_celery.fleet.drains import Drain, Drains, DrainWatch
 from shadho_celery.fleet.gangs import Gangs, Seated
-from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
+from shadho_celery.fleet.redis import connect, flush, is_outage, outages_pass, refusals, unusable
+from shadho_celery.fleet.registry import Progress, Worker, obeyed_drains, of_other_protocols
+from shadho_celery.fleet.seats import SchedulerSeats
 from shadho_celery.fleet.workers import Connection, FleetStudy, Workers
 from shadho_celery.study.recorder import Recorder
-from shadho_celery.transport import urls
-from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping
-from shadho_celery.transport.control import Inbox, Request
-from shadho_celery.transport.drains import Drain, Drains, DrainWatch
-from shadho_celery.transport.redis import connect, flush, is_outage, outages_pass, refusals, unusable
-from shadho_celery.transport.registry import Progress, Worker, obeyed_drains, of_other_protocols
-from shadho_celery.transport.seats import SchedulerSeats
 
 #: seconds after which a study's sources are shipped again, in case Redis has lost them
 SHIP_SECONDS = 30.0

@@ -24,11 +24,10 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import MAX_SLOTS, Called, GangEvent, Lost, ReplicaSeat
-from shadho_celery.fleet.dispatch import Dispatch
-from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, UNCLAIMED_SECONDS
+from shadho_celery.fleet.dispatch import LOOK_SECONDS, UNCLAIMED_SECONDS, Dispatch
+from shadho_celery.fleet.redis import flush
+from shadho_celery.fleet.seats import SchedulerSeats, Seat
 from shadho_celery.fleet.workers import Workers
-from shadho_celery.transport.redis import flush
-from shadho_celery.transport.seats import SchedulerSeats, Seat
 
 #: seconds for which a slot must be idle before a backup replica may use it
 IDLE_SECONDS = 2.0

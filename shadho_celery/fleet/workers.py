@@ -23,11 +23,10 @@ from shadho_celery.core.attempts import Sent
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
-from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.records import Leaving, MachineRecord, Present
-from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
-from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.registry import (
+from shadho_celery.core.trial import Objectives
+from shadho_celery.fleet.broker import Publisher
+from shadho_celery.fleet.registry import (
     ANNOUNCE_SECONDS,
     ANY_CODE,
     MAX_VIRTUAL,
@@ -38,7 +37,8 @@ from shadho_celery.transport.registry import (
     place_of,
     sorted_out,
 )
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
 
 #: a compute class and one of its machines, or None for all its machines
 _Place = tuple[str, str | None]

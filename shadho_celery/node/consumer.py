@@ -13,12 +13,10 @@ from typing import Any
 import celery.worker.consumer
 from celery.worker import state
 
-from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS, BROKER_HEARTBEAT_SECONDS
 from shadho_celery.core.checks import short
-from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.outage import Outage
+from shadho_celery.core.system import BROKER_CONNECT_SECONDS, BROKER_HEARTBEAT_SECONDS, Clock, Outage, SystemClock
+from shadho_celery.fleet.broker import depths_on, opened
 from shadho_celery.node.logs import tell
-from shadho_celery.transport.broker import depths_on, opened
 
 log = logging.getLogger(__name__)
 

@@ -1,31 +1,86 @@
-"""Heartbeat: a worker announces itself, and takes messages while it is not drained and no circuit breaker is open."""
+"""Heartbeat: a worker announces itself, and takes messages while it is not drained and no circuit breaker is open.
+
+Which drain a worker obeys: the latest that it has seen.
+
+What one worker has done since its start, for its metrics.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import redis
 from msgspec.structs import replace
 
-from shadho_celery.core.clock import Clock
 from shadho_celery.core.hardware import Machine
+from shadho_celery.core.system import Clock, Outage
+from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.core.units import counted
+from shadho_celery.fleet.channel import Breaker, Quarantine
+from shadho_celery.fleet.drains import Drain, Drains
+from shadho_celery.fleet.redis import clock_offset
+from shadho_celery.fleet.registry import Host, Registry, StudyWants, Worker, place_of
+from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.consumer import Consumer
-from shadho_celery.node.drains import Obeyed
 from shadho_celery.node.leases import Leases
 from shadho_celery.node.logs import tell
-from shadho_celery.node.tally import Tally
-from shadho_celery.transport.channel import Breaker, Quarantine
-from shadho_celery.transport.drains import Drains
-from shadho_celery.transport.redis import clock_offset
-from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker, place_of
-from shadho_celery.transport.signing import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
+
+
+class Obeyed:
+    """The record that the workers of one place, or one worker alone, obey.
+
+    An older record in Redis is refused: somebody has put it back. A record that is missing changes nothing.
+    """
+
+    def __init__(self, drains: Drains, place: str) -> None:
+        self._drains, self._place = drains, place
+        #: the latest record; None before there is one
+        self.latest: Drain | None = None
+        self._has_warned = False
+
+    @property
+    def drain(self) -> Drain | None:
+        """Who has drained the worker; None if it is not drained."""
+        return self.latest if self.latest is not None and self.latest.is_drained else None
+
+    def follow(self) -> None:
+        """Read the record in Redis, and obey it if it is new. Raises redis-py's errors."""
+        found = self._drains.latest(self._place)
+        before = 0 if self.latest is None else self.latest.sequence
+        if found is None or found.sequence == before:
+            return
+        if found.sequence > before:
+            self.latest = found
+        elif not self._has_warned:
+            self._has_warned = True
+            log.warning("an old drain or undrain of this worker was put back into Redis; it is refused")
+
+
+class Tally:
+    """Counts of one worker, which any thread may read."""
+
+    def __init__(self) -> None:
+        #: ended trials by state, and the seconds of all of them
+        self.trials: Counter[TrialState] = Counter()
+        self.seconds = 0.0
+        #: announcements to the schedulers, and renewals of leases
+        self.heartbeats = self.renewals = 0
+        self.redis = Outage("Redis")
+        self._lock = threading.Lock()
+
+    def end(self, outcome: Outcome) -> None:
+        """Count a trial that has ended, in the thread of its slot."""
+        with self._lock:
+            self.trials[outcome.state] += 1
+            self.seconds += outcome.seconds or 0.0
+
 
 #: seconds between two announcements
 ANNOUNCE_EVERY = 5.0

@@ -7,10 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.errors import UsageError
-
-#: environment variable with the path of the file
-FILE = "SHADHO_HEARTBEAT_FILE"
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +24,14 @@ class HeartbeatFile:
         self._path, self._is_written = path, True
         self.touch()
         if path is not None and not self._is_written:
-            raise UsageError(f"{FILE}: {path} cannot be written; name a file in a folder in which this user may write")
+            raise UsageError(
+                f"{HEARTBEAT_FILE}: {path} cannot be written; name a file in a folder in which this user may write"
+            )
 
     @classmethod
     def configured(cls) -> HeartbeatFile:
         """Return the file that the environment names. Raises UsageError if it cannot be written."""
-        path = os.environ.get(FILE)
+        path = os.environ.get(HEARTBEAT_FILE)
         return cls(Path(path).absolute() if path else None)
 
     def touch(self) -> None:

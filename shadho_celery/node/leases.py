@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from shadho_celery.core.threads import NoThread, start_thread
+from shadho_celery.fleet.channel import WorkerChannel
+from shadho_celery.fleet.registry import MAX_TOLD, RunningTrial, Share
+from shadho_celery.fleet.seats import Seat, WorkerSeats
 from shadho_celery.runner.protocol import Interrupt
 from shadho_celery.runner.runner import INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS, Runner
-from shadho_celery.transport.channel import WorkerChannel
-from shadho_celery.transport.registry import MAX_TOLD, RunningTrial, Share
-from shadho_celery.transport.seats import Seat, WorkerSeats
 
 #: value of `stopped` for an attempt that is given back because its worker ends
 GIVEN_BACK = "given back"

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import redis
 
-from shadho_celery.core.clock import Clock
 from shadho_celery.core.failures import headline
 from shadho_celery.core.payload import Payload
+from shadho_celery.core.system import Clock
 from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet.control import MAX_SENT, Asked, LogAnswer, ReadLog, Requests
+from shadho_celery.fleet.registry import Worker
 from shadho_celery.runner.output import log_path, read_log
-from shadho_celery.transport.control import Asked, Requests
-from shadho_celery.transport.logs import MAX_SENT, LogAnswer, ReadLog
-from shadho_celery.transport.registry import Worker
 
 log = logging.getLogger(__name__)
 

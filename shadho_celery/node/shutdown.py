@@ -26,10 +26,10 @@ from celery.worker import state
 
 from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.units import duration
+from shadho_celery.fleet import urls
 from shadho_celery.node.logs import tell
 from shadho_celery.node.slots import Slots
 from shadho_celery.node.stay import MAX_TOO_LONG, Stay
-from shadho_celery.transport import urls
 
 #: seconds after the second signal within which trials are given back; if Redis or the broker does not answer, the
 #: process then ends in any case, and the leases run out

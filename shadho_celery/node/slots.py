@@ -19,13 +19,13 @@ from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
 from shadho_celery.core.checks import as_record
-from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import headline
-from shadho_celery.core.folders import study_folder
+from shadho_celery.core.files import study_folder
 from shadho_celery.core.hardware import Machine, price, thread_variables
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import own_versions
+from shadho_celery.core.system import SystemClock
 from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import (
     WELL,
@@ -43,28 +43,25 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.core.units import duration
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.node.bundle import REFUSED, Bundle
-from shadho_celery.node.free_slots import FreeSlots
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.channel import Claim, Shipping, WorkerChannel
+from shadho_celery.fleet.control import LOGS, Requests, of_worker
+from shadho_celery.fleet.redis import flush, is_outage, refusals
+from shadho_celery.fleet.registry import Worker
+from shadho_celery.fleet.seats import Seat, WorkerSeats
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.node.bundle import REFUSED, Bundle, FreeSlots
+from shadho_celery.node.code import Codes, ShippedCode, storage_id
 from shadho_celery.node.heartbeat import CoreShare, Heartbeat
 from shadho_celery.node.heartbeat_file import HeartbeatFile
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines, tell
-from shadho_celery.node.shipped_code import Codes, ShippedCode
 from shadho_celery.node.stay import SAFETY
-from shadho_celery.node.storage import storage_id
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.output import log_name
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.runner.starting import ForkServers
-from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.channel import Claim, Shipping, WorkerChannel
-from shadho_celery.transport.control import Requests, of_worker
-from shadho_celery.transport.logs import LOGS
-from shadho_celery.transport.redis import flush, is_outage, refusals
-from shadho_celery.transport.registry import Worker
-from shadho_celery.transport.seats import Seat, WorkerSeats
-from shadho_celery.transport.signing import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 

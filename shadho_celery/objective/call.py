@@ -1,10 +1,20 @@
-"""Call of an objective: every return value and every exception becomes an outcome."""
+"""Call of an objective: every return value and every exception becomes an outcome.
+
+Measurement of a trial's peak memory, and detection of errors because GPU memory or RAM ran out.
+"""
 
 from __future__ import annotations
 
+import errno
+import gc
 import inspect
+import os
+import re
+import resource
+import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,13 +22,200 @@ from typing import Any
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import accepts
-from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.hardware import AUTO, SLOTS_PER_GPU
 from shadho_celery.core.names import elsewhere
-from shadho_celery.core.trial import Outcome, TrialState
+from shadho_celery.core.system import Clock, SystemClock
+from shadho_celery.core.trial import Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
-from shadho_celery.objective.memory import exhausted
 from shadho_celery.objective.result import Unreadable, read
+
+_RESET = Path("/proc/self/clear_refs")
+_ROLLUP = Path("/proc/self/smaps_rollup")
+_SHARED = re.compile(rb"^Shared_Dirty: *(\d+) kB$", re.MULTILINE)
+_STATUS = Path("/proc/self/status")
+_STATUS_LINE = re.compile(rb"^(VmHWM|RssFile):\s+(\d+) kB$", re.MULTILINE)
+_VMSTAT = Path("/proc/vmstat")
+_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+
+#: error messages about RAM: those of torch on the CPU and of numpy; then those of joblib, DataLoader and subprocess
+#: about a child process that was killed by the system
+_OF_HOST = re.compile(
+    r"can't allocate memory|unable to allocate|cannot allocate memory"
+    r"|SIGKILL\(-9\)|killed by signal: Killed|died with <Signals.SIGKILL",
+    re.IGNORECASE,
+)
+#: error messages of CUDA's libraries; then those of CUDA itself, torch and JAX. JAX does not say which memory ran out
+_OF_LIBRARY = re.compile(r"CU\w+_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_OF_ANY = re.compile(r"out.of.memory", re.IGNORECASE)
+_GPU = re.compile(r"cuda|\bhip\b|gpu|\bmps\b", re.IGNORECASE)
+
+
+class PeakMemory:
+    """Measures peaks since its creation: the GPU memory of torch's tensors, and the resident memory of this process.
+
+    Memory of child processes is counted only if `add` is told of it. Of GPU memory, only that of torch's tensors is
+    counted. Never raises.
+    """
+
+    def __init__(self, shared: int = 0) -> None:
+        """`shared` are bytes that are not counted, because this process shares them with others."""
+        self._shared = shared
+        #: peaks of the processes that have run beside this one
+        self._beside = dict.fromkeys(Memory, 0)
+        #: bytes of torch's tensors on GPUs at the beginning
+        self._held = 0
+        # If a trial has broken torch or its GPU, the next trial's own error describes it better.
+        with suppress(Exception):
+            if (cuda := _cuda()) is not None:
+                for device in range(cuda.device_count()):
+                    cuda.reset_peak_memory_stats(device)
+                self._held = _allocated(cuda)
+        # The system sets the peak to the current resident memory (Linux).
+        self._was_reset = False
+        with suppress(OSError):
+            # `os.open` is used, because `open` takes several times as long for each trial.
+            descriptor = os.open(_RESET, os.O_WRONLY)
+            try:
+                os.write(descriptor, b"5")
+                self._was_reset = True
+            finally:
+                os.close(descriptor)
+
+    def add(self, host: int, gpu: int) -> None:
+        """Count processes that have run beside this one: their resident memory, and the most on one GPU, in bytes.
+
+        Of several calls, the greatest values count.
+        """
+        for memory, peak in ((Memory.HOST, host), (Memory.GPU, gpu)):
+            self._beside[memory] = max(self._beside[memory], peak)
+
+    def read(self, memory: Memory) -> int | None:
+        """Return the peak of a kind of memory in bytes, or None if it was not measured.
+
+        That is so for GPU memory without a GPU, and for RAM if the system cannot reset the peak of the process.
+        """
+        if memory is Memory.HOST:
+            if not self._was_reset:
+                return None
+            own = max(0, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._shared)
+            return own + self._beside[Memory.HOST]
+        return (gpu_peak() + self._beside[Memory.GPU]) or None
+
+    def release(self) -> None:
+        """Free what the trial has left on GPUs, as far as nothing refers to it. Never raises.
+
+        Where other trials share the GPU, also give back the memory that torch's allocator keeps.
+        """
+        with suppress(Exception):
+            if (cuda := _cuda()) is not None:
+                if _allocated(cuda) > self._held:
+                    # Tensors in a cycle of references, as of a trainer and its callbacks, would stay for a while.
+                    gc.collect()
+                if _shares():
+                    cuda.empty_cache()
+
+
+def gpu_peak(device: int | None = None) -> int:
+    """Return the peak bytes of torch's tensors on a GPU, by default the largest one of all; 0 if torch uses none.
+
+    Where trials share GPUs, they are those of torch's allocator, which keeps more than the tensors take.
+    """
+    with suppress(Exception):
+        # Elsewhere, the peak of reserved memory would be wrong, because the allocator keeps it from trial to trial.
+        # For the first trial on the GPU no peak was reset, but no earlier trial has contributed to it either.
+        if (cuda := _cuda()) is not None:
+            peak = cuda.max_memory_reserved if _shares() else cuda.max_memory_allocated
+            devices = range(cuda.device_count()) if device is None else [device]
+            return max((int(peak(each)) for each in devices), default=0)
+    return 0
+
+
+def _allocated(cuda: Any) -> int:
+    """Return the bytes of torch's tensors on all GPUs."""
+    return sum(int(cuda.memory_allocated(device)) for device in range(cuda.device_count()))
+
+
+def _shares() -> bool:
+    """Return whether trials of this worker share GPUs as far as their memory fits."""
+    return os.environ.get(SLOTS_PER_GPU) == AUTO
+
+
+def own_peak() -> int:
+    """Return the peak bytes of this process's resident memory, without programs and libraries on disk; 0 if unknown.
+
+    The peak of `getrusage` would also be that of the process by which this one was started.
+    """
+    with suppress(OSError):
+        found = {name: 1024 * int(kilobytes) for name, kilobytes in _STATUS_LINE.findall(_STATUS.read_bytes())}
+        return max(0, found.get(b"VmHWM", 0) - found.get(b"RssFile", 0))
+    return 0
+
+
+def shared_memory() -> int:
+    """Return the bytes that this process has in common with the process from which it was forked; 0 if unknown.
+
+    Programs and libraries on disk are not included.
+    """
+    with suppress(OSError):
+        found = _SHARED.search(_ROLLUP.read_bytes())
+        return 1024 * int(found[1]) if found else 0
+    return 0
+
+
+def _cuda() -> Any:
+    """Return torch.cuda if this process uses a GPU with torch, else None. torch is never imported for this."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def exhausted(error: BaseException) -> Memory | None:
+    """Return the kind of memory that ran out according to `error` or one of its causes, or None."""
+    cause: BaseException | None = error
+    with suppress(Exception):
+        # A chain of causes may be circular.
+        for _ in range(10):
+            if cause is None:
+                break
+            if (memory := _told_by(cause)) is not None:
+                return memory
+            cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return None
+
+
+def _told_by(error: BaseException) -> Memory | None:
+    # Compared by name, because torch is never imported for this, and has moved the exception. CuPy's is a MemoryError.
+    if any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
+        return Memory.GPU
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return Memory.HOST
+    text = _text(error)
+    if _OF_LIBRARY.search(text):
+        return Memory.GPU
+    if _OF_HOST.search(text):
+        return Memory.HOST
+    if _OF_ANY.search(text):
+        # A slot of a class without GPUs has an empty list.
+        has_gpu = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        is_of_gpu = _GPU.search(text) or (has_gpu and not isinstance(error, MemoryError))
+        return Memory.GPU if is_of_gpu else Memory.HOST
+    return Memory.HOST if isinstance(error, MemoryError) else None
+
+
+def _text(error: BaseException) -> str:
+    """Return the message of an error; "" if reading it fails, or if `error` is not an Exception."""
+    with suppress(Exception):
+        return str(error)[:10_000] if isinstance(error, Exception) else ""
+    return ""
+
+
+def system_kills() -> int:
+    """Return the number of processes that the system has killed so far because memory ran out; 0 if unknown."""
+    with suppress(OSError):
+        found = _KILLS.search(_VMSTAT.read_bytes())
+        return int(found[1]) if found else 0
+    return 0
+
 
 Objective = Callable[..., Any]
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.names import LAUNCH, elsewhere, named
-from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.trial import ReplicaSeat
+from shadho_celery.core.trial import ReplicaSeat, turned_first
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.result import Unreadable, number, scalar
 

@@ -11,8 +11,7 @@ from itertools import accumulate, islice
 from typing import Any
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.objectives import turned
-from shadho_celery.core.trial import Outcome, TrialState
+from shadho_celery.core.trial import Outcome, TrialState, turned
 
 #: hyperopt's statuses of a result; a loss counts only with the status "ok", or without a status
 STATUSES = ("new", "running", "suspended", "fail", "ok")

@@ -21,10 +21,9 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import line_of, one_line, short, similar
 from shadho_celery.core.code import CodeVersion
-from shadho_celery.core.environment import overridden
-from shadho_celery.core.late_import import load_hyperopt_late
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
 from shadho_celery.core.settings import SETTINGS, read_settings
+from shadho_celery.core.system import load_hyperopt_late, overridden
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import check_objective

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial
-from shadho_celery.predictors.features import Array
+from shadho_celery.space.features import Array
 
 #: function that returns whether a class has the slots, and probably the memory, for a trial
 Fits = Callable[[Trial, ComputeClass], bool]

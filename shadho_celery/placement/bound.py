@@ -1,10 +1,15 @@
-"""Linear programs of the best placement: the most trials that a fleet can complete, and the least money for trials."""
+"""Linear programs of the best placement: the most trials that a fleet can complete, and the least money for trials.
+
+Wanted slots: how many slots of each class would shorten the rest of a study, as a linear program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,3 +132,147 @@ def cheapest(
         slots={name: float(w) / times[name] if w > 0 else 0.0 for name, w in zip(classes, worked, strict=True)},
         seconds={n: float(w / b) if b > 0 else 0.0 for n, w, b in zip(classes, ran, begun, strict=True)},
     )
+
+
+#: the rest of a study should take at most this many times the time that it would take on all slots
+SLACK = 1.1
+
+#: trials that a slot must complete in that time to be worth its start, and to be kept
+WORTH_STARTING, WORTH_KEEPING = 0.25, 0.05
+
+#: time of a study without an end, in multiples of its longest first trial
+ENDLESS = 100.0
+
+#: part of a slot that is not rounded up to a whole one
+ROUNDING = 0.05
+
+
+class Room(NamedTuple):
+    """Slots that a class has, and may have."""
+
+    #: slots of live workers
+    live: int
+    #: slots that it may have in total, at least `live`
+    most: int
+    #: seconds from the decision to start a worker until it takes trials
+    startup: float = 0.0
+
+
+def wanted_slots(
+    seconds: Seconds,
+    mix: Mapping[str, float],
+    rooms: Mapping[str, Room],
+    *,
+    left: float,
+    seconds_left: float = math.inf,
+    width: float = 1.0,
+) -> dict[str, int]:
+    """Return the slots of each class that a study could use for the `left` trials that do not run yet.
+
+    `seconds` are those of a trial by kind and class, `mix` is the share of each kind, and `width` the mean number of
+    slots of a trial. `left` and `seconds_left` may be infinite. The wanted slots are the fewest with which the rest of
+    the study ends about as soon as with all slots in `rooms`. Live slots are counted, and wanted first.
+
+    The time H is SLACK times that of the bound of throughput on all slots, and at least that of one trial of each kind
+    where it ends first. Within H, a slot of class c has H_c seconds, which are H for a live slot and less by the
+    start-up for a new one, and runs floor(H_c / seconds_kc) trials of kind k, so that each of them takes
+    s_kc = H_c / floor(H_c / seconds_kc). The program is: maximise r - sum_c e w_c subject to r <= left,
+    sum_c x_kc / s_kc >= r mix_k for each kind k, and sum_k x_kc <= w_c H_c and w_c <= slots_c for each class c, live
+    and new. Here w_c are slots, x_kc slot seconds, and e is the least number of trials for which a slot is wanted.
+    """
+    kinds = [kind for kind in seconds if mix.get(kind, 0.0) > 0.0]
+    rooms = {name: room for name, room in rooms.items() if room.most > 0}
+    if not kinds or not rooms or left <= 0 or seconds_left <= 0:
+        return dict.fromkeys(rooms, 0)
+    columns = [_Column(name, room.live, 0.0, WORTH_KEEPING) for name, room in rooms.items() if room.live]
+    columns += [
+        _Column(name, room.most - room.live, room.startup, WORTH_STARTING)
+        for name, room in rooms.items()
+        if room.most > room.live
+    ]
+    columns = [column._replace(slots=column.slots / width) for column in columns]
+    times = np.array([[seconds[kind][column.name] for column in columns] for kind in kinds])
+    first = float((times + [column.startup for column in columns]).min(axis=1).max())
+    rate = throughput_bound(
+        {kind: seconds[kind] for kind in kinds}, {name: room.most / width for name, room in rooms.items()}, mix
+    ).rate
+    horizon = max(ENDLESS * first if math.isinf(left) else SLACK * left / rate, first)
+    shares = np.array([mix[kind] for kind in kinds], dtype=float)
+    total = dict.fromkeys(rooms, 0.0)
+    for column, slots in zip(columns, _fewest(times, shares, columns, min(horizon, seconds_left), left), strict=True):
+        total[column.name] += slots * width
+    return {name: min(room.most, math.ceil(total[name] - ROUNDING)) for name, room in rooms.items()}
+
+
+class _Column(NamedTuple):
+    """The live slots of a class, or those that it may have besides."""
+
+    name: str
+    slots: float
+    startup: float
+    #: least number of trials for which a slot is wanted
+    worth: float
+
+
+def _fewest(times: Array, shares: Array, columns: Sequence[_Column], horizon: float, left: float) -> list[float]:
+    """Solve the program of `wanted_slots`. Return the slots of each column. `times` has shape (kinds, columns)."""
+    kinds, count = times.shape
+    available = np.array([max(0.0, horizon - column.startup) for column in columns])
+    # A slot runs whole trials. What it cannot end in its time it cannot run.
+    trials = np.floor(available / times + 1e-9)
+    rates = np.where(trials > 0, trials / np.maximum(available, 1e-9), 0.0)
+    # Beside the x_kc there are the w_c, and r.
+    more = np.zeros((kinds + count, count + 1))
+    more[:kinds, -1], more[kinds:, :-1] = shares / shares.sum(), -np.diag(available)
+    slots_bounds = [(0.0, column.slots) for column in columns]
+    found = solved(
+        rates,
+        np.concatenate([np.zeros(rates.size), [column.worth for column in columns], [-1.0]]),
+        np.zeros(kinds),
+        np.zeros(count),
+        more=more,
+        bounds=[(0.0, None)] * rates.size + slots_bounds + [(0.0, None if math.isinf(left) else left)],
+    )
+    if not found.success:
+        raise ValueError(f"the linear program has no solution: {found.message}")
+    slots: list[float] = found.x[rates.size : rates.size + count].tolist()
+    return slots
+
+
+class Held:
+    """Numbers by name that rise at once, and fall only to the greatest value of the latest `seconds` (hysteresis)."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        #: by name: times and values since the greatest value that still counts, the values in falling order
+        self._past: dict[str, deque[tuple[float, int]]] = {}
+
+    def see(self, values: Mapping[str, int], now: float) -> dict[str, int]:
+        """Return the numbers at the time `now`, in seconds. A name that `values` lacks has the value 0."""
+        for name in {**self._past, **values}:
+            value, past = values.get(name, 0), self._past.setdefault(name, deque())
+            while past and past[-1][1] <= value:
+                past.pop()
+            past.append((now, value))
+            while past[0][0] <= now - self._seconds and len(past) > 1:
+                past.popleft()
+        held = {name: past[0][1] for name, past in self._past.items()}
+        self._past = {name: past for name, past in self._past.items() if held[name] or name in values}
+        return held
+
+
+def at_most(numbers: Mapping[str, int], most: float) -> dict[str, int]:
+    """Return the numbers by name, reduced in proportion if their sum is more than `most` (largest remainders).
+
+    Of equal remainders, the first one is rounded up.
+    """
+    total = sum(numbers.values())
+    if total <= most:
+        return {**numbers}
+    whole = max(0, math.floor(most + 1e-9))
+    shares = {name: number * whole / total for name, number in numbers.items()}
+    found = {name: math.floor(share) for name, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda name: found[name] - shares[name])
+    for name in by_remainder[: whole - sum(found.values())]:
+        found[name] += 1
+    return found

@@ -16,12 +16,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from shadho_celery.core.blas import one_blas_thread
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.threads import one_blas_thread
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.base import Slot
 from shadho_celery.placement.policies import FifoPolicy
-from shadho_celery.predictors.features import Array, complexity, features
+from shadho_celery.space.features import Array, complexity, features
 from shadho_celery.space.split import Subspace
 
 T = TypeVar("T")

@@ -13,10 +13,9 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.names import POLICIES, named
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
-from shadho_celery.placement.pool import WHOLE, Pool
-from shadho_celery.placement.promotions import Promotions
-from shadho_celery.predictors.cost_model import LEAST_SECONDS, CostModel
-from shadho_celery.predictors.features import Array
+from shadho_celery.placement.model import LEAST_SECONDS, CostModel
+from shadho_celery.placement.pool import WHOLE, Pool, Promotions
+from shadho_celery.space.features import Array
 from shadho_celery.space.split import Subspace
 
 #: k of the index rule: a subspace that is this many trials behind its share counts twice as much

@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.checks import check_name, listed
+from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.names import SHARES, named
 from shadho_celery.core.trial import COUNTED, Trial, TrialState
 

@@ -27,7 +27,7 @@ from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, UsageError
-from shadho_celery.program.notices import warn
+from shadho_celery.program.interrupts import warn
 from shadho_celery.program.study import AskedTrial, Study
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.points import complete

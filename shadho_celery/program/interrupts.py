@@ -1,13 +1,20 @@
-"""Ctrl-C during a search in a user's program: it waits until the study's records are complete."""
+"""Ctrl-C during a search in a user's program: it waits until the study's records are complete.
+
+Warnings to the author of a program.
+"""
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType
 from typing import Any
+
+from shadho_celery.core.checks import printable
 
 
 class Interrupts:
@@ -80,3 +87,15 @@ class Interrupts:
         # If a user's handler returns, the signal is handled. If it raises an exception that the objective catches, the
         # search ends nevertheless.
         self._is_held = self.is_torn = False
+
+
+#: this package, whose frames are skipped in search of the user's line
+_OURS = __name__.partition(".")[0]
+
+
+def warn(message: str) -> None:
+    """Warn with `message`. The warning points to the line of the user's program that has called this package."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _OURS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(printable(message), stacklevel=level)

@@ -16,17 +16,17 @@ from shadho_celery.cli import tables
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.run import view_of
 from shadho_celery.core.checks import short
-from shadho_celery.core.environment import overridden
 from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.system import overridden
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, UsageError
+from shadho_celery.fleet import urls
 from shadho_celery.objective import study_file
-from shadho_celery.program.notices import warn
+from shadho_celery.program.interrupts import warn
 from shadho_celery.program.recorded import ShownStudy
 from shadho_celery.results.on_trial import OnTrial
 from shadho_celery.session.session import Options, Session
-from shadho_celery.session.signals import STOPPED
-from shadho_celery.transport import urls
+from shadho_celery.session.workers import STOPPED
 
 
 def search_on_workers(

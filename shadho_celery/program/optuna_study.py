@@ -10,11 +10,11 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from shadho_celery.core.arguments import refuse_unknown
+from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.core.trial import Report, TrialState
 from shadho_celery.core.units import counted
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.program.notices import warn
+from shadho_celery.program.interrupts import warn
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.domains import Categorical, RandInt, make_domain

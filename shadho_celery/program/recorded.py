@@ -1,17 +1,26 @@
-"""Recorded studies in a program and in notebooks: `load_study`, `list_studies`."""
+"""Recorded studies in a program and in notebooks: `load_study`, `list_studies`.
+
+Progress of a search in this process: a bar in a terminal, and a line of summary at its end.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shadho_celery.core.arguments import refuse_unknown
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.errors import UsageError
+from shadho_celery.results.report import overview_of
 from shadho_celery.results.study import StudyResults
+from shadho_celery.results.trial import given
+from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.store.sql import SqlStore
 
 if TYPE_CHECKING:
-    from shadho_celery.pages.notebook import StudyPictures
+    from shadho_celery.charts.notebook import StudyPictures
 
 
 class ShownStudy(StudyResults):
@@ -21,12 +30,12 @@ class ShownStudy(StudyResults):
     def charts(self) -> StudyPictures:
         """Charts of the study, such as ``study.charts.history()``. Each reads the study when it is made."""
         # Imported late, as below, because only notebooks need it.
-        from shadho_celery.pages.notebook import StudyPictures
+        from shadho_celery.charts.notebook import StudyPictures
 
         return StudyPictures(self)
 
     def _repr_html_(self) -> str:
-        from shadho_celery.pages.notebook import study_html
+        from shadho_celery.charts.notebook import study_html
 
         return study_html(self)
 
@@ -48,3 +57,65 @@ def list_studies(store: str) -> list[ShownStudy]:
     """Return the studies of the store at a URL, the latest first. Raises StoreError."""
     opened = SqlStore(store, read_only=True)
     return [ShownStudy(opened, record) for record in opened.records()]
+
+
+#: maximum number of characters of the best values in the summary
+MOST_VALUES = 200
+
+
+@contextmanager
+def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable[[], None]]:
+    """Show a bar of the trials of a run, with the best loss so far. Yield the function that updates it.
+
+    The bar is shown in a terminal, and its last state stays there, above one line of summary. In a notebook the line is
+    printed alone. If it is `wanted` elsewhere, only the bar's last state is printed. Nothing is shown if it is False.
+    """
+    is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
+    if wanted is False or (wanted is None and not is_notebook and not (sys.stderr and sys.stderr.isatty())):
+        yield lambda: None
+        return
+    if is_notebook:
+        # Imported late, as below, because a search without a bar needs no command line.
+        from shadho_celery.cli.messages import say
+
+        yield lambda: None
+        say(_summary(scheduler), err=True)
+        return
+    # rich is slow to import, and a search without a bar does not need it.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    from shadho_celery.cli.tables import PrintableConsole
+
+    words, study = TextColumn("{task.description}", markup=False), scheduler.study
+    console = PrintableConsole(stderr=True)
+    try:
+        with Progress(words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as bar:
+            task = bar.add_task(study.name, total=scheduler.limits.trials)
+
+            def update() -> None:
+                bar.update(task, completed=study.counted, description=_state(scheduler))
+
+            try:
+                yield update
+            finally:
+                update()
+    finally:
+        if console.is_terminal:
+            console.print(Text(_summary(scheduler)), soft_wrap=True)
+
+
+def _state(scheduler: Scheduler) -> str:
+    study = scheduler.study
+    return f"{study.name}: {overview_of(study).best_words}"
+
+
+def _summary(scheduler: Scheduler) -> str:
+    """Return the result of a search in one line."""
+    # Imported late, because it imports rich.
+    from shadho_celery.cli.tables import counts_line
+
+    study = overview_of(scheduler.study)
+    best = study.best
+    found = "" if best is None else f" (trial {best.number}: {one_line(given(best), MOST_VALUES)})"
+    return f"study {study.name}: {counts_line(study)}; {study.best_words}{found}"

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any, TextIO
 from msgspec import Struct
 
 from shadho_celery.core.checks import guess, short
-from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
+from shadho_celery.core.failures import Failures
+from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, Report, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StudyLocked, UsageError
 from shadho_celery.results.frame import make_frame, write_csv
-from shadho_celery.results.records import Records
 from shadho_celery.results.report import Recorded, StudyReport, report_of, state_at_rest
-from shadho_celery.results.trial import TrialResult, TrialResults, Values
+from shadho_celery.results.trial import Records, TrialResult, TrialResults, Values
 from shadho_celery.space.space import Space
-from shadho_celery.store.base import StudyRecord
-from shadho_celery.store.lock import holder_name
+from shadho_celery.store.base import StudyRecord, holder_name
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.failures import Failures
 from shadho_celery.study.front import Coverage, coverage
-from shadho_celery.study.rungs import RungSummary
+from shadho_celery.study.table import RungSummary
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,20 +1,25 @@
-"""A recorded trial with the values that its objective got, and the sequence of a study's trials."""
+"""A recorded trial with the values that its objective got, and the sequence of a study's trials.
+
+The records of a study's attempts, workers and machines as columns, from which pictures are drawn.
+
+Reading takes no lock. A store of an earlier version has no such records: every column is then empty.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from shadho_celery.core.best import Merit, merit
 from shadho_celery.core.checks import short
-from shadho_celery.core.columns import TrialFacts
+from shadho_celery.core.columns import Merit, TrialFacts, merit
 from shadho_celery.core.failures import headline
-from shadho_celery.core.objectives import turned, turned_first
-from shadho_celery.core.trial import Params, Report, Trial, TrialState
+from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord, unpack
+from shadho_celery.core.trial import Params, Report, Trial, TrialState, turned, turned_first
 from shadho_celery.errors import ShadhoError, StoreError
 from shadho_celery.objective import study_file
 from shadho_celery.space.describe import brief
@@ -134,7 +139,7 @@ class TrialResult(TrialFacts):
 
     @property
     def merit(self) -> Merit:
-        """Sort key, which is least for the best trial; see `core.best.merit`."""
+        """Sort key, which is least for the best trial; see `core.columns.merit`."""
         return merit(self._trial)
 
     @property
@@ -217,3 +222,74 @@ class TrialResults(Sequence[TrialResult]):
         # Returned in the order of `numbers`, because the store returns another order.
         found = {trial.number: trial for trial in self._store.trials(self._record.key, numbers)}
         return (TrialResult(found[number], *where) for number in numbers if number in found)
+
+
+#: values by the name of the column; all lists have the same length
+Columns = Mapping[str, list[Any]]
+
+
+class RecordStore(Protocol):
+    """A store that keeps such records."""
+
+    def attempts(self, key: str, numbers: Collection[int] | None = None) -> Iterable[AttemptRecord]:
+        """Return the attempts of all trials, or of those with these numbers, in the order of both numbers."""
+
+    def sessions(self, key: str) -> Sequence[SessionRecord]:
+        """Return the sessions in the order of their beginnings."""
+
+    def machines(self, key: str) -> Sequence[MachineRecord]:
+        """Return the machines in the order of their names."""
+
+    def class_order(self, key: str) -> Sequence[str]:
+        """Return the names of the study's compute classes in the order of `AttemptRecord.placed`."""
+
+
+class Records:
+    """The records of one study as the store has them at the time of each call."""
+
+    def __init__(self, store: RecordStore, key: str) -> None:
+        """`key` is the study's key."""
+        self._store, self._key = store, key
+
+    def attempts(self, numbers: Collection[int] | None = None) -> Columns:
+        """Return the attempts of all trials, or of those with these numbers, in the order of both numbers.
+
+        The columns are the fields of `AttemptRecord`. `placed` has by compute class a tuple of the predicted seconds,
+        the backlog in seconds and the price, each None if it was not known; {} for an attempt without a prediction.
+        """
+        columns = _columns(AttemptRecord, self._store.attempts(self._key, numbers))
+        # Read after the attempts, because classes are added while the study runs.
+        order = self.class_order()
+        columns["placed"] = [unpack(packed, order) for packed in columns["placed"]]
+        columns["end"] = [None if end is None else str(end) for end in columns["end"]]
+        return columns
+
+    def class_order(self) -> Sequence[str]:
+        """Return the names of the study's compute classes in the order of `AttemptRecord.placed`."""
+        return self._store.class_order(self._key)
+
+    def of_trial(self, number: int) -> list[dict[str, Any]]:
+        """Return the attempts of one trial, each with the names of the columns."""
+        columns = self.attempts([number])
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def sessions(self) -> Columns:
+        """Return the times in which workers could run trials of the study: the fields of `SessionRecord`."""
+        columns = _columns(SessionRecord, self._store.sessions(self._key))
+        columns["reason"] = [None if reason is None else str(reason) for reason in columns["reason"]]
+        return columns
+
+    def machines(self) -> Columns:
+        """Return the machines of these workers: the fields of `MachineRecord`, with GPUs as mappings."""
+        columns = _columns(MachineRecord, self._store.machines(self._key))
+        columns["gpus"] = [[*map(to_builtins, gpus)] for gpus in columns["gpus"]]
+        return columns
+
+
+def _columns(kind: type[Struct], records: Iterable[Struct]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {name: [] for name in kind.__struct_fields__}
+    appends = [(name, column.append) for name, column in columns.items()]
+    for record in records:
+        for name, append in appends:
+            append(getattr(record, name))
+    return columns

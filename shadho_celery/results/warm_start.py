@@ -23,8 +23,7 @@ from hyperopt import STATUS_OK, base
 
 from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.files import read_table
-from shadho_celery.core.objectives import turned
-from shadho_celery.core.trial import Params, Trial, TrialState, taught
+from shadho_celery.core.trial import Params, Trial, TrialState, taught, turned
 from shadho_celery.core.units import counted
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, unquoted

@@ -26,14 +26,13 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.code import CodeVersion
-from shadho_celery.core.folders import holds_files
+from shadho_celery.core.files import holds_files
 from shadho_celery.core.hardware import DEVICE, THREAD_VARIABLES, thread_variables
 from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
-from shadho_celery.objective.call import Objective, call, describe, joined, wants_context
+from shadho_celery.objective.call import Objective, PeakMemory, call, describe, joined, shared_memory, wants_context
 from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
-from shadho_celery.objective.memory import PeakMemory, shared_memory
 from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity

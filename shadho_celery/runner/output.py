@@ -23,8 +23,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.folders import study_folder
+from shadho_celery.core.files import study_folder
+from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.threads import start_thread
 from shadho_celery.core.trial import MAX_LOG
 from shadho_celery.runner.protocol import NO_ORDER, boundary

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from shadho_celery.runner import signals
+from shadho_celery.runner import process_tree
 from shadho_celery.runner.process_tree import KILL_SECONDS, PR_SET_PDEATHSIG, adopt_orphans, descendants, kill, prctl
 
 
@@ -35,7 +35,7 @@ def _start_session(reaper: int) -> None:
     """In the child: start a new session, and let the kernel kill this process when the reaper ends."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signals.leave_to_worker()
+    process_tree.leave_to_worker()
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != reaper:
@@ -101,7 +101,7 @@ def run(lifeline: int, module: str, arguments: Sequence[str], spare: Sequence[in
     Return the child's exit code, or the negative number of the signal that ended it; 0 if the lifeline closed. In the
     child itself, exit as a program does. `spare` are further descriptors of this process.
     """
-    signals.ignore()
+    process_tree.ignore()
     noticed, note = _notice_children()
     adopt_orphans()
     own = {lifeline, noticed, note, *spare}

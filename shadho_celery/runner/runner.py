@@ -11,10 +11,10 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import PRINTED
 from shadho_celery.core.hardware import thread_variables
+from shadho_celery.core.system import SystemClock
 from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner import protocol

@@ -19,7 +19,7 @@ import msgspec
 
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.trial import Memory
-from shadho_celery.objective.memory import system_kills
+from shadho_celery.objective.call import system_kills
 from shadho_celery.runner import protocol
 from shadho_celery.runner.output import Output
 from shadho_celery.runner.process_tree import MARK, kill_marked

@@ -1,10 +1,9 @@
 """Samplers propose params and learn from losses (ask and tell), within one subspace or in the whole space.
 
-May use: core, space, store, objective, predictors, study. `base` has the protocol. A sampler is one file and one line
-of `core.names`.
+`random` has the protocol. A sampler is one file and one line of `core.names`.
 
 A sampler takes values and returns proposals. All its random draws come from its seed, so the trials of a random search
-do not depend on the machines. All samplers learn from failures in the same way (`failure_avoidance`).
+do not depend on the machines. All samplers learn from failures in the same way (`avoidance`).
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from typing import Any
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS, named
 from shadho_celery.errors import UsageError
-from shadho_celery.samplers.base import MakeSampler, Sampler, spans_space
-from shadho_celery.samplers.by_budget import ByBudget
 from shadho_celery.samplers.optuna import make_optuna_sampler
-from shadho_celery.samplers.own import make_own_sampler
-from shadho_celery.samplers.unrepeated import Unrepeated
+from shadho_celery.samplers.random import MakeSampler, Sampler, spans_space
+from shadho_celery.samplers.wrapped import ByBudget, Unrepeated, make_own_sampler
 from shadho_celery.space.split import Subspace
 
 #: samplers that learn the losses of each budget separately, as those of other libraries do

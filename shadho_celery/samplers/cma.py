@@ -19,9 +19,9 @@ from cmaes import CMA
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from shadho_celery.core.best import feasible_loss
+from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Params, Trial
-from shadho_celery.samplers.base import Learner
+from shadho_celery.samplers.random import Learner
 from shadho_celery.space.domains import cell
 from shadho_celery.space.split import Subspace
 

@@ -26,7 +26,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from shadho_celery.predictors.features import INACTIVE
+from shadho_celery.space.features import INACTIVE
 
 Array = NDArray[np.float64]
 

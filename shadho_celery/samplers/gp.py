@@ -17,14 +17,14 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from shadho_celery.core.blas import one_blas_thread
+from shadho_celery.core.threads import one_blas_thread
 from shadho_celery.core.trial import Params, Trial, TrialState
-from shadho_celery.predictors.features import features
-from shadho_celery.samplers.base import Learner
-from shadho_celery.samplers.failure_avoidance import FailureAvoidance
+from shadho_celery.samplers.avoidance import FailureAvoidance
 from shadho_celery.samplers.gaussian_process import ConstraintModel, GaussianProcess
 from shadho_celery.samplers.qmc import QmcSampler
+from shadho_celery.samplers.random import Learner
 from shadho_celery.space.domains import UNIT_MASS, Domain
+from shadho_celery.space.features import features
 from shadho_celery.space.split import Key, Subspace, parts_of
 
 Array = NDArray[np.float64]

@@ -20,7 +20,7 @@ import numpy as np
 from shadho_celery.core.checks import guess, short
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.samplers.base import MakeSampler
+from shadho_celery.samplers.random import MakeSampler
 from shadho_celery.space.domains import Categorical, Domain, RandInt
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value

@@ -26,9 +26,9 @@ import scipy
 from numpy.typing import NDArray
 
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
-from shadho_celery.samplers.base import Learner
-from shadho_celery.samplers.failure_avoidance import FailureAvoidance
+from shadho_celery.samplers.avoidance import FailureAvoidance
 from shadho_celery.samplers.qmc import QmcSampler
+from shadho_celery.samplers.random import Learner
 from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Discrete, Domain, Normal, RandInt
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.study.front import order_of

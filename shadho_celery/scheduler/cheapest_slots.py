@@ -14,8 +14,8 @@ from shadho_celery.core.trial import Params, Trial
 from shadho_celery.core.units import duration, money
 from shadho_celery.placement.base import Fits
 from shadho_celery.placement.bound import Cheapest, cheapest
+from shadho_celery.placement.model import CostModel
 from shadho_celery.placement.policies import OPTIMISM
-from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.proposals import Proposals
 
 #: number of sets of params, drawn in all subspaces together, that stand for the trials that are left

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shadho_celery.core.class_spec import ClassSpec
+from shadho_celery.core.files import ClassSpec
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.placement.wanted import Held, Room, at_most, wanted_slots
-from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.placement.bound import Held, Room, at_most, wanted_slots
+from shadho_celery.placement.model import CostModel
 from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.study.state import StudyState
 

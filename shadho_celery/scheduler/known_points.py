@@ -9,8 +9,8 @@ import numpy as np
 
 from shadho_celery.core.trial import Outcome, Params, Result, Trial, TrialState
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.executors.inline import HOST, INLINE_CLASS
 from shadho_celery.placement.pool import WHOLE
+from shadho_celery.scheduler.executors import HOST, INLINE_CLASS
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.proposals import learns_whole, make_samplers, tell_samplers, trial_seed
 from shadho_celery.scheduler.scheduler import Scheduler

@@ -16,25 +16,23 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.names import FIDELITIES, POLICIES, SHARES, named
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.ladder import Ladder, ladder_of
 from shadho_celery.fidelity.pruners import Asha, PrunerSettings, Pruning, read_pruner
 from shadho_celery.fidelity.rounds import Endless, Rounds
+from shadho_celery.placement.model import CostModel, declared_cost
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
-from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.predictors.declared_cost import declared_cost
+from shadho_celery.placement.widths import Width, make_width
 from shadho_celery.results.warm_start import refuse_if_resumed
 from shadho_celery.samplers import find_sampler
-from shadho_celery.samplers.base import MakeSampler, name_of, spans_space
+from shadho_celery.samplers.random import MakeSampler, name_of, spans_space
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
+from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.proposals import Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.scheduler.widths import Width, make_width
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace, split, undivided
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 DEFAULT_SETTINGS = StudySettings()
 

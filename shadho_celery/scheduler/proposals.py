@@ -24,17 +24,13 @@ from shadho_celery.placement.base import Choice, Excess, Fits, Offers, Policy, S
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
+from shadho_celery.placement.widths import Width
 from shadho_celery.samplers import Maker
-from shadho_celery.samplers.auto import AutoSampler
-from shadho_celery.samplers.base import MakeSampler, Sampler, WholeSampler, spans_space
-from shadho_celery.samplers.by_budget import ByBudget
-from shadho_celery.samplers.decade import Decade
-from shadho_celery.samplers.own import OwnSampler
-from shadho_celery.samplers.unrepeated import Unrepeated
-from shadho_celery.scheduler.widths import Width
+from shadho_celery.samplers.auto import AutoSampler, Decade
+from shadho_celery.samplers.random import MakeSampler, Sampler, WholeSampler, spans_space
+from shadho_celery.samplers.wrapped import ByBudget, OwnSampler, Unrepeated
 from shadho_celery.space.split import UNDIVIDED, Subspace, undivided
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 P = TypeVar("P")
 

@@ -10,27 +10,21 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from shadho_celery.core.failures import headline
+from shadho_celery.core.failures import Hopelessness, headline
 from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Report, Result, Retry, Trial, TrialState
 from shadho_celery.errors import StoreOutage
-from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.pruners import Pruning
-from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.predictors.extrapolation import Extrapolation
-from shadho_celery.predictors.preemption import preemption_rate
+from shadho_celery.placement.copies import Declined, Idle, Placements, Speculation, most_copies
+from shadho_celery.placement.durations import Extrapolation
+from shadho_celery.placement.memory import MemoryFit
+from shadho_celery.placement.model import CostModel, preemption_rate
+from shadho_celery.placement.widths import Reservations, Widths
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
-from shadho_celery.scheduler.declined import Declined
 from shadho_celery.scheduler.demand import Demand
-from shadho_celery.scheduler.memory_fit import MemoryFit
-from shadho_celery.scheduler.placements import Placements
+from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.proposals import Proposals
-from shadho_celery.scheduler.reservations import Reservations
-from shadho_celery.scheduler.speculation import Idle, Speculation, most_copies
-from shadho_celery.scheduler.widths import Widths
-from shadho_celery.study.failures import Hopelessness
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 #: seconds that one turn of the loop waits for an event
 TURN_SECONDS = 0.5

@@ -10,26 +10,32 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.arguments import Resume
 from shadho_celery.core.checks import as_record
-from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler, read_settings
-from shadho_celery.executors.base import Executor
+from shadho_celery.core.settings import (
+    BUDGETS,
+    DEFAULT_TRIALS,
+    Resume,
+    StudySettings,
+    continued,
+    other_sampler,
+    read_settings,
+)
+from shadho_celery.core.trial import refuse_others
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.results.on_trial import OnTrial, TrialCallback
 from shadho_celery.results.study import RunningStudy
 from shadho_celery.results.warm_start import WarmStart, WarmStartSource, fit, read_source
 from shadho_celery.scheduler import known_points
+from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import ValuesRecord, to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 
 class Names(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,7 @@
-"""A run of one study on workers, either those of this machine or those of a fleet."""
+"""A run of one study on workers, either those of this machine or those of a fleet.
+
+Warnings about conditions of a run that may pass, as records. Each is shown once, and so is the end of each.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,25 @@ from msgspec.structs import replace
 
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
-from shadho_celery.core.class_spec import read_class_spec
 from shadho_celery.core.code import CodeVersion, Sources
-from shadho_celery.core.folders import EMBEDDED, below
-from shadho_celery.core.outage import Outage
+from shadho_celery.core.files import EMBEDDED, below, read_class_spec
+from shadho_celery.core.system import Outage
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, money
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.embedded.plan import CONTROL_KEY
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.broker import Publisher
+from shadho_celery.fleet.celery_settings import file_of_folder
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import MAX_SLOTS, Progress, able, start_command, unable
+from shadho_celery.fleet.signing import Signer, read_key
 from shadho_celery.fleet.workers import Connection, FleetStudy
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
+from shadho_celery.placement.widths import widest
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import RunningStudy
 from shadho_celery.runner.protocol import HARD_SECONDS
@@ -41,19 +50,49 @@ from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.scheduler.widths import widest
-from shadho_celery.session.notices import Conditions, Notice
 from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
-from shadho_celery.session.signals import Signals
 from shadho_celery.session.steering import Steering
-from shadho_celery.session.workers import default_workers, visible_gpus
+from shadho_celery.session.workers import Signals, default_workers, visible_gpus
 from shadho_celery.study.state import StudyState
-from shadho_celery.transport import urls
-from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.celery_settings import file_of_folder
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import MAX_SLOTS, Progress, able, start_command, unable
-from shadho_celery.transport.signing import Signer, read_key
+
+#: seconds for which a condition must not have been true before its end is shown
+OVER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """A warning to the user about one condition, such as a missing worker."""
+
+    text: str
+    #: class or fact concerned. Notices with equal `about` end together
+    about: str
+    #: what is true once the condition has passed
+    over: str = ""
+
+    def __str__(self) -> str:
+        return f"Warning: {self.text}"
+
+
+class Conditions:
+    """Notices of conditions that may pass by themselves. Each is shown when it begins, and when it is over."""
+
+    def __init__(self) -> None:
+        #: notices that were shown, by subject; and the moments at which one of them was first and last true
+        self._said: dict[str, list[Notice]] = {}
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def see(self, found: Iterable[Notice], now: float) -> Iterator[str]:
+        """Yield the lines to show, given the notices `found` to be true `now`: each new notice, and each end of one."""
+        for notice in found:
+            about = notice.about
+            self._seen[about] = self._seen.get(about, (now, now))[0], now
+            if notice not in (said := self._said.setdefault(about, [])):
+                said.append(notice)
+                yield str(notice)
+        for about in [about for about, (_, until) in self._seen.items() if now - until >= OVER_SECONDS]:
+            since, until = self._seen.pop(about)
+            yield f"{self._said.pop(about)[-1].over}, after {until - since:.0f} s"
+
 
 #: seconds for which a study that has reached its limit waits for a server that cannot be reached
 GIVE_UP_SECONDS = 60.0

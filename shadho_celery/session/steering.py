@@ -10,20 +10,20 @@ from uuid import uuid4
 
 from msgspec.structs import asdict, replace
 
-from shadho_celery.control.reach import requester
-from shadho_celery.core.actions import Action, Answer, Cancel, Deed, Enqueue, Pause, Set, Stop, Unpause, name_of
 from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.records import Action, Answer, Cancel, Deed, Enqueue, Pause, Set, Stop, Unpause, name_of
 from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreOutage, UsageError
+from shadho_celery.fleet.control import Request
+from shadho_celery.fleet.drains import Drain
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.session.control import requester
 from shadho_celery.study.state import StudyState, named
-from shadho_celery.transport.control import Request
-from shadho_celery.transport.drains import Drain
 
 
 class Steered(Protocol):

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import as_record, short
-from shadho_celery.core.class_spec import parse, read_classes
 from shadho_celery.core.failures import read_failure
+from shadho_celery.core.files import parse, read_classes
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.study_file import import_file
 from shadho_celery.simulation.executor import LARGEST, Fleet, SimulatedClass

@@ -17,13 +17,13 @@ from msgspec import Meta, Struct, field
 
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.checks import misfit_at
-from shadho_celery.core.class_spec import ClassFacts
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.files import ClassFacts
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.records import Leaving, MachineRecord, Present
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Report, Result, Started, TrialState
-from shadho_celery.executors.base import take
 from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG, SAFETY
+from shadho_celery.scheduler.executors import take
 from shadho_celery.study.recorder import Recorder
 
 #: (attempt with its `host`, name of the compute class) -> outcome; its `seconds` then pass on the clock

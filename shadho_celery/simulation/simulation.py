@@ -1,36 +1,45 @@
-"""Simulation of a search on a described cluster: the real scheduler, study and policies, on a manual clock."""
+"""Simulation of a search on a described cluster: the real scheduler, study and policies, on a manual clock.
+
+Copy a simulated study to a store, so that the dashboard and reports show it like any other study.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as with_
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.files import new_key
 from shadho_celery.core.settings import read_settings
-from shadho_celery.core.trial import Attempt, Outcome, TrialState
-from shadho_celery.errors import UsageError
-from shadho_celery.results.records import Records
+from shadho_celery.core.system import ManualClock
+from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
+from shadho_celery.errors import StoreError, UsageError
+from shadho_celery.placement.widths import widest
+from shadho_celery.results.trial import Records
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.scheduler.widths import widest
 from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Machine
 from shadho_celery.simulation.executor import GIB, Fleet, Play, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.space import Space
-from shadho_celery.space.stored import to_json
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.space.stored import ValuesRecord, to_json
+from shadho_celery.store.base import StudyRecord, Turn, holder_name
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.state import Limits, StudyState
 
 #: number of random factors drawn in advance; a trial's seed picks one, so it is the same under every policy
 DRAWS = 2**17
@@ -319,3 +328,68 @@ def make_play(cluster: Cluster, space: Space, progress: Progress | None = None) 
         return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds, memory=memory, continued=continued)
 
     return play
+
+
+S = TypeVar("S", bound=Struct)
+
+#: number of trials, or of attempts, that are written in one transaction
+PAGE = 5000
+
+#: maximum number of characters of the title, and number of those of the study's key, in its name
+MAX_TITLE, KEY_LENGTH = 40, 6
+
+#: characters that a title in a name has not
+_UNUSUAL = re.compile(r"[^\w.-]")
+
+#: fields of records that are moments
+MOMENTS = ("asked_at", "queued_at", "started_at", "ended_at", "finished_at", "since", "until")
+
+
+def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> StudyRecord:
+    """Write a simulated study to a store, and return its record there.
+
+    It is called ``simulated-TITLE-POLICY-`` and some characters of its key. Characters of `title` that names of studies
+    should not have are replaced. `ended_at`, in seconds since the epoch, is the moment at which the simulated time
+    ends. It must not lie in the future, because readers assume that nothing has happened after the time of reading.
+    Raises StoreError.
+    """
+    began_at, given = ended_at - found.seconds, ValuesRecord(found.plan.space)
+    key = new_key()
+    name = f"simulated-{_UNUSUAL.sub('-', title)[:MAX_TITLE]}-{found.policy}-{key[:KEY_LENGTH]}"
+    kept = found.study.record
+    plan = kept.money_plan and structs.replace(kept.money_plan, deadline=kept.money_plan.deadline + began_at)
+    in_force = {**kept.in_force, "simulated": True}
+    record = dataclasses.replace(kept, key=key, name=name, created_at=began_at, in_force=in_force, money_plan=plan)
+    store.create(record)
+    fence = store.lock(key, holder_name(), ended_at)
+    try:
+        sessions = [_shifted(each, began_at) for each in found.store.sessions()]
+        store.write(key, fence, ended_at, Turn(seen=[*sessions, *found.store.machines()]))
+        for trials in _pages(found.store.trials()):
+            store.write(key, fence, ended_at, Turn(new=[_shifted_trial(given, each, began_at) for each in trials]))
+        for attempts in _pages(found.store.attempts()):
+            store.write(key, fence, ended_at, Turn(attempted=[_shifted(each, began_at) for each in attempts]))
+    except BaseException:
+        # A part of a study would look like all of it.
+        with suppress(StoreError):
+            store.delete(key, fence)
+        raise
+    store.unlock(key, fence)
+    return record
+
+
+def _pages(records: Iterable[S]) -> Iterator[list[S]]:
+    left = iter(records)
+    while page := [*islice(left, PAGE)]:
+        yield page
+
+
+def _shifted(record: S, by: float) -> S:
+    """Return a record whose moments are later by this many seconds."""
+    moments = {name: at + by for name in MOMENTS if (at := getattr(record, name, None)) is not None}
+    return structs.replace(record, **moments)
+
+
+def _shifted_trial(given: ValuesRecord, trial: Trial, by: float) -> Trial:
+    live = trial.live and tuple(_shifted(each, by) for each in trial.live)
+    return structs.replace(_shifted(trial, by), live=live, given=given.of(trial.params))

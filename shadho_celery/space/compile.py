@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from shadho_celery.core.checks import listed, short
-from shadho_celery.core.late_import import placeholder
+from shadho_celery.core.system import placeholder
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space import tree

@@ -1,7 +1,7 @@
 """Persistence of studies and trials: eight tables that can be queried with SQL, in SQLite or PostgreSQL.
 
-May use: core. `base` has the protocol of a store. `sql` keeps studies in a database, and `memory` in this process, for
-searches that end with it.
+`base` has the protocol of a store. `sql` keeps studies in a database, and `memory` in this process, for searches that
+end with it.
 
 One scheduler owns a study and is its only writer. Its lock has a fencing number, which every write checks in its own
 transaction, so a scheduler that was replaced cannot write. A trial is recorded before it is sent, and one turn of the

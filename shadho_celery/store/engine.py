@@ -21,7 +21,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shadho_celery.core.bounds import (
+from shadho_celery.core.checks import mask, one_line
+from shadho_celery.core.system import (
     DATABASE_CONNECT_SECONDS,
     GRACE_SECONDS,
     IDLE_SECONDS,
@@ -30,7 +31,6 @@ from shadho_celery.core.bounds import (
     READ_SECONDS,
     STATEMENT_SECONDS,
 )
-from shadho_celery.core.checks import mask, one_line
 from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.errors import StoreError
 

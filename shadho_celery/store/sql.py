@@ -21,16 +21,14 @@ import sqlalchemy as sa
 from msgspec import to_builtins
 from sqlalchemy.dialects import sqlite
 
-from shadho_celery.core.actions import Action
-from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import listed, mask, mask_in, one_line, short
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, SessionRecord
+from shadho_celery.core.records import Action, AttemptRecord, Leaving, MachineRecord, SessionRecord
+from shadho_celery.core.system import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn, described, is_held
 from shadho_celery.store.engine import LOCKED, allow, is_outage, make_engine, remedy, sqlstate
-from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.rows import (
     ACTIONS,
     ATTEMPTS,
@@ -44,26 +42,24 @@ from shadho_celery.store.rows import (
     SESSIONS,
     STUDIES,
     UNREADABLE,
+    VERSION,
     Reader,
     action_row,
-    readable,
-    record_row,
-    trial_row,
-    unchecked,
-)
-from shadho_celery.store.tables import (
-    VERSION,
     actions,
     attempts,
     damage,
     machines,
     note_version,
+    readable,
+    record_row,
     reports,
     schema,
     schema_version,
     sessions,
     studies,
+    trial_row,
     trials,
+    unchecked,
     warm_starts,
 )
 
@@ -242,7 +238,7 @@ class SqlStore:
     def best(self, key: str) -> int | None:
         """Return the number of the best COMPLETE trial, or None if no trial is COMPLETE.
 
-        The order is that of `core.best.merit`: the least violation, the highest budget, the least loss; then the least
+        The order is that of `core.columns.merit`: least violation, highest budget, least loss; then the least
         number. A budget of null is all of the fidelity.
         """
         order = [sa.func.coalesce(trials.c.violation, 0.0), trials.c.budget.is_not(None), trials.c.budget.desc()]

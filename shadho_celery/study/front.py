@@ -19,7 +19,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import plain, short
-from shadho_celery.core.objectives import turned
+from shadho_celery.core.trial import turned
 from shadho_celery.errors import UsageError
 
 Array = NDArray[np.float64]

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.arguments import Resume
 from shadho_celery.core.checks import listed, short
-from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.folders import new_key
-from shadho_celery.core.settings import as_options
+from shadho_celery.core.files import new_key
+from shadho_celery.core.settings import Resume, as_options
+from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import COUNTED, Params, Trial
 from shadho_celery.core.units import counted
 from shadho_celery.errors import (
@@ -27,8 +26,7 @@ from shadho_celery.errors import (
     StudyNotFound,
     UsageError,
 )
-from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
-from shadho_celery.store.lock import holder_name
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn, holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
 

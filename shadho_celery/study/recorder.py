@@ -15,16 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shadho_celery.core.records import (
-    AttemptRecord,
-    End,
-    Leaving,
-    MachineRecord,
-    Placed,
-    Present,
-    SessionRecord,
-    pack,
-)
+from shadho_celery.core.records import AttemptRecord, End, Leaving, MachineRecord, Placed, Present, SessionRecord, pack
 from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
 from shadho_celery.core.units import cost_of
 

@@ -15,7 +15,7 @@ from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.replay import replay
 from shadho_celery.training.report import Report
 from shadho_celery.training.strategies import Async, Average, Elastic, Sync
-from shadho_celery.training.wire.codecs import Quantize
+from shadho_celery.training.wire.vectors import Quantize
 
 __all__ = [
     "Async",

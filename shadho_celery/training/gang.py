@@ -20,16 +20,15 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal
 
-from shadho_celery.core.addresses import LOOPBACK, close_socket, listen, make_token, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
+from shadho_celery.core.system import LOOPBACK, close_socket, listen, make_token, own_address
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context, ReplicaDone
 from shadho_celery.training.coordinator.centre import ModelCentre
-from shadho_celery.training.coordinator.checkpoints import Claim
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Listener, Terms
-from shadho_celery.training.coordinator.run import Run
+from shadho_celery.training.coordinator.run import Claim, Run
 from shadho_celery.training.plan import Plan, taking
 from shadho_celery.training.replica.batches import Computer
 from shadho_celery.training.replica.processes import Processes
@@ -37,8 +36,7 @@ from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.replica.update import Update
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync
-from shadho_celery.training.wire.codecs import Layout, Quantize
-from shadho_celery.training.wire.vectors import MAX_PARAMETERS, Vector
+from shadho_celery.training.wire.vectors import MAX_PARAMETERS, Layout, Quantize, Vector
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import pytest
 from acceptance.commands import Desk, until
 from integration.fleets import fleet
 
-from shadho_celery.transport.signing import KEY_FILE
+from shadho_celery.fleet.signing import KEY_FILE
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -20,9 +20,9 @@ import pytest
 from acceptance.commands import Command, Desk, until
 from services.browser import SCHEMES, WIDTHS, Opened
 
+from shadho_celery.charts.payload import MOST_CHARACTERS
 from shadho_celery.core.checks import printable
 from shadho_celery.dashboard.cache import FRESH_SECONDS
-from shadho_celery.pages.payload import MOST_CHARACTERS
 from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from acceptance.commands import ROOT
 
-from shadho_celery.pages.reading import StudyData
+from shadho_celery.charts.study import StudyData
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
 

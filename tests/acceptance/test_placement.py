@@ -13,8 +13,8 @@ import pytest
 from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as make_desk
 
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -17,8 +17,8 @@ from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import COMMANDS, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
 from services.cases import cases
 
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(240)
 

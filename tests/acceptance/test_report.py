@@ -17,9 +17,8 @@ from services.browser import SCHEMES, WIDTHS, Opened
 from services.cases import cases
 from services.pictured import pictured
 
-from shadho_celery.pages.document import STATIC
-from shadho_celery.pages.notebook import StudyPictures
-from shadho_celery.pages.report import report_html
+from shadho_celery.charts.notebook import StudyPictures
+from shadho_celery.charts.report import STATIC, report_html
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 from shadho_celery.cli.group import commands
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.files import STORAGE_TOKEN
 from shadho_celery.core.hardware import Machine
-from shadho_celery.node.storage import TOKEN
-from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Progress, Registry, RunningTrial, Share, StudyWants, Worker
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Progress, Registry, RunningTrial, Share, StudyWants, Worker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -67,7 +67,9 @@ def test_results_are_there_while_a_study_runs_and_go_with_its_deletion(desk: Des
     assert gone.code == 0, desk.said()
     assert f"study mine with {len(trials)} trials" in gone.out
     assert desk.trials() == []
-    assert {path.name for path in desk.folder.glob(".shadho/**/*") if path.is_file()} == {TOKEN}, "no study's own"
+    assert {path.name for path in desk.folder.glob(".shadho/**/*") if path.is_file()} == {STORAGE_TOKEN}, (
+        "no study's own"
+    )
 
 
 def test_the_status_of_a_fleet_needs_no_study(desk: Desk, amqp_url: str, redis_url: str) -> None:

@@ -17,12 +17,11 @@ from acceptance.commands import ROOT, Desk, until
 from acceptance.commands import desk as make_desk
 
 from shadho_celery.charts.chart import Chart
-from shadho_celery.charts.study import CHARTS
-from shadho_celery.pages.reading import StudyData
+from shadho_celery.charts.study import CHARTS, StudyData
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -43,7 +43,7 @@ from shadho_celery.ranks.launch import RankContext
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.replica.replica import Delay
 from shadho_celery.training.strategies import Strategy, Sync
-from shadho_celery.training.wire.codecs import Quantize
+from shadho_celery.training.wire.vectors import Quantize
 
 #: pictures of one gradient, and parts of which a rank's batch is made
 BATCH, MICRO_BATCHES = 16, 4

@@ -76,7 +76,7 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.coordinator.backups import simulate
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS
 from shadho_celery.training.strategies import Async, Average, Elastic, Strategy, Sync
-from shadho_celery.training.wire.codecs import Quantize
+from shadho_celery.training.wire.vectors import Quantize
 from tasks import adsaga
 
 K = TypeVar("K", bound=Hashable)

@@ -27,11 +27,11 @@ from services.families import Family, cluster_of, fleet_of, half_normal, log_nor
 
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.predictors.features import Array
+from shadho_celery.placement.model import CostModel
 from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.features import Array
 
 #: samplers that learn from losses; their proposals take milliseconds: they are played for an hour at most
 ADAPTIVE, ADAPTIVE_HOURS = ("tpe", "auto"), 1.0

@@ -46,7 +46,11 @@ from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Report, Result, Started, Trial, TrialState
+from shadho_celery.fleet.broker import PROTOCOL, Publisher, queue, read_message
+from shadho_celery.fleet.channel import Claim, WorkerChannel
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.fleet.workers import Connection, FleetStudy
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.node.slots import BEAT_SECONDS
@@ -55,12 +59,8 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.transport.broker import PROTOCOL, Publisher, queue, read_message
-from shadho_celery.transport.channel import Claim, WorkerChannel
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.study.state import Limits
 
 #: in the names of the queues: no worker of another run takes part
 RUN = uuid.uuid4().hex[:6]

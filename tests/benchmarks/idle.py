@@ -31,8 +31,8 @@ from typing import Any
 from figures import finish, goal, quartiles
 from overhead import ROOT, RUN, python
 
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 
 #: seconds in which the workers must have announced themselves
 READY_SECONDS = 60.0

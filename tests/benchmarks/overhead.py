@@ -29,8 +29,8 @@ from pathlib import Path
 import redis
 from figures import finish, goal, quartiles
 
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 
 ROOT = Path(__file__).parents[2]
 

@@ -32,8 +32,8 @@ from PIL import Image
 from services.families import with_settings
 from svm_record import KERNELS
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.cluster_file import Cluster
@@ -43,9 +43,8 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 # The folder of the tests has the browser that they use.
 sys.path.append(str(Path(__file__).parents[1]))

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import Fleet, Play, SimulatedClass, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 
 def play_study(

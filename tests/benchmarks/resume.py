@@ -35,13 +35,13 @@ from hyperopt import hp
 
 from shadho_celery import minimize
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.scheduler.executors import InlineExecutor
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
+from shadho_celery.study.state import Limits
 
 SIZES = (5_000, 100_000)
 CLASSES = ("gpu_large", "gpu_small", "cpu")

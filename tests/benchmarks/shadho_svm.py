@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 from svm_record import CLASSES, KERNELS, Record, Row, read, space
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, Result, Trial, TrialState
-from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.placement.model import CostModel
 from shadho_celery.simulation.executor import Fleet, SimulatedClass, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split

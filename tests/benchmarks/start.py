@@ -34,8 +34,8 @@ from figures import finish, goal
 from idle import READY_SECONDS, lent_redis
 from overhead import ROOT, python
 
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 
 PLAIN = """
 from hyperopt import hp

@@ -13,8 +13,8 @@ from services.channels import Channel
 
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.trial import WELL, Memory, Outcome, Result, Started, TrialState
-from shadho_celery.transport.channel import Claim, SchedulerChannel, keys
-from shadho_celery.transport.redis import connect
+from shadho_celery.fleet.channel import Claim, SchedulerChannel, keys
+from shadho_celery.fleet.redis import connect
 
 STUDY, NUMBER = "k1", 0
 

@@ -9,7 +9,7 @@ import pytest
 from contract.test_executors import PATIENCE, Rig, all_end, collect, ends, queued, run
 from services.families import fleet_of
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.simulation.executor import SimulatedExecutor
 

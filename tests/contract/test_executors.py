@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from services.families import fleet_of
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import FINISHED, Attempt, Event, Lost, Outcome, Result, Started, TrialState
-from shadho_celery.executors.base import Executor
-from shadho_celery.executors.inline import INLINE_CLASS, InlineExecutor
 from shadho_celery.objective.call import call
 from shadho_celery.objective.context import Context, LocalContext
+from shadho_celery.scheduler.executors import INLINE_CLASS, Executor, InlineExecutor
 from shadho_celery.simulation.executor import SimulatedExecutor
 
 #: polls after which a rig has failed: each may last a second of its clock

@@ -13,17 +13,17 @@ import pytest
 from hyperopt import hp
 
 from shadho_celery.core.attempts import Sent
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Event, TrialState
+from shadho_celery.fleet.channel import unseal
+from shadho_celery.fleet.signing import UNSIGNED
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.transport.channel import unseal
-from shadho_celery.transport.signing import UNSIGNED
+from shadho_celery.study.state import Limits
 
 TRIALS = 60
 SPACE = hp.choice("side", [{"x": hp.uniform("x", 0, 1)}, {"y": hp.loguniform("y", -5, 5), "n": hp.randint("n", 5)}])

@@ -1,4 +1,4 @@
-"""All that ranks trials has one order, that of `core.best`: stores, packed rows, the live study, fronts and rungs."""
+"""Trials have one order, that of `core.columns`: in stores, packed rows, the live study, fronts and rungs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from random import Random
 import pytest
 
 from shadho_celery.cli.results import SORTED
-from shadho_celery.core.best import feasible_loss, merit
+from shadho_celery.core.columns import feasible_loss, merit
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.asha import Rung
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.trials import FinishedTrials
+from shadho_celery.study.table import FinishedTrials
 
 S = TrialState
 SEEDS = range(12)

@@ -12,9 +12,9 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.names import POLICIES
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.base import Offers, Policy, Slot
+from shadho_celery.placement.model import CostModel
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.pool import WHOLE
-from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 

@@ -12,16 +12,15 @@ import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import Gpu
 from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, Placed, Present
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Lost, Outcome, Result, Retry, Started, TrialState
 from shadho_celery.errors import StoreError
 from shadho_celery.program.recorded import load_study
-from shadho_celery.results.records import Records
+from shadho_celery.results.trial import Records
 from shadho_celery.store import sql
-from shadho_celery.store.base import StudyRecord, Turn
-from shadho_celery.store.lock import holder_name
+from shadho_celery.store.base import StudyRecord, Turn, holder_name
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 from shadho_celery.study import recorder

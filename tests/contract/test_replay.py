@@ -11,17 +11,16 @@ from hyperopt import hp
 from services.families import fleet_of
 
 from shadho_celery import Study, minimize
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.names import SAMPLERS
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 SPACE = {
     "kind": hp.choice("kind", [{"u": hp.uniform("u", -2, 2)}, {"v": hp.loguniform("v", -7, 0)}]),

@@ -17,8 +17,8 @@ from shadho_celery import minimize
 from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.samplers import make_sampler
-from shadho_celery.samplers.base import Sampler
-from shadho_celery.samplers.unrepeated import points
+from shadho_celery.samplers.random import Sampler
+from shadho_celery.samplers.wrapped import points
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 

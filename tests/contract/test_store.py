@@ -24,18 +24,16 @@ import sqlalchemy as sa
 from msgspec.structs import asdict, replace
 
 from shadho_celery.core import columns
-from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.records import MoneyPlan
+from shadho_celery.core.records import Action, Answer, MoneyPlan
 from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.program.recorded import list_studies, load_study
 from shadho_celery.store import engine as database
-from shadho_celery.store.base import StudyRecord, Turn
+from shadho_celery.store.base import StudyRecord, Turn, holder_name
 from shadho_celery.store.engine import file_system
-from shadho_celery.store.lock import holder_name
+from shadho_celery.store.rows import schema, trials
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
-from shadho_celery.store.tables import schema, trials
 
 #: a moment, in seconds since the epoch
 NOW = 1_700_000_000.0
@@ -329,7 +327,7 @@ def test_a_dead_holders_lock_is_taken_over_at_once(shared_url: str) -> None:
     store.create(RECORD)
     code = (
         "import os, sys;"
-        "from shadho_celery.store.sql import SqlStore; from shadho_celery.store.lock import holder_name;"
+        "from shadho_celery.store.sql import SqlStore; from shadho_celery.store.base import holder_name;"
         "print(SqlStore(sys.argv[1]).lock('k1', holder_name(), float(sys.argv[2])), flush=True);"
         "os.kill(os.getpid(), 9)"
     )
@@ -372,7 +370,7 @@ def test_a_live_scheduler_in_a_container_of_this_host_name_keeps_its_lock(store:
     if not shutil.which("unshare") or subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no pid namespace can be made here")
     store.create(RECORD)
-    code = "from shadho_celery.store.lock import holder_name; print(holder_name(), flush=True); input()"
+    code = "from shadho_celery.store.base import holder_name; print(holder_name(), flush=True); input()"
     command = [*CONTAINER, sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -388,7 +386,7 @@ def test_a_live_scheduler_in_a_container_of_this_host_name_keeps_its_lock(store:
 def test_a_holder_that_died_and_is_not_buried_is_dead(store: SqlStore) -> None:
     """A zombie still has its entry in /proc, because its parent has not waited for it."""
     store.create(RECORD)
-    code = "from shadho_celery.store.lock import holder_name; print(holder_name(), flush=True)"
+    code = "from shadho_celery.store.base import holder_name; print(holder_name(), flush=True)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         holder = child.stdout.readline().strip()

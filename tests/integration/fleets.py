@@ -15,7 +15,7 @@ from typing import Any
 import redis
 from acceptance.commands import Command, Desk, desk, until
 
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.registry import Registry, Worker
 
 #: The launch command with less patience for messages that nobody claims.
 LAUNCH = """

@@ -12,7 +12,7 @@ from acceptance.commands import Desk, desk, until
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.broker import Publisher
+from shadho_celery.fleet.broker import Publisher
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""A server that stands still, or denies a command: no call waits for it without a limit (`core.bounds`)."""
+"""A server that stands still, or denies a command: no call waits for it without a limit (`core.system`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from services.told import ToldExecutor
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
+from shadho_celery.fleet import broker
+from shadho_celery.fleet import redis as our_redis
+from shadho_celery.fleet.redis_queues import AMQP
 from shadho_celery.node.slots import Slots
-from shadho_celery.transport import broker
-from shadho_celery.transport import redis as our_redis
-from shadho_celery.transport.redis_queues import AMQP
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,7 +11,7 @@ import services
 
 from shadho_celery.core.checks import mask
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.broker import check_access, depths, machine_queue, queue
+from shadho_celery.fleet.broker import check_access, depths, machine_queue, queue
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])

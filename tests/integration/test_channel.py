@@ -32,11 +32,9 @@ from shadho_celery.core.trial import (
     TrialState,
 )
 from shadho_celery.errors import LockLost, ServiceError, StudyLocked
-from shadho_celery.store.lock import holder_name
-from shadho_celery.store.sql import LOCK_SECONDS
-from shadho_celery.transport import channel as channel_module
-from shadho_celery.transport import registry as registry_module
-from shadho_celery.transport.channel import (
+from shadho_celery.fleet import channel as channel_module
+from shadho_celery.fleet import registry as registry_module
+from shadho_celery.fleet.channel import (
     ERASED_SECONDS,
     HOLD_SECONDS,
     MAX_STRIKES,
@@ -46,10 +44,12 @@ from shadho_celery.transport.channel import (
     SchedulerChannel,
     unseal,
 )
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker
-from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Host, Registry, StudyWants, Worker
+from shadho_celery.fleet.seats import SchedulerSeats, Seat, WorkerSeats
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.store.base import holder_name
+from shadho_celery.store.sql import LOCK_SECONDS
 
 S = TrialState
 

@@ -18,15 +18,10 @@ from msgspec.structs import replace
 from services.cases import cases
 from services.controlled import SIGNER, client, control
 
-from shadho_celery.control import control as module
-from shadho_celery.control.control import Control
-from shadho_celery.core.actions import Answer, Cancel, OfStudy, Stop
+from shadho_celery.core.records import Answer, Cancel, OfStudy, Stop
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.space.compile import compile_space
-from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.open import open_study
-from shadho_celery.transport.channel import SchedulerChannel
-from shadho_celery.transport.control import (
+from shadho_celery.fleet.channel import SchedulerChannel
+from shadho_celery.fleet.control import (
     CONTROL,
     KEPT_SECONDS,
     MAX_REQUEST,
@@ -37,8 +32,13 @@ from shadho_celery.transport.control import (
     Inbox,
     Request,
 )
-from shadho_celery.transport.registry import Registry, StudyWants, Worker
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.fleet.registry import Registry, StudyWants, Worker
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.session import control as module
+from shadho_celery.session.control import Control
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.open import open_study
 
 # Fixtures, which pytest finds by their names here.
 __all__ = ["client", "control"]

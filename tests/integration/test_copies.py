@@ -22,9 +22,9 @@ from integration.fleets import Fleet, on_each
 from msgspec.structs import replace
 from services.told import ToldExecutor
 
-from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.broker import Publisher
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(180)
 

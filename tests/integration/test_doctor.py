@@ -17,11 +17,11 @@ from click.testing import CliRunner
 
 from shadho_celery.cli.group import commands
 from shadho_celery.core.hardware import Machine
+from shadho_celery.fleet import limits
+from shadho_celery.fleet.broker import PROTOCOL, queue
+from shadho_celery.fleet.registry import Registry, Worker
+from shadho_celery.fleet.signing import Signer
 from shadho_celery.store.engine import commit_seconds
-from shadho_celery.transport import limits
-from shadho_celery.transport.broker import PROTOCOL, queue
-from shadho_celery.transport.registry import Registry, Worker
-from shadho_celery.transport.signing import Signer
 
 KEY = "0123456789abcdef0123456789abcdef"
 #: what a day's trials need

@@ -18,17 +18,17 @@ from services.cases import cases
 from services.controlled import SIGNER, client, control
 
 from shadho_celery.cli.group import commands
-from shadho_celery.control import control as module
-from shadho_celery.control.control import Control
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.drains import KEY, Drain, Drains, DrainWatch
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker, obeyed_drains
+from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, Signer
 from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Leases
-from shadho_celery.transport import urls
-from shadho_celery.transport.drains import KEY, Drain, Drains, DrainWatch
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker, obeyed_drains
-from shadho_celery.transport.signing import KEY_FILE, UNSIGNED, Signer
+from shadho_celery.session import control as module
+from shadho_celery.session.control import Control
 
 # Fixtures, which pytest finds by their names here.
 __all__ = ["client", "control"]

@@ -19,9 +19,9 @@ from integration.fleets import Fleet, on_each
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Result, Started
-from shadho_celery.transport.broker import Publisher, queue
-from shadho_celery.transport.channel import SchedulerChannel
-from shadho_celery.transport.redis import connect
+from shadho_celery.fleet.broker import Publisher, queue
+from shadho_celery.fleet.channel import SchedulerChannel
+from shadho_celery.fleet.redis import connect
 
 pytestmark = pytest.mark.timeout(120)
 

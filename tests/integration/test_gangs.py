@@ -26,10 +26,10 @@ from integration.fleets import Fleet
 from services.told import ToldExecutor
 
 from shadho_celery.core.trial import Attempt, Event, Lost, Result, TrialState
+from shadho_celery.fleet.broker import Publisher, queue
 from shadho_celery.fleet.executor import QueueExecutor
-from shadho_celery.transport.broker import Publisher, queue
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 

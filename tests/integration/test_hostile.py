@@ -20,12 +20,12 @@ from acceptance.commands import Command, Desk, desk, until
 from celery import Celery
 from services import RedisServer
 
-from shadho_celery.transport.broker import MAX_BODY, TASK, depths_on, machine_queue
-from shadho_celery.transport.channel import _TYPES
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.redis_queues import Connection
-from shadho_celery.transport.registry import Registry, Worker
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.fleet.broker import MAX_BODY, TASK, depths_on, machine_queue
+from shadho_celery.fleet.channel import _TYPES
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.redis_queues import Connection
+from shadho_celery.fleet.registry import Registry, Worker
+from shadho_celery.fleet.signing import UNSIGNED, Signer
 
 pytestmark = pytest.mark.timeout(180)
 

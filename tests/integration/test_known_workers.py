@@ -15,11 +15,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from services.told import ToldExecutor
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
+from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.session.session import MISSING_SECONDS
-from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import Registry, Worker
 
 
 @dataclass

@@ -20,8 +20,8 @@ from services.channels import Channel
 from services.told import ToldExecutor
 
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, TrialState
-from shadho_celery.transport.broker import Publisher, queue
-from shadho_celery.transport.redis import connect
+from shadho_celery.fleet.broker import Publisher, queue
+from shadho_celery.fleet.redis import connect
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,13 +12,22 @@ import pytest
 import services
 from msgspec.structs import replace
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
+from shadho_celery.fleet.control import (
+    LOGS,
+    MAX_LOG_REQUEST,
+    MAX_REQUESTS,
+    Asked,
+    Client,
+    LogAnswer,
+    ReadLog,
+    Requests,
+    of_worker,
+)
+from shadho_celery.fleet.redis import connect, run
+from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.logs import LOOK_SECONDS, LogServer
 from shadho_celery.runner.output import log_path
-from shadho_celery.transport.control import MAX_REQUESTS, Asked, Client, Requests, of_worker
-from shadho_celery.transport.logs import LOGS, MAX_REQUEST, LogAnswer, ReadLog
-from shadho_celery.transport.redis import connect, run
-from shadho_celery.transport.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
 STUDY = "0123456789abcdef"
@@ -89,7 +98,7 @@ def test_with_a_key_both_sides_sign(
         {"study": "../../etc"},
         {"number": -1},
         {"after": -5},
-        {"study": "s" * MAX_REQUEST},
+        {"study": "s" * MAX_LOG_REQUEST},
     ],
     ids=["folder", "number", "position", "long"],
 )

@@ -18,17 +18,16 @@ from services.told import ToldExecutor
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
-from shadho_celery.executors.base import Executor
+from shadho_celery.fleet import broker, dispatch
 from shadho_celery.fleet import executor as queue_executor
-from shadho_celery.fleet import lease_monitor
+from shadho_celery.fleet.broker import Publisher, depths, machine_queue, queue
+from shadho_celery.fleet.channel import MAX_STRIKES, Quarantine
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
+from shadho_celery.scheduler.executors import Executor
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
-from shadho_celery.transport import broker
-from shadho_celery.transport.broker import Publisher, depths, machine_queue, queue
-from shadho_celery.transport.channel import MAX_STRIKES, Quarantine
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -123,8 +122,8 @@ def own_place(
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here lasts long, and no test should."""
-    monkeypatch.setattr(lease_monitor, "MACHINE_SECONDS", 1.0)
-    for module in (lease_monitor, queue_executor):
+    monkeypatch.setattr(dispatch, "MACHINE_SECONDS", 1.0)
+    for module in (dispatch, queue_executor):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
 
 
@@ -197,7 +196,7 @@ def test_an_attempt_for_a_machine_without_workers_comes_back_and_runs_elsewhere(
 def test_an_attempt_for_a_busy_machine_comes_back_after_a_while(
     place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_monitor, "MACHINE_BUSY_SECONDS", 3.0)
+    monkeypatch.setattr(dispatch, "MACHINE_BUSY_SECONDS", 3.0)
     with place.executor(unique("study")) as executor:
         executor.submit([trial(0, x=60.0, only_on="a")])
         poll_until(executor, bool)

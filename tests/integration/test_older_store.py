@@ -14,7 +14,7 @@ from acceptance.commands import Command
 from integration import fleets
 from integration.fleets import Fleet
 
-from shadho_celery.transport.redis import connect
+from shadho_celery.fleet.redis import connect
 
 pytestmark = pytest.mark.timeout(120)
 

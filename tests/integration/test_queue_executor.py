@@ -28,15 +28,14 @@ from services.told import ToldExecutor
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, TrialState, digest_of
-from shadho_celery.executors.base import Executor
-from shadho_celery.fleet import dispatch, gangs, lease_monitor
+from shadho_celery.fleet import broker, dispatch, gangs
+from shadho_celery.fleet import channel as channel_module
 from shadho_celery.fleet import executor as queue_executor
+from shadho_celery.fleet.broker import PROTOCOL, TASK, Publisher, message, queue
 from shadho_celery.fleet.executor import QueueExecutor
-from shadho_celery.transport import broker
-from shadho_celery.transport import channel as channel_module
-from shadho_celery.transport.broker import PROTOCOL, TASK, Publisher, message, queue
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
+from shadho_celery.scheduler.executors import Executor
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -147,14 +146,14 @@ def on_redis(place_on: Callable[[str], Place]) -> Place:
 @pytest.fixture
 def rig(place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     # Nothing here lasts long, and no test should.
-    monkeypatch.setattr(lease_monitor, "NO_WORKER_SECONDS", 1.0)
+    monkeypatch.setattr(dispatch, "NO_WORKER_SECONDS", 1.0)
     look_every(0.2, monkeypatch)
     with place.executor(unique("study")) as executor:
         yield Rig(executor=executor, compute_class=place.compute_class, catches_running=True)
 
 
 def look_every(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (lease_monitor, queue_executor, gangs):
+    for module in (dispatch, queue_executor, gangs):
         monkeypatch.setattr(module, "LOOK_SECONDS", seconds)
 
 
@@ -249,12 +248,12 @@ def test_what_nobody_claimed_is_taken_back_and_its_message_refused_even_after_th
 def test_a_message_that_got_lost_is_sent_again_once_there_was_room_for_it(
     on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_monitor, "UNCLAIMED_SECONDS", 0.5)
+    monkeypatch.setattr(dispatch, "UNCLAIMED_SECONDS", 0.5)
     with on_redis.executor(unique("study")) as executor:
         monkeypatch.setattr(executor._publisher, "publish", list)  # into the void
         executor.submit([trial(0)])
         monkeypatch.undo()
-        monkeypatch.setattr(lease_monitor, "UNCLAIMED_SECONDS", 0.5)
+        monkeypatch.setattr(dispatch, "UNCLAIMED_SECONDS", 0.5)
         [lost] = poll_until(executor, bool)
         assert (lost.number, lost.attempt, lost.claimed) == (0, 1, False)
         executor.submit([trial(0, attempt=2)])

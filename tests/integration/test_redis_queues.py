@@ -11,10 +11,10 @@ import pytest
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.transport import redis_queues
-from shadho_celery.transport.broker import Publisher, queue
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.redis_queues import Connection
+from shadho_celery.fleet import redis_queues
+from shadho_celery.fleet.broker import Publisher, queue
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.redis_queues import Connection
 
 #: items of a list that are no messages, in the ways that they can be none
 JUNK: list[bytes] = [

@@ -11,10 +11,10 @@ from integration.fleets import fleet
 from integration.test_redis_queues import JUNK, payload
 
 from shadho_celery.errors import ServiceError
+from shadho_celery.fleet.broker import Publisher
+from shadho_celery.fleet.channel import SchedulerChannel
 from shadho_celery.fleet.executor import remove
-from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.channel import SchedulerChannel
-from shadho_celery.transport.redis import connect
+from shadho_celery.fleet.redis import connect
 
 
 @pytest.fixture

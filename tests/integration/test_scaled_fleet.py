@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from services.controlled import SIGNER, client
 
-from shadho_celery.control import scaled_fleet
-from shadho_celery.control.scaled_fleet import ScaledFleet
-from shadho_celery.transport import urls
-from shadho_celery.transport.drains import KEY, Drains
-from shadho_celery.transport.registry import Registry, StudyWants, Worker
-from shadho_celery.transport.signing import UNSIGNED, Signer
-from shadho_celery.transport.starts import Start, Starts
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.drains import KEY, Drains, Start, Starts
+from shadho_celery.fleet.registry import Registry, StudyWants, Worker
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.session import scaling
+from shadho_celery.session.scaling import ScaledFleet
 
 # A fixture, which pytest finds by its name here.
 __all__ = ["client"]
@@ -29,7 +28,7 @@ def said() -> list[str]:
 def fleet(client: Any, said: list[str], redis_url: str, monkeypatch: pytest.MonkeyPatch) -> ScaledFleet:
     monkeypatch.setenv(urls.REDIS, redis_url)
     monkeypatch.setattr(Signer, "configured", lambda: SIGNER)
-    monkeypatch.setattr(scaled_fleet, "connect", lambda _: client)
+    monkeypatch.setattr(scaling, "connect", lambda _: client)
     return ScaledFleet(said.append)
 
 

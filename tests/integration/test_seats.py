@@ -13,10 +13,10 @@ from services.channels import Channel
 
 from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, Result, Started, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.transport.channel import Claim, Quarantine, SchedulerChannel
-from shadho_celery.transport.redis import connect, own_address
-from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats
-from shadho_celery.transport.signing import Signer
+from shadho_celery.fleet.channel import Claim, Quarantine, SchedulerChannel
+from shadho_celery.fleet.redis import connect, own_address
+from shadho_celery.fleet.seats import SchedulerSeats, Seat, WorkerSeats
+from shadho_celery.fleet.signing import Signer
 
 #: seconds of a lease that is meant to run out
 SHORT = 0.03

@@ -20,10 +20,10 @@ from acceptance.commands import Command, Desk, desk, until
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, Result, TrialState
-from shadho_celery.transport.broker import PROTOCOL, message, queue
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker
-from shadho_celery.transport.signing import Signer
+from shadho_celery.fleet.broker import PROTOCOL, message, queue
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Host, Registry, StudyWants, Worker
+from shadho_celery.fleet.signing import Signer
 
 pytestmark = pytest.mark.timeout(180)
 

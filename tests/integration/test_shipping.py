@@ -10,14 +10,14 @@ import msgspec
 import pytest
 import redis
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.code import MAX_SOURCES, Sources
 from shadho_celery.core.payload import Payload
+from shadho_celery.core.system import ManualClock
 from shadho_celery.errors import UsageError
-from shadho_celery.node.shipped_code import AGAIN_SECONDS, ShippedCode
-from shadho_celery.transport.channel import Shipping
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.fleet.channel import Shipping
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.node.code import AGAIN_SECONDS, ShippedCode
 
 SIGNER = Signer(b"a key of sixteen bytes")
 MESSAGE = Payload(study="k1", module="my_study", code="0123456789ab", is_shipped=True, attempts=[])

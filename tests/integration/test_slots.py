@@ -19,14 +19,14 @@ from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import ServiceError
+from shadho_celery.fleet import channel
+from shadho_celery.fleet.channel import SchedulerChannel
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker, place_of
 from shadho_celery.node import slots as node_slots
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.objective.sources import read
 from shadho_celery.space.compile import compile_space
-from shadho_celery.transport import channel
-from shadho_celery.transport.channel import SchedulerChannel
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker, place_of
 
 STUDY = """
 from hyperopt import hp

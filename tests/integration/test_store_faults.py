@@ -17,12 +17,11 @@ import sqlalchemy as sa
 from acceptance.commands import Command, Desk, desk, until
 from services.proxy import Proxy
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists
 from shadho_celery.store import engine
-from shadho_celery.store.base import StudyRecord, Turn
-from shadho_celery.store.lock import holder_name
+from shadho_celery.store.base import StudyRecord, Turn, holder_name
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import LONGEST_PAUSE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from shadho_celery.core.trial import Result, Started
-from shadho_celery.transport.channel import Claim, WorkerChannel
+from shadho_celery.fleet.channel import Claim, WorkerChannel
 
 
 class Channel(WorkerChannel):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.control.control import Control
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.signing import KEY_FILE, Signer
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.signing import KEY_FILE, Signer
+from shadho_celery.session.control import Control
 
 BYTES = b"a key of sixteen bytes"
 SIGNER = Signer(BYTES)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shadho_celery.training.strategies import Gradient, Strategy
-from shadho_celery.training.wire.codecs import Quantize
-from shadho_celery.training.wire.vectors import Vector
+from shadho_celery.training.wire.vectors import Quantize, Vector
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -13,8 +13,8 @@ from hyperopt import hp
 
 from services import columns
 from shadho_celery.charts.columns import AttemptColumns
+from shadho_celery.charts.study import StudyData
 from shadho_celery.core.trial import Outcome, Report, Trial, TrialState
-from shadho_celery.pages.reading import StudyData
 from shadho_celery.results.study import StudyResults
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split

@@ -9,17 +9,16 @@ from hyperopt import hp
 from rich.console import Console
 
 from services.families import fleet_of
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 S = TrialState
 

@@ -22,7 +22,7 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS, Coordinator, QuorumPolicy
@@ -34,10 +34,9 @@ from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Work
 from shadho_celery.training.replica.update import Update
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import Strategy, Sync
-from shadho_celery.training.wire.codecs import Layout, Quantize
 from shadho_celery.training.wire.frames import Frame, unpack
 from shadho_celery.training.wire.handshake import TrainingOver
-from shadho_celery.training.wire.vectors import Bucket, Shape, Vector
+from shadho_celery.training.wire.vectors import Bucket, Layout, Quantize, Shape, Vector
 
 EPOCH = 1
 

@@ -8,17 +8,16 @@ from typing import Any, TypeVar
 import pytest
 
 from services.families import fleet_of
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.executors.base import Executor
+from shadho_celery.core.system import ManualClock
+from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.space.compile import Space
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 #: turns after which a loop is taken to be endless
 PATIENCE = 100_000

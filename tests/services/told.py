@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shadho_celery.core.attempts import Attempts, Sent
-from shadho_celery.core.clock import Clock
+from shadho_celery.core.system import Clock
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.fleet.workers import Connection, FleetStudy

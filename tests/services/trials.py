@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
-from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.random import Sampler
 
 
 def told(params: Params, end: float | TrialState, **facts: Any) -> Trial:

@@ -16,8 +16,8 @@ from celery.worker.consumer.consumer import CANCEL_TASKS_BY_DEFAULT
 from kombu import Message
 
 from shadho_celery.celery import app
+from shadho_celery.fleet.registry import Worker
 from shadho_celery.node.logs import ready, tell
-from shadho_celery.transport.registry import Worker
 
 
 def test_two_workers_of_equal_host_name_and_process_id_have_different_node_names(

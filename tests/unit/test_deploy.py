@@ -17,9 +17,9 @@ from services.cases import cases
 
 from shadho_celery.cli.group import commands
 from shadho_celery.core.units import seconds_of
+from shadho_celery.fleet.broker import machine_queue
 from shadho_celery.node import stay
 from shadho_celery.node.shutdown import END_SECONDS
-from shadho_celery.transport.broker import machine_queue
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DEFINITIONS: dict[str, Any] = json.loads((DEPLOY / "rabbitmq" / "definitions.json").read_text())

@@ -17,10 +17,11 @@ import yaml
 from services.cases import cases
 
 from shadho_celery.cli.group import commands
-from shadho_celery.core.class_spec import read_class_spec
+from shadho_celery.core.files import read_class_spec
+from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.core.units import seconds_of
 from shadho_celery.metrics import run, server, worker
-from shadho_celery.node import heartbeat_file, stay
+from shadho_celery.node import stay
 from shadho_celery.node.shutdown import END_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -146,8 +147,8 @@ def test_the_image_is_healthy_by_the_age_of_the_heartbeat_file(tmp_path: Path) -
     [line] = lines("HEALTHCHECK")
     check = json.loads(line.partition(" CMD ")[2])
     path = tmp_path / "alive"
-    environment = {heartbeat_file.FILE: str(path), "PATH": "/usr/bin:/bin"}
-    assert f"{heartbeat_file.FILE}=/run/shadho/alive" in DOCKERFILE
+    environment = {HEARTBEAT_FILE: str(path), "PATH": "/usr/bin:/bin"}
+    assert f"{HEARTBEAT_FILE}=/run/shadho/alive" in DOCKERFILE
 
     def status() -> int:
         return subprocess.run(check, env=environment, capture_output=True, check=False).returncode

@@ -12,17 +12,16 @@ import pytest
 from hyperopt import hp
 from services.cases import cases
 
-from shadho_celery.cli.connection_options import environment
-from shadho_celery.cli.points import points
-from shadho_celery.core.class_spec import read_class_spec
-from shadho_celery.core.files import MAX_COLUMNS, MAX_NESTED
+from shadho_celery.cli.control import points
+from shadho_celery.cli.shared_options import environment
+from shadho_celery.core.files import MAX_COLUMNS, MAX_NESTED, read_class_spec
 from shadho_celery.dashboard.access import read_token
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.signing import read_key
 from shadho_celery.objective.study_file import literal_settings
 from shadho_celery.results.warm_start import of_table
 from shadho_celery.space.compile import compile_space
-from shadho_celery.transport import urls
-from shadho_celery.transport.signing import read_key
 
 BOM = b"\xef\xbb\xbf"
 SPACE = compile_space({"x": hp.uniform("x", 0, 1)})

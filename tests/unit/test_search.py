@@ -17,23 +17,23 @@ from hyperopt.tests.unit import test_domains as domains
 from services.cases import cases
 
 import shadho_celery
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.names import SAMPLERS
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StoreError, StudyExists, StudyNotFound, UsageError
-from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
 from shadho_celery.placement.shares import EvenShares, PromiseShares
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers.auto import AutoSampler
+from shadho_celery.scheduler.executors import InlineExecutor
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
+from shadho_celery.study.state import Limits
 
 # Studies are resumed with other objectives, of which a search warns; some have no success.
 pytestmark = [

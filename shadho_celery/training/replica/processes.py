@@ -19,7 +19,7 @@ from torch import nn
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.objective.memory import gpu_peak
+from shadho_celery.objective.call import gpu_peak
 from shadho_celery.ranks.children import begin_child, end_children
 from shadho_celery.training.replica.replica import Workload, serve
 

@@ -14,11 +14,21 @@ from services.cases import cases
 
 import shadho_celery
 from shadho_celery import hp
-from shadho_celery.charts.arrays import Grown, Keys, Names, integers, reals
-from shadho_celery.charts.columns import Depth
-from shadho_celery.charts.fronts import hypervolume
-from shadho_celery.charts.growing import ATTEMPTS, MOST_MOMENT, GrowingAttempts, GrowingTrials, names_of, read_trials
-from shadho_celery.charts.rungs import rungs
+from shadho_celery.charts.columns import (
+    ATTEMPTS,
+    MOST_MOMENT,
+    Depth,
+    GrowingAttempts,
+    GrowingTrials,
+    Grown,
+    Keys,
+    Names,
+    integers,
+    names_of,
+    read_trials,
+    reals,
+)
+from shadho_celery.charts.losses import hypervolume, rungs
 from shadho_celery.core.records import AttemptRecord, Placed, pack
 from shadho_celery.core.trial import MAX_COUNT
 from shadho_celery.program.recorded import load_study

@@ -14,12 +14,18 @@ from services.columns import trials
 
 from shadho_celery.charts.chart import MOST, Mark, Scale
 from shadho_celery.charts.columns import TrialColumns
-from shadho_celery.charts.explained import explained
-from shadho_celery.charts.failures import failures, failures_by_label
-from shadho_celery.charts.fronts import front, hypervolume
-from shadho_celery.charts.param_seconds import NEEDED
+from shadho_celery.charts.explained import NEEDED, explained
+from shadho_celery.charts.losses import (
+    MOST_CURVES,
+    candidates,
+    curves,
+    failures,
+    failures_by_label,
+    front,
+    hypervolume,
+    rungs,
+)
 from shadho_celery.charts.params import importance, importances, parallel, slice_of
-from shadho_celery.charts.rungs import MOST_CURVES, candidates, curves, rungs
 from shadho_celery.core.trial import Report
 from shadho_celery.errors import UsageError
 

@@ -18,10 +18,16 @@ from services.columns import attempts
 
 import shadho_celery
 from shadho_celery.charts.chart import MOST
-from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
-from shadho_celery.charts.failures import failures
-from shadho_celery.charts.fronts import on_front
-from shadho_celery.charts.growing import GrowingTrials, names_of, read_attempts, read_trials
+from shadho_celery.charts.columns import (
+    AttemptColumns,
+    Depth,
+    GrowingTrials,
+    TrialColumns,
+    names_of,
+    read_attempts,
+    read_trials,
+)
+from shadho_celery.charts.losses import failures, on_front
 from shadho_celery.charts.study import CHARTS, chart_by_name
 from shadho_celery.errors import UsageError
 from shadho_celery.program.recorded import load_study

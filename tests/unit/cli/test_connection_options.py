@@ -8,11 +8,11 @@ import click
 import pytest
 from services.cases import cases
 
-from shadho_celery.cli.connection_options import environment, refusal, warn_of_password
+from shadho_celery.cli.shared_options import environment, refusal, warn_of_password
 from shadho_celery.core.checks import mask
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
-from shadho_celery.transport.signing import KEY_FILE
-from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS, is_fleet, url
+from shadho_celery.fleet.signing import KEY_FILE
+from shadho_celery.fleet.urls import BROKER, DEFAULTS, REDIS, is_fleet, url
 
 
 @pytest.fixture(autouse=True)

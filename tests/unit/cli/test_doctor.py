@@ -26,9 +26,9 @@ from shadho_celery.cli.status import FleetState
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.limits import BrokerFacts, RabbitLimits, RedisFacts
-from shadho_celery.transport.registry import StudyWants, Worker
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.limits import BrokerFacts, RabbitLimits, RedisFacts
+from shadho_celery.fleet.registry import StudyWants, Worker
 
 DAY = 86400.0
 WORKER = Worker(protocol=PROTOCOL, compute_class="cpu", slots=2, imports=["m"], machine=Machine(host="a"), storage="s")

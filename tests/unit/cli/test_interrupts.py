@@ -10,7 +10,7 @@ from pathlib import Path
 PROGRAM = """
 import atexit, sys, threading
 from shadho_celery.cli.interrupts import ending_quickly
-from shadho_celery.core.late_import import without_collections
+from shadho_celery.core.system import without_collections
 
 with ending_quickly():
     with without_collections():

@@ -25,14 +25,14 @@ from shadho_celery.core import hardware
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet.urls import BROKER, REDIS
 from shadho_celery.launch import main
 from shadho_celery.session import session as session_module
 from shadho_celery.session.opening import Request, settle
 from shadho_celery.session.session import Session
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.transport.urls import BROKER, REDIS
+from shadho_celery.study.state import Limits
 
 Captured = Callable[..., RunOptions]
 

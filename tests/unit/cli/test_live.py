@@ -13,8 +13,11 @@ from services.families import fleet_of
 from services.played import S, console, searched, two_models
 
 from shadho_celery.cli.live import (
+    ENOUGH_ENDED,
+    PACE_SECONDS,
     Fleet,
     LiveView,
+    Pace,
     class_rows,
     class_table,
     pace_line,
@@ -23,21 +26,19 @@ from shadho_celery.cli.live import (
     waiting_gangs,
     waiting_lines,
 )
-from shadho_celery.cli.pace import ENOUGH_ENDED, PACE_SECONDS, Pace
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started
 from shadho_celery.fleet.gangs import Seated
+from shadho_celery.fleet.registry import Share, Worker
 from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.state import StudyState
-from shadho_celery.transport.registry import Share, Worker
+from shadho_celery.study.state import Limits, StudyState
 
 # The time that is left
 

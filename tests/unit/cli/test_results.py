@@ -22,20 +22,19 @@ from hyperopt import hp, space_eval
 from services.cases import cases
 
 import shadho_celery
-from shadho_celery.charts import machines
+from shadho_celery.charts import machines, study
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.results import _why_here
 from shadho_celery.cli.status import _ago, _worker
 from shadho_celery.core import columns
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.records import Placed
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Outcome, Result, TrialState
-from shadho_celery.pages import reading
+from shadho_celery.fleet.registry import RunningTrial, Share, Worker
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
-from shadho_celery.transport.registry import RunningTrial, Share, Worker
 
 SPACE = hp.choice(
     "model",
@@ -285,7 +284,7 @@ def test_failures_of_code_that_was_changed_since_are_told_by_its_version(here: P
 
 def test_a_trial_says_what_was_predicted_and_why_it_went_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "free_slots", lambda *_: {"big": 0, "cpu": 1})
-    monkeypatch.setattr(reading, "StudyData", MagicMock())
+    monkeypatch.setattr(study, "StudyData", MagicMock())
     placed = {"big": Placed(0.3, 0.2, 1.0), "cpu": Placed(0.5, 0.0, 1.0)}
     each = {"placed": placed, "compute_class": "cpu", "number": 51, "attempt": 1}
     assert [*_why_here(MagicMock(), each)] == [

@@ -13,8 +13,8 @@ from services.cases import cases
 
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.scale import KILL_SECONDS, RETURN_SECONDS, _Starter
-from shadho_celery.core.class_spec import ClassSpec
-from shadho_celery.transport import urls
+from shadho_celery.core.files import ClassSpec
+from shadho_celery.fleet import urls
 
 NAME = "gpu.large-1+a"
 

@@ -27,9 +27,9 @@ from shadho_celery.cli.live import (
     class_table,
     progress_line,
 )
-from shadho_celery.core.actions import Action, Answer
-from shadho_celery.core.failures import Failure
+from shadho_celery.core.failures import Failure, FailureCount
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.records import Action, Answer
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.results.report import Run, StudyReport, overview_of, placed_by_params, report_of, run_of
 from shadho_celery.results.schema import plain_json, study_json
@@ -38,9 +38,8 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.failures import FailureCount
-from shadho_celery.study.rungs import OnClass
 from shadho_celery.study.state import StudyState
+from shadho_celery.study.table import OnClass
 
 S = TrialState
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from services.cases import cases
 
-from shadho_celery.core.class_spec import ClassSpec, read_class_spec
+from shadho_celery.core.files import ClassSpec, read_class_spec
 from shadho_celery.errors import UsageError
 
 SPEC = """

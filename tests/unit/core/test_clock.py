@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from services.clocks import MachineTime
 
-from shadho_celery.core.clock import ManualClock, SystemClock
+from shadho_celery.core.system import ManualClock, SystemClock
 
 
 @pytest.mark.parametrize("step", [-3600.0, -600.0, 86400.0])

@@ -11,9 +11,8 @@ from shadho_celery.core.columns import FACTS, HINTS, KEPT, PACKED, Shown, TrialF
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.results.frame import FACTS as FRONT
 from shadho_celery.results.trial import TrialResult
-from shadho_celery.store.rows import BRIEF, FULL
-from shadho_celery.store.tables import trials
-from shadho_celery.study.trials import FinishedTrials
+from shadho_celery.store.rows import BRIEF, FULL, trials
+from shadho_celery.study.table import FinishedTrials
 
 #: fields that are no facts of a trial: `outcome` holds facts, the others are for the scheduler
 OTHERS = {"outcome", "failed_on", "out_of_memory", "rank_lost"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shadho_celery.core.folders import below, is_locked
+from shadho_celery.core.files import below, is_locked
 from shadho_celery.errors import UsageError
 
 

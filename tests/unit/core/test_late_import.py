@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shadho_celery.core.late_import import load_late
+from shadho_celery.core.system import load_late
 
 
 def said(code: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadho_celery.core.objectives import refuse_others, turned
+from shadho_celery.core.trial import refuse_others, turned
 from shadho_celery.errors import UsageError
 
 TWO = {"error": "minimize", "accuracy": "maximize"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shadho_celery.core.outage import OVER_SECONDS, Outage
+from shadho_celery.core.system import OVER_SECONDS, Outage
 
 
 def test_an_outage_is_told_once_and_its_end_with_its_seconds_once_no_error_came_for_a_while() -> None:

@@ -47,7 +47,7 @@ def test_each_name_of_a_setting_stands_for_a_class_that_there_is(table: dict[str
 
 
 def test_the_names_are_known_without_the_modules_that_they_stand_for() -> None:
-    code = "import sys, shadho_celery.cli.setting_options; print(*sys.modules)"
+    code = "import sys, shadho_celery.cli.shared_options; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     modules = {f"shadho_celery.{place.partition(':')[0]}" for table in TABLES for place in table.values()}
     assert "shadho_celery.core.names" in loaded

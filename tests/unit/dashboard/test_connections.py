@@ -14,8 +14,8 @@ import services
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from shadho_celery.dashboard import connections
-from shadho_celery.dashboard.connections import PromptProtocol
+from shadho_celery.dashboard import command
+from shadho_celery.dashboard.command import PromptProtocol
 
 #: bytes of an answer that no buffer holds
 LARGE = 30_000_000
@@ -36,7 +36,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> uvicorn.Server:
     for name in ("HEAD_SECONDS", "BODY_SECONDS", "READ_SECONDS"):
-        monkeypatch.setattr(connections, name, 0.3)
+        monkeypatch.setattr(command, name, 0.3)
     config = uvicorn.Config(app, http=PromptProtocol, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
     return uvicorn.Server(config)
 
@@ -117,7 +117,7 @@ def test_a_stream_and_an_answer_that_is_read_go_on(address: tuple[str, int], mon
             part = made.recv(1000)
             assert part
             news += part
-    monkeypatch.setattr(connections, "READ_SECONDS", 60.0)
+    monkeypatch.setattr(command, "READ_SECONDS", 60.0)
     with client(address, GET.replace("/", "/large", 1)) as made:
         read = 0
         while read < LARGE:

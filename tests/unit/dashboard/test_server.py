@@ -25,23 +25,32 @@ from starlette.testclient import TestClient
 import shadho_celery
 from shadho_celery import load_study
 from shadho_celery.charts.columns import Depth
+from shadho_celery.charts.payload import MOST_CHARACTERS
 from shadho_celery.charts.study import CHARTS
 from shadho_celery.cli.group import commands
-from shadho_celery.control.control import Control
-from shadho_celery.control.logs import TrialLogs
-from shadho_celery.core.actions import Answer, Cancel, Deed, Drain, Enqueue, Pause, Set, Stop, Unpause, name_of
-from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.records import AttemptRecord
+from shadho_celery.core.records import (
+    Answer,
+    AttemptRecord,
+    Cancel,
+    Deed,
+    Drain,
+    Enqueue,
+    Pause,
+    Set,
+    Stop,
+    Unpause,
+    name_of,
+)
 from shadho_celery.core.settings import CHANGEABLE
-from shadho_celery.dashboard import answers, server, shared
+from shadho_celery.core.system import ManualClock
+from shadho_celery.dashboard import answers, cache, server
 from shadho_celery.dashboard.access import Access
-from shadho_celery.dashboard.actions import buttons
+from shadho_celery.dashboard.answers import LogEnds, buttons
 from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
-from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
-from shadho_celery.pages.payload import MOST_CHARACTERS
 from shadho_celery.results.trial import given
+from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 
@@ -342,7 +351,7 @@ def test_the_fleet_is_what_status_shows_or_the_reason_why_it_is_not_known(rig: R
         raise ServiceError("Redis does not answer")
 
     rig.fleet = silent
-    rig.clock.sleep(shared.FRESH_SECONDS)
+    rig.clock.sleep(cache.SHARED_SECONDS)
     assert rig.get("/api/fleet") == {"places": [], "trouble": "Redis does not answer"}
 
 
@@ -367,7 +376,7 @@ def test_many_requests_share_one_question_to_a_silent_fleet_and_others_do_not_wa
             assert found == [{"places": [{"folder": "here"}]}] * (count - 1)
             await client.get("/api/fleet")
             assert asked == 1
-            rig.clock.sleep(shared.FRESH_SECONDS)
+            rig.clock.sleep(cache.SHARED_SECONDS)
             await client.get("/api/fleet")
             assert asked == 2
             await client.post("/api/worker/action", json={"action": "drain", "worker": "w"}, headers=JSON)

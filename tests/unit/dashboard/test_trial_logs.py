@@ -9,13 +9,13 @@ import pytest
 
 import shadho_celery
 from shadho_celery import hp, load_study
-from shadho_celery.control.logs import LogPart, NoLog, TrialLogs
-from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED
-from shadho_celery.dashboard.trial_logs import FRESH_SECONDS, MOST_BYTES, MOST_LOGS, LogEnds
+from shadho_celery.core.files import CHECKPOINTS, EMBEDDED
+from shadho_celery.core.system import ManualClock
+from shadho_celery.dashboard.answers import FRESH_SECONDS, MOST_BYTES, MOST_LOGS, LogEnds
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.results.study import StudyResults
 from shadho_celery.runner.output import log_path
+from shadho_celery.session.control import LogPart, NoLog, TrialLogs
 
 
 class Rig:

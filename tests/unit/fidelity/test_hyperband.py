@@ -11,12 +11,11 @@ from hyperopt import hp
 from services.rounds import Player
 
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.fidelity.asha import Asha
+from shadho_celery.fidelity.asha import Asha, TrustingAsha
 from shadho_celery.fidelity.brackets import Brackets, Hyperband, SuccessiveHalving, sizes_of
 from shadho_celery.fidelity.dehb import Dehb
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Rounds
-from shadho_celery.fidelity.trusting import TrustingAsha
 from shadho_celery.space.compile import compile_space
 
 

@@ -14,8 +14,8 @@ from services.cases import cases
 from services.rounds import Player
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.fidelity.asha import PILOTS, PROBE, TrustingAsha
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.trusting import PILOTS, PROBE, TrustingAsha
 
 LADDER = Ladder.of({"least": 1, "most": 27, "eta": 3})
 CHANCE = random.Random(0)

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from shadho_celery.core.failures import cause_of
 from shadho_celery.core.trial import Memory, Outcome, Result, TrialState
+from shadho_celery.fleet.channel import Quarantine
 from shadho_celery.fleet.circuit_breaker import MAX_OPINIONS, PATIENCE, CircuitBreaker
-from shadho_celery.transport.channel import Quarantine
-from shadho_celery.transport.redis import flush
+from shadho_celery.fleet.redis import flush
 
 S = TrialState
 

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from shadho_celery.core.attempts import Attempts, Sent
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.dispatch import AHEAD_SECONDS, MAX_AHEAD, MAX_BUNDLE, PACE_SECONDS, RETRY_SECONDS, Dispatch

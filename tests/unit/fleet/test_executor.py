@@ -14,15 +14,15 @@ from msgspec import structs
 from services.clocks import MachineTime
 from services.told import ToldExecutor
 
-from shadho_celery.core.clock import Clock, ManualClock, SystemClock
+from shadho_celery.core.system import Clock, ManualClock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.errors import LockLost
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.channel import HOLD_SECONDS
+from shadho_celery.fleet.redis import _script
+from shadho_celery.fleet.registry import StudyWants, Worker
+from shadho_celery.fleet.signing import UNSIGNED
 from shadho_celery.runner.protocol import MAX_COMPLAINTS
-from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.channel import HOLD_SECONDS
-from shadho_celery.transport.redis import _script
-from shadho_celery.transport.registry import StudyWants, Worker
-from shadho_celery.transport.signing import UNSIGNED
 
 
 class Rig:

@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts, Sent
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Called, GangCall, Lost, ReplicaFailed, ReplicaSeat
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.dispatch import RETRY_SECONDS, Dispatch
 from shadho_celery.fleet.gangs import IDLE_SECONDS, MAX_PAUSE, Gangs, Seated
-from shadho_celery.transport.seats import SchedulerSeats, Seat
+from shadho_celery.fleet.seats import SchedulerSeats, Seat
 
 
 @dataclass

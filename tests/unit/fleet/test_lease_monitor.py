@@ -9,15 +9,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from shadho_celery.core.attempts import Attempts, Sent
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.fleet.lease_monitor import (
-    LOOK_SECONDS,
-    MACHINE_BUSY_SECONDS,
-    MAX_UNLEASED,
-    READ_PER_SECOND,
-    LeaseMonitor,
-)
+from shadho_celery.fleet.dispatch import LOOK_SECONDS, MACHINE_BUSY_SECONDS, MAX_UNLEASED, READ_PER_SECOND, LeaseMonitor
 
 
 class Services:

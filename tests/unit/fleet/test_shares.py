@@ -16,15 +16,14 @@ import pytest
 from services.cases import cases
 
 from shadho_celery.core.attempts import Attempts, Sent
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.fleet.dispatch import Pace
-from shadho_celery.fleet.lease_monitor import LOOK_SECONDS
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.dispatch import LOOK_SECONDS, Pace
+from shadho_celery.fleet.registry import StudyWants, Worker
 from shadho_celery.fleet.workers import MESSAGE_SECONDS, Connection, FleetStudy, Turns, Workers, allow, parts
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
-from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import StudyWants, Worker
 
 #: seconds that a message or an event takes
 WAY_SECONDS = 0.005

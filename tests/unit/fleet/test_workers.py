@@ -13,9 +13,9 @@ from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.trial import Attempt, TrialState
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Progress, Share, StudyWants, Worker
 from shadho_celery.fleet.workers import Connection, FleetStudy, Workers, allow
-from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Progress, Share, StudyWants, Worker
 
 
 @pytest.mark.parametrize(

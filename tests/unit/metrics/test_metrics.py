@@ -18,17 +18,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.cases import cases
 
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.outage import OVER_SECONDS
+from shadho_celery.core.system import OVER_SECONDS
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.fleet.registry import Worker
 from shadho_celery.metrics import run, server, worker
 from shadho_celery.metrics.family import MOST, TRIES, Collector, Family, Kind, Samples
 from shadho_celery.metrics.run import Kept
 from shadho_celery.metrics.server import MetricsServer
-from shadho_celery.node.tally import Tally
-from shadho_celery.predictors.durations import filled
-from shadho_celery.study.trials import Timed
-from shadho_celery.transport.registry import Worker
+from shadho_celery.node.heartbeat import Tally
+from shadho_celery.placement.durations import filled
+from shadho_celery.study.table import Timed
 
 Read = dict[str, dict[tuple[tuple[str, str], ...], float]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.core.code import CodeVersion, digest_of
-from shadho_celery.node.shipped_code import Codes
+from shadho_celery.node.code import Codes
 
 
 def version(folder: Path, text: str) -> CodeVersion:

@@ -13,8 +13,7 @@ import amqp
 import pytest
 from celery.worker.consumer.consumer import CONNECTION_ERROR, CONNECTION_RETRY, CONNECTION_RETRY_STEP
 
-from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.outage import Outage
+from shadho_celery.core.system import ManualClock, Outage
 from shadho_celery.node.consumer import QUIET_SECONDS, CarefulConsumer, Consumer
 
 

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from shadho_celery.core.hardware import Machine
+from shadho_celery.fleet.registry import Worker
 from shadho_celery.node.heartbeat import CoreShare
-from shadho_celery.transport.registry import Worker
 
 MACHINE = Machine(cores=4, processors="f", pool="p")
 LIMITED = Machine(cores=1, processors="f", pool="p", is_limited=True)

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from shadho_celery.node import free_slots
-from shadho_celery.node.free_slots import FreeSlots
+from shadho_celery.node import bundle
+from shadho_celery.node.bundle import FreeSlots
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_slots, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(bundle, "CHECK_SECONDS", 0.01)
 
 
 def waiting(free: FreeSlots, number: int, got: list[list[int]]) -> threading.Thread:

@@ -12,15 +12,15 @@ import pytest
 import redis
 from services.clocks import MachineTime
 
-from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.hardware import Gpu, Machine
+from shadho_celery.core.system import HEARTBEAT_FILE, ManualClock, SystemClock
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Worker
+from shadho_celery.fleet.signing import UNSIGNED
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, Heartbeat
-from shadho_celery.node.heartbeat_file import FILE, HeartbeatFile
+from shadho_celery.node.heartbeat_file import HeartbeatFile
 from shadho_celery.node.leases import Lease, Leases
-from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
-from shadho_celery.transport.signing import UNSIGNED
 
 
 def make_client() -> MagicMock:
@@ -128,7 +128,7 @@ def test_a_worker_whose_redis_user_may_not_read_drains_says_so_once_and_refuses_
 
 def test_a_worker_announces_in_whole_seconds_how_far_its_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference to the clock of the Redis server; it is measured again every minute."""
-    monkeypatch.setattr("shadho_celery.transport.redis.time.time", lambda: 13.6)
+    monkeypatch.setattr("shadho_celery.fleet.redis.time.time", lambda: 13.6)
     client, clock = make_client(), ManualClock()
     heartbeat = Heartbeat(client, "cpu@h.1", Worker(), Leases(MagicMock(), MagicMock()), clock)
     heartbeat._studies = MagicMock(refused=0)
@@ -146,14 +146,14 @@ def test_a_worker_touches_its_heartbeat_file_and_removes_it_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "alive"
-    monkeypatch.setenv(FILE, str(path))
+    monkeypatch.setenv(HEARTBEAT_FILE, str(path))
     file = HeartbeatFile.configured()
     os.utime(path, (0, 0))
     file.touch()
     assert path.stat().st_mtime > 0
     file.remove()
     assert not path.exists()
-    monkeypatch.setenv(FILE, "")
+    monkeypatch.setenv(HEARTBEAT_FILE, "")
     HeartbeatFile.configured().touch()
 
 

@@ -11,9 +11,9 @@ import pytest
 from msgspec import to_builtins
 
 from shadho_celery.core.trial import MAX_COUNT
+from shadho_celery.fleet.registry import MAX_ANNOUNCEMENT, MAX_TOLD, RunningTrial, Share
+from shadho_celery.fleet.seats import Seat
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
-from shadho_celery.transport.registry import MAX_ANNOUNCEMENT, MAX_TOLD, RunningTrial, Share
-from shadho_celery.transport.seats import Seat
 
 
 def lease(number: int = 1, study: str = "study", seat: Seat | None = None) -> Lease:

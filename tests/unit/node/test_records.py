@@ -20,10 +20,10 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, ReplicaSeat, Report, Result, Started
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, TrialState
 from shadho_celery.runner import protocol
-from shadho_celery.transport.broker import PROTOCOL, read_message
-from shadho_celery.transport.channel import unseal
-from shadho_celery.transport.registry import Worker, StudyWants
-from shadho_celery.transport.signing import UNSIGNED
+from shadho_celery.fleet.broker import PROTOCOL, read_message
+from shadho_celery.fleet.channel import unseal
+from shadho_celery.fleet.registry import Worker, StudyWants
+from shadho_celery.fleet.signing import UNSIGNED
 
 sys.setswitchinterval(1e-6)
 

@@ -16,10 +16,10 @@ from celery.apps.worker import _reload_current_worker
 from celery.worker import state
 
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet import urls
 from shadho_celery.node import shutdown
 from shadho_celery.node.shutdown import Shutdown
 from shadho_celery.node.stay import MAX_TOO_LONG, Stay
-from shadho_celery.transport import urls
 
 INT, TERM, QUIT = signal.SIGINT, signal.SIGTERM, signal.SIGQUIT
 

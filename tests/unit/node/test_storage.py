@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from shadho_celery.node import storage
-from shadho_celery.node.storage import TOKEN, storage_id
+from shadho_celery.core.files import STORAGE_TOKEN
+from shadho_celery.node import code
+from shadho_celery.node.code import storage_id
 
 #: waits for a file, so that both begin at once
 RACER = """
 import sys, time
 from pathlib import Path
-from shadho_celery.node.storage import storage_id
+from shadho_celery.node.code import storage_id
 print("ready", flush=True)
 while not Path(sys.argv[2]).exists():
     pass
@@ -30,7 +31,7 @@ def test_the_id_of_a_folder_stays_and_another_folder_has_another(tmp_path: Path)
     first = storage_id(here)
     assert first
     assert storage_id(here) == first != storage_id(there)
-    assert [path.name for path in here.iterdir()] == [TOKEN]
+    assert [path.name for path in here.iterdir()] == [STORAGE_TOKEN]
 
 
 def test_a_folder_has_the_same_id_by_another_path(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_of_two_that_find_no_token_the_second_takes_that_of_the_first(
     first = storage_id(tmp_path)
     monkeypatch.setattr(Path, "exists", lambda self: False)
     assert storage_id(tmp_path) == first
-    assert [path.name for path in tmp_path.iterdir()] == [TOKEN]
+    assert [path.name for path in tmp_path.iterdir()] == [STORAGE_TOKEN]
 
 
 def test_a_copy_of_the_folder_is_another_storage(tmp_path: Path) -> None:
@@ -76,19 +77,19 @@ def test_a_folder_that_cannot_be_made_or_written_is_of_no_known_storage(
     def refuse(*_: object) -> None:
         raise PermissionError("read-only file system")
 
-    monkeypatch.setattr(storage.os, "link", refuse)
+    monkeypatch.setattr(code.os, "link", refuse)
     assert storage_id(tmp_path / "new") == ""
     assert not list((tmp_path / "new").iterdir())
 
 
 @pytest.mark.parametrize("content", ["", "x" * 32, "0" * 31, "0" * 33, "0" * 32 + "\n"])
 def test_what_is_no_token_is_of_no_known_storage(tmp_path: Path, content: str) -> None:
-    (tmp_path / TOKEN).write_text(content)
+    (tmp_path / STORAGE_TOKEN).write_text(content)
     assert storage_id(tmp_path) == ""
 
 
 def test_a_pipe_or_folder_in_place_of_the_token_holds_nothing_up(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / TOKEN)
+    os.mkfifo(tmp_path / STORAGE_TOKEN)
     assert storage_id(tmp_path) == ""
-    (tmp_path / "other" / TOKEN).mkdir(parents=True)
+    (tmp_path / "other" / STORAGE_TOKEN).mkdir(parents=True)
     assert storage_id(tmp_path / "other") == ""

@@ -23,8 +23,8 @@ import pytest
 from services.cases import cases
 from services.clocks import MachineTime
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.failures import read_failure
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.call import MAX_ERROR, call, wants_context

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.objective.function_version import function_version
+from shadho_celery.objective.sources import function_version
 
 BASE = """
 EPOCHS = 12
@@ -121,7 +121,7 @@ def test_what_an_objective_gathers_is_no_part_of_its_version() -> None:
 
 
 def test_a_version_is_the_same_in_every_process() -> None:
-    code = f"exec({BASE!r})\nfrom shadho_celery.objective.function_version import function_version as v\n"
+    code = f"exec({BASE!r})\nfrom shadho_celery.objective.sources import function_version as v\n"
     code += "print(v(objective))"
     found = {
         subprocess.run(

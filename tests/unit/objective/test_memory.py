@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.trial import Memory
-from shadho_celery.objective import memory
-from shadho_celery.objective.memory import PeakMemory
+from shadho_celery.objective import call
+from shadho_celery.objective.call import PeakMemory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be set back")
 
@@ -79,7 +79,7 @@ def with_torch(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> FakeCuda:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a system without Linux's /proc."""
-    monkeypatch.setattr(memory, "_RESET", tmp_path / "proc" / "clear_refs")
+    monkeypatch.setattr(call, "_RESET", tmp_path / "proc" / "clear_refs")
 
 
 # The process's memory
@@ -228,7 +228,7 @@ def test_whatever_has_become_of_torch_measuring_raises_nothing(monkeypatch: pyte
 
 def test_torch_is_not_loaded_and_cuda_not_begun_for_the_measure() -> None:
     code = (
-        "import sys; from shadho_celery.objective.memory import PeakMemory; "
+        "import sys; from shadho_celery.objective.call import PeakMemory; "
         "from shadho_celery.core.trial import Memory; "
         "PeakMemory().read(Memory.GPU); print('torch' in sys.modules)"
     )

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from services.cases import cases
 
 from shadho_celery.placement.paper import START_VALUE, performance
-from shadho_celery.predictors.features import complexity, features
 from shadho_celery.space.domains import Categorical, Domain, LogUniform, Normal, QUniform, RandInt, Uniform
+from shadho_celery.space.features import complexity, features
 
 Array = NDArray[np.float64]
 Loss = Callable[[Array, np.random.Generator], Array]

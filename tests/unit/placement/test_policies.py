@@ -17,6 +17,7 @@ from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.placement import paper as rules
 from shadho_celery.placement.base import Offers, Policy, Slot
+from shadho_celery.placement.model import CostModel, Costs
 from shadho_celery.placement.paper import REFRESH_RESULTS, PaperPolicy
 from shadho_celery.placement.policies import (
     DIGITS,
@@ -29,8 +30,7 @@ from shadho_celery.placement.policies import (
 )
 from shadho_celery.placement.pool import Pool
 from shadho_celery.placement.shares import Shares, UniformShares
-from shadho_celery.predictors import features
-from shadho_celery.predictors.cost_model import CostModel, Costs
+from shadho_celery.space import features
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 

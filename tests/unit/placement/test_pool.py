@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.placement.base import Excess, Offers, Slot
+from shadho_celery.placement.model import TYPICAL, CostModel, Costs
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import ASIDE, LEAST, MOST, MOST_WAIT, REFILL, Pool
-from shadho_celery.predictors.cost_model import TYPICAL, CostModel, Costs
-from shadho_celery.predictors.features import Array
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.features import Array
 from shadho_celery.space.split import Subspace, split
 
 FLAT = split(compile_space({"w": hp.uniform("w", 0, 1)}))

@@ -11,9 +11,9 @@ from hyperopt import hp
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.placement.base import Slot
-from shadho_celery.placement.promotions import Promotions
-from shadho_celery.predictors.budgets import BudgetCosts
-from shadho_celery.predictors.cost_model import CostModel, Prediction
+from shadho_celery.placement.budgets import BudgetCosts
+from shadho_celery.placement.model import CostModel, Prediction
+from shadho_celery.placement.pool import Promotions
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 

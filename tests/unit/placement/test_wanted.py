@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shadho_celery.placement.wanted import Held, Room, at_most, wanted_slots
+from shadho_celery.placement.bound import Held, Room, at_most, wanted_slots
 
 ONE = {"a": {"x": 10.0}}
 MIX = {"a": 1.0}

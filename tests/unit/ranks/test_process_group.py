@@ -21,7 +21,7 @@ from torch import distributed as dist
 from shadho_celery import ranks, training
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
-from shadho_celery.ranks import process_group, watch
+from shadho_celery.ranks import process_group, rendezvous
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -152,8 +152,8 @@ def test_a_lost_rank_ends_every_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[], None], rest: Callable[[], object]
 ) -> None:
     """It ends those that wait for it in a collective, and those that compute."""
-    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(watch, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 0.5)
 
     def objective(context: LocalContext) -> None:
         with process_group(context, deadline_seconds=1.0) as pg:

@@ -11,9 +11,8 @@ from services.cases import cases
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
-from shadho_celery.ranks import watch
-from shadho_celery.ranks.rendezvous import End
-from shadho_celery.ranks.watch import Watch
+from shadho_celery.ranks import rendezvous
+from shadho_celery.ranks.rendezvous import End, Watch
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,10 +35,10 @@ def test_the_calls_of_nccl_are_aborted_at_the_end_of_the_group(
     monkeypatch.setattr(distributed_c10d, "get_backend_config", lambda: backends)
     monkeypatch.setattr(distributed_c10d, "_abort_process_group", abort)
     shut = threading.Event()
-    monkeypatch.setattr(watch, "shut", lambda opened: shut.set())
-    rendezvous: Any = Mock(rank=0, size=1)
-    rendezvous.ended.return_value = end = End(reason="rank 1 was ended by signal SIGKILL", is_loss=True)
-    watched = Watch(rendezvous, deadline=30.0)
+    monkeypatch.setattr(rendezvous, "shut", lambda opened: shut.set())
+    other: Any = Mock(rank=0, size=1)
+    other.ended.return_value = end = End(reason="rank 1 was ended by signal SIGKILL", is_loss=True)
+    watched = Watch(other, deadline=30.0)
     assert watched.wait(20.0) == end
     assert shut.wait(20.0)
     watched.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
-from shadho_celery.results.preferences import LEAST_TRIALS, preferences
+from shadho_celery.results.report import LEAST_TRIALS, preferences
 
 
 def shown(trial: Trial, label: str) -> Any:

@@ -20,7 +20,7 @@ from hyperopt import hp
 from hyperopt.pyll import scope
 
 import shadho_celery
-from shadho_celery.core.folders import EMBEDDED, LOCK
+from shadho_celery.core.files import EMBEDDED, LOCK
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import StoreError, StudyLocked, StudyNotFound, UsageError
 from shadho_celery.program.recorded import load_study

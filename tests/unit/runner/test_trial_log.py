@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import MAX_LOG
 from shadho_celery.runner import output
 from shadho_celery.runner.output import TrialLog, log_path, read_log, unstamped

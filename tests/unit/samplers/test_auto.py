@@ -11,8 +11,17 @@ from hyperopt import hp
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import NO_OUTCOME, Outcome, Trial, TrialState
-from shadho_celery.samplers.auto import AT_FIRST, MOST_LABELS, MOST_TRIALS, AutoSampler
-from shadho_celery.samplers.decade import FIRST, Decade, decade_of, keeps_up, turn_of_gp
+from shadho_celery.samplers.auto import (
+    AT_FIRST,
+    FIRST,
+    MOST_LABELS,
+    MOST_TRIALS,
+    AutoSampler,
+    Decade,
+    decade_of,
+    keeps_up,
+    turn_of_gp,
+)
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.compile import compile_space

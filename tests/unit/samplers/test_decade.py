@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.samplers.decade import EARLY, FIRST, Decade, decade_of
+from shadho_celery.samplers.auto import EARLY, FIRST, Decade, decade_of
 
 
 def ended(seconds: Sequence[float | None], state: TrialState = TrialState.COMPLETE) -> list[Trial]:

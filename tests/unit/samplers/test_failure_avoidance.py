@@ -12,7 +12,7 @@ from hyperopt import hp
 
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.samplers.failure_avoidance import FailureAvoidance
+from shadho_celery.samplers.avoidance import FailureAvoidance
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 

@@ -13,8 +13,8 @@ from services.families import fleet_of
 from services.trials import told
 
 import shadho_celery
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.samplers.grid import LEVELS, MOST, GridSampler, levels
 from shadho_celery.scheduler.plan import Plan, make_scheduler
@@ -22,8 +22,8 @@ from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
+from shadho_celery.study.state import Limits
 
 # Studies are resumed with other objectives, of which a search warns; some have no success.
 pytestmark = [

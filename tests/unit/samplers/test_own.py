@@ -13,8 +13,7 @@ from shadho_celery import Study
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers import find_sampler, make_sampler
-from shadho_celery.samplers.base import Sampler
-from shadho_celery.samplers.random import RandomSampler
+from shadho_celery.samplers.random import RandomSampler, Sampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 

@@ -6,8 +6,7 @@ from hyperopt import hp
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.samplers import make_sampler
-from shadho_celery.samplers.base import Sampler
-from shadho_celery.samplers.random import BLOCK
+from shadho_celery.samplers.random import BLOCK, Sampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 

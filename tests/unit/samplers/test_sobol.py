@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
-from shadho_celery.samplers.sobol import DIRECTIONS, Sobol, sobol
+from shadho_celery.samplers.qmc import DIRECTIONS, Sobol, sobol
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 7, 1 + len(DIRECTIONS), 2 + len(DIRECTIONS)])

@@ -11,7 +11,7 @@ from hyperopt import hp
 from shadho_celery import Study, minimize
 from shadho_celery.samplers import make_sampler
 from shadho_celery.samplers.tpe import TpeSampler
-from shadho_celery.samplers.unrepeated import points
+from shadho_celery.samplers.wrapped import points
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, undivided
 

@@ -16,12 +16,10 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.placement.shares import LED_FLOOR, PromiseShares
 from shadho_celery.samplers import find_sampler
-from shadho_celery.samplers.auto import AutoSampler
-from shadho_celery.samplers.base import Sampler
-from shadho_celery.samplers.by_budget import LEAST, MORE
-from shadho_celery.samplers.decade import Decade, allows_outlook
+from shadho_celery.samplers.auto import AutoSampler, Decade, allows_outlook
 from shadho_celery.samplers.gp import GpSampler
-from shadho_celery.samplers.unrepeated import Unrepeated
+from shadho_celery.samplers.random import Sampler
+from shadho_celery.samplers.wrapped import LEAST, MORE, Unrepeated
 from shadho_celery.scheduler.proposals import make_samplers
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split

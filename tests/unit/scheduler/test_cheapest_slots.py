@@ -14,15 +14,15 @@ from shadho_celery.cli.live import cheapest_lines
 from shadho_celery.core.records import MachineRecord, MoneyPlan, Present
 from shadho_celery.core.settings import StudySettings, read_settings
 from shadho_celery.errors import UsageError
-from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.placement.model import CostModel
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.compile import compile_space
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.recorder import Recorder
+from shadho_celery.study.state import Limits
 
 SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 NAMES = ("gpu", "cpu")

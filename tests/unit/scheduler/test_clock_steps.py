@@ -10,16 +10,16 @@ from hyperopt import hp
 from services.clocks import MachineTime
 from services.families import fleet_of
 
-from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock, SystemClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import WATCH_SECONDS, Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
+from shadho_celery.study.state import Limits
 
 SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 

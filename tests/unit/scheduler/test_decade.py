@@ -9,17 +9,17 @@ import pytest
 from hyperopt import hp
 from services.families import fleet_of
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
-from shadho_celery.samplers.decade import FIRST
+from shadho_celery.samplers.auto import FIRST
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
+from shadho_celery.study.state import Limits
 
 TREE = hp.choice("kind", [{"u": hp.normal("u", 0, 2)}, {"v": hp.uniform("v", 0, 1), "w": hp.uniform("w", 0, 3)}])
 FIDELITY = {"least": 1, "most": 9, "eta": 3, "how": "asha"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shadho_celery.scheduler.declined import FIRST_PAUSE, LONGEST_PAUSE, Declined
+from shadho_celery.placement.copies import FIRST_PAUSE, LONGEST_PAUSE, Declined
 
 
 def test_a_declined_trial_returns_to_its_class_after_a_pause_that_doubles() -> None:

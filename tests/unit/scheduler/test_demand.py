@@ -8,15 +8,15 @@ from typing import Any
 from hyperopt import hp
 from services.searching import SimulatedSearch
 
-from shadho_celery.core.class_spec import ClassSpec
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.files import ClassSpec
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Started, TrialState
 from shadho_celery.scheduler.demand import HOLD_SECONDS, LOOK_SECONDS, Demand
 from shadho_celery.scheduler.scheduler import ALONE_SECONDS
 from shadho_celery.space.compile import compile_space
-from shadho_celery.study.limits import Limits
+from shadho_celery.study.state import Limits
 
 
 def search(slots: int = 0, **given: Any) -> SimulatedSearch:

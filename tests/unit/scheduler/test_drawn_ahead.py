@@ -15,19 +15,18 @@ from msgspec.structs import replace
 from services.cases import cases
 from services.searching import SimulatedSearch
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.placement.base import Choice, Fits, Offers, Slot
+from shadho_celery.placement.model import CostModel
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
-from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.simulation.executor import Change
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import Subspace, split
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 FLEET = {"gpu": 4, "cpu": 12}
 Seconds = Callable[[Mapping[str, Any]], Mapping[str, float]]

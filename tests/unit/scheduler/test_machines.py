@@ -6,11 +6,11 @@ from dataclasses import replace as evolve
 
 import pytest
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Lost, Started, Trial
-from shadho_celery.scheduler.memory_fit import MemoryFit
-from shadho_celery.scheduler.reservations import Reservations
+from shadho_celery.placement.memory import MemoryFit
+from shadho_celery.placement.widths import Reservations
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.state import StudyState
@@ -114,7 +114,7 @@ def test_of_two_reservations_the_earlier_one_does_not_wait_for_the_later_one(stu
 
 
 def test_a_trial_wider_than_each_worker_fits_no_class(study: StudyState) -> None:
-    from shadho_celery.predictors.cost_model import CostModel
+    from shadho_celery.placement.model import CostModel
 
     fit = MemoryFit(CostModel([]), ())
     known = fleet(4, 2)

@@ -12,8 +12,8 @@ from hyperopt import hp
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Memory, Outcome, Result, Retry, Trial, TrialState
-from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.scheduler.memory_fit import MemoryFit
+from shadho_celery.placement.memory import MemoryFit
+from shadho_celery.placement.model import CostModel
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 

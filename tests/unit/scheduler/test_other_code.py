@@ -11,13 +11,13 @@ from services.cases import cases
 from services.searching import SimulatedSearch
 
 from shadho_celery import Study
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.names import POLICIES, SAMPLERS, SHARES
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Lost, Memory, Outcome, Trial, TrialState
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
+from shadho_celery.study.state import Limits
 
 S = TrialState
 OLD, NEW = "0" * 12, "1" * 12

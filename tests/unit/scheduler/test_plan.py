@@ -6,9 +6,9 @@ import pytest
 from hyperopt import hp
 from services.families import fleet_of
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.scheduler.plan import Plan, make_scheduler
@@ -17,8 +17,7 @@ from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 

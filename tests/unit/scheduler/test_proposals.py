@@ -10,23 +10,22 @@ import numpy as np
 import pytest
 from hyperopt import hp
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.brackets import SuccessiveHalving
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Endless, Rounds
 from shadho_celery.placement.policies import FifoPolicy
 from shadho_celery.placement.shares import UniformShares
+from shadho_celery.placement.widths import Width
 from shadho_celery.samplers import make_sampler
 from shadho_celery.scheduler.proposals import TOO_WIDE, WAITING_PER_SUBSPACE, Proposals, make_samplers, trial_seed
-from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 CPU, GPU = (ComputeClass(name=name, slots=1) for name in ("cpu", "gpu"))
 SUBSPACES = split(compile_space(hp.choice("model", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])))

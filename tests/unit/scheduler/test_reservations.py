@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Trial
-from shadho_celery.scheduler.reservations import Reservations
+from shadho_celery.placement.widths import Reservations
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.state import StudyState

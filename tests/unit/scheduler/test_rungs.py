@@ -16,21 +16,20 @@ from services.cases import cases
 from services.families import Family, cluster_of, fleet_of, log_normal, slow
 from services.searching import PATIENCE, SimulatedSearch
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.names import FIDELITIES
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, TrialState
 from shadho_celery.fidelity.brackets import Bracket, Brackets
 from shadho_celery.fidelity.rounds import Wanted
-from shadho_celery.program.search import minimize
+from shadho_celery.program.study import minimize
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.simulation.simulation import simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 S = TrialState
 

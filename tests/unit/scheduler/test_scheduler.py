@@ -19,26 +19,25 @@ from services.cases import cases
 from services.searching import SimulatedSearch
 
 from shadho_celery.core.attempts import Sent
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Memory, Outcome, Result, Retry, Started, Trial, TrialState
 from shadho_celery.errors import StoreOutage
-from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.rounds import Endless
+from shadho_celery.placement.copies import Placements
+from shadho_celery.placement.model import CostModel
 from shadho_celery.placement.policies import POLICIES, FifoPolicy
 from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShares
-from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.scheduler.placements import Placements
+from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import MAX_AVOIDING, TIMED_TRIALS, TURN_SECONDS, Scheduler
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.recorder import Recorder
-from shadho_celery.study.state import MAX_LOST, StudyState
+from shadho_celery.study.state import MAX_LOST, Limits, StudyState
 
 S = TrialState
 

@@ -11,8 +11,7 @@ import pytest
 from hyperopt import hp
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.scheduler.speculation import (
+from shadho_celery.placement.copies import (
     AGAIN_SECONDS,
     LATE_FACTOR,
     LOOK_SECONDS,
@@ -21,6 +20,7 @@ from shadho_celery.scheduler.speculation import (
     Speculation,
     most_copies,
 )
+from shadho_celery.placement.model import CostModel
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 

@@ -14,23 +14,21 @@ from hyperopt import hp
 from services.families import fleet_of
 from services.searching import SimulatedSearch
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import SlotsSetting, StudySettings, read_settings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.scheduler.memory_fit import MemoryFit
+from shadho_celery.placement.memory import MemoryFit
+from shadho_celery.placement.model import CostModel
+from shadho_celery.placement.widths import Reservations, Widths, make_width, widest
 from shadho_celery.scheduler.plan import Plan, make_scheduler
-from shadho_celery.scheduler.reservations import Reservations
-from shadho_celery.scheduler.widths import Widths, make_width, widest
 from shadho_celery.simulation.executor import Change, Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 GANGS = compile_space(
     {"x": hp.uniform("x", 0, 1), "kind": hp.choice("kind", [{"replicas": 3}, {"replicas": 1}]), "two": 2.0}

@@ -9,23 +9,31 @@ from unittest.mock import Mock
 
 import pytest
 
-from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.failures import Failures
+from shadho_celery.core.files import ClassSpec
 from shadho_celery.core.records import SessionRecord
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.errors import NestedStart, ServiceError, UsageError
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.registry import Worker
+from shadho_celery.fleet.signing import KEY_FILE
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.objective.call import describe
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.objective.study_file import refuse_nested, within
-from shadho_celery.session.notices import OVER_SECONDS, Conditions, Notice
-from shadho_celery.session.session import GIVE_UP_SECONDS, LOOK_SECONDS, MISSING_SECONDS, Session, Watch
-from shadho_celery.study.failures import Failures
-from shadho_celery.study.limits import Limits
-from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import Worker
-from shadho_celery.transport.signing import KEY_FILE
+from shadho_celery.session.session import (
+    GIVE_UP_SECONDS,
+    LOOK_SECONDS,
+    MISSING_SECONDS,
+    OVER_SECONDS,
+    Conditions,
+    Notice,
+    Session,
+    Watch,
+)
+from shadho_celery.study.state import Limits
 
 
 @pytest.fixture(autouse=True)

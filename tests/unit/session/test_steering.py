@@ -9,17 +9,17 @@ from hyperopt import hp
 from services.cases import cases
 from services.searching import SimulatedSearch
 
-from shadho_celery.core.actions import Answer, Cancel, Enqueue, OfStudy, Pause, Set, Stop, Unpause
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.records import Answer, Cancel, Enqueue, OfStudy, Pause, Set, Stop, Unpause
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import StoreOutage
+from shadho_celery.fleet.control import Request
+from shadho_celery.fleet.drains import Drain
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.session.steering import Steering
 from shadho_celery.space.compile import compile_space
-from shadho_celery.study.limits import Limits
-from shadho_celery.transport.control import Request
-from shadho_celery.transport.drains import Drain
+from shadho_celery.study.state import Limits
 
 S = TrialState
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from services.families import fleet_of
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG
 from shadho_celery.simulation.executor import GIB, LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor

@@ -15,8 +15,7 @@ from shadho_celery.cli.group import commands
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.results.study import StudyResults
 from shadho_celery.simulation.executor import Change
-from shadho_celery.simulation.keep import MOMENTS, keep
-from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.simulation.simulation import MOMENTS, Simulation, keep, simulate
 from shadho_celery.space.stored import read_given
 from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore

@@ -9,8 +9,8 @@ from hyperopt import hp
 from msgspec.structs import replace
 from services.families import fleet_of
 
-from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, Report, Trial, TrialState
 from shadho_celery.errors import LockLost
 from shadho_celery.placement.policies import POLICIES
@@ -21,9 +21,8 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 
 S = TrialState
 RECORD = StudyRecord(key="k", name="s", module="", seed=6, space={}, created_at=0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore

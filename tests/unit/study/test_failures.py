@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shadho_celery.core.failures import Failures, Hopelessness
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.study.failures import Failures, Hopelessness
 
 WRONG_NAME = "Traceback (most recent call last):\n  File \"/a/study.py\", line 3, in objective\nKeyError: 'lr'"
 

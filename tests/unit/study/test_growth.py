@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 import shadho_celery
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Outcome, Result, TrialState
+from shadho_celery.store.rows import studies
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
-from shadho_celery.store.tables import studies
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
 

@@ -10,7 +10,7 @@ import pytest
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.study.limits import Limits
+from shadho_celery.study.state import Limits
 
 
 def complete(loss: float) -> Trial:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study

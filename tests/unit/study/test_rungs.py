@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.study.rungs import LATEST, OnClass, agreement
-from shadho_celery.study.trials import FinishedTrials
+from shadho_celery.study.table import LATEST, FinishedTrials, OnClass, agreement
 
 
 @dataclass

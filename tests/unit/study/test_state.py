@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import (
     COUNTED,
     FINISHED,
@@ -45,7 +45,7 @@ from shadho_celery.errors import (
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.describe import VERSION
 from shadho_celery.space.stored import to_json
-from shadho_celery.store.lock import holder_name
+from shadho_celery.store.base import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study import open as open_module
 from shadho_celery.study.open import MAX_NAME, open_study

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shadho_celery.core.best import merit
-from shadho_celery.core.columns import PACKED, of_trial
+from shadho_celery.core.columns import PACKED, merit, of_trial
 from shadho_celery.core.trial import FINISHED, NO_OUTCOME, Outcome, Trial, TrialState
 from shadho_celery.errors import StoreError
-from shadho_celery.study import trials
-from shadho_celery.study.rungs import OnClass
-from shadho_celery.study.trials import Counts, FinishedTrials
+from shadho_celery.study import table
+from shadho_celery.study.table import Counts, FinishedTrials, OnClass
 
 S = TrialState
 
@@ -264,7 +262,7 @@ def test_a_trial_that_the_store_has_lost_is_named() -> None:
 def test_recalled_trials_have_what_is_learned_from_and_their_params_are_read_when_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trials, "BLOCK", 5)
+    monkeypatch.setattr(table, "BLOCK", 5)
     ended, store = stored()
     reads = store.reads
     blocks = list(ended.recall())

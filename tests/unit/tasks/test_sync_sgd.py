@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.scheduler.widths import make_width, widest
+from shadho_celery.placement.widths import make_width, widest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from tasks import sync_sgd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.system import ManualClock
 from shadho_celery.training.coordinator.backups import Assignments, Times
 
 

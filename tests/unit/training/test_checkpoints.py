@@ -16,8 +16,7 @@ from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Quantize, Report, gang, replay
 from shadho_celery.training.coordinator.centre import ModelCentre
-from shadho_celery.training.coordinator.checkpoints import Checkpoints, Superseded
-from shadho_celery.training.coordinator.run import Run
+from shadho_celery.training.coordinator.run import Checkpoints, Run, Superseded
 from shadho_celery.training.plan import Plan
 from shadho_celery.training.report import Log
 

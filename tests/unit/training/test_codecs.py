@@ -10,14 +10,8 @@ from services.cases import cases
 from torch import nn
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.wire.codecs import (
-    BLOCK,
-    PART,
-    Layout,
-    Quantize,
-)
 from shadho_celery.training.wire.frames import Header, Kind
-from shadho_celery.training.wire.vectors import Shape, Vector
+from shadho_celery.training.wire.vectors import BLOCK, PART, Layout, Quantize, Shape, Vector
 
 CODECS = {f"{n} bits": Quantize(n) for n in (2, 3, 5, 8)}
 SIZES = [1, 7, 8, BLOCK, BLOCK + 1, 26_122, PART * BLOCK, PART * BLOCK + 9]

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.strategies import Async, Average, Elastic, Gradient, Strategy, Sync
-from shadho_celery.training.wire.codecs import Quantize
-from shadho_celery.training.wire.vectors import Vector
+from shadho_celery.training.wire.vectors import Quantize, Vector
 
 SIZE, ROWS, BATCH, RATE = 3, 40, 4, 0.05
 INPUTS = torch.from_numpy(np.random.default_rng(1).standard_normal((ROWS, SIZE)).astype(np.float32))

@@ -12,7 +12,7 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.report import Report
 from shadho_celery.training.strategies import Async, Average, Elastic, Strategy, Sync
-from shadho_celery.training.wire.codecs import Quantize
+from shadho_celery.training.wire.vectors import Quantize
 
 SIZE, ROWS = 40, 200
 INPUTS = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,416 @@
+"""The report of a study: one HTML file with a summary in words, its charts and its best trials.
+
+The summary of a study in words, and its best trials.
+
+What to try next, as sentences: each rule looks at the columns of a study and says nothing if it does not apply.
+
+HTML: elements whose content is escaped, and documents that open without a network.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from shadho_celery import __version__
+from shadho_celery.charts.chart import Chart
+from shadho_celery.charts.explained import scaled
+from shadho_celery.charts.losses import failures, failures_by_label
+from shadho_celery.charts.machines import are_telling, one_more_worker
+from shadho_celery.charts.payload import encoded
+from shadho_celery.charts.study import Figure, StudyData, figures_of
+from shadho_celery.core.checks import listed, one_line, printable
+from shadho_celery.core.settings import UNNAMED
+from shadho_celery.core.trial import COUNTED, in_words
+from shadho_celery.core.units import counted, digits, money, took
+from shadho_celery.results.report import BEST
+from shadho_celery.results.trial import TrialResult, given
+
+#: number of rated trials from which on their best values say something about a label's range
+LEAST_TRIALS = 20
+#: number of best trials that must all lie near one end, and the part of the range that is near an end
+COMPARED, END = 3, 0.05
+#: share of failed trials from which on failures are mentioned
+MANY_FAILED = 0.1
+#: share of the latest trials: a best trial among them means that the search still makes progress
+LATEST = 0.2
+#: beginnings of the descriptions of domains without ends
+_ENDLESS = ("normal(", "lognormal(", "qnormal(", "qlognormal(")
+
+
+def advice(data: StudyData) -> list[str]:
+    """Return sentences about what to try next, the most urgent first."""
+    return [sentence for rule in RULES for sentence in rule(data)]
+
+
+def many_failures(data: StudyData) -> Iterator[str]:
+    """If many trials fail, say with what and where in the space. Trials under earlier code do not count."""
+    trials = data.trials()
+    failed = int(((trials.failure.codes >= 0) & trials.is_current).sum())
+    ended = int((trials.state.is_in(*COUNTED) & trials.is_current).sum())
+    if failed and failed >= MANY_FAILED * ended:
+        where = failures_by_label(trials)
+        yield f"{failures(trials).title}."
+        if where.empty:
+            yield "Fix the cause of the failures."
+        else:
+            yield f"{where.title}: fix the cause, or exclude such params from the space."
+
+
+def best_at_an_end(data: StudyData) -> Iterator[str]:
+    """If the best trials have values at one end of a label's range, say that the range may be too small.
+
+    It is only a possibility: an adaptive sampler draws the best trials alike, also in labels without an effect.
+    """
+    trials, space = data.trials(), data.study.space
+    rated = np.flatnonzero(trials.is_rated)
+    if len(rated) < LEAST_TRIALS:
+        return
+    order = rated[np.argsort(trials.merit[rated], kind="stable")]
+    for label in trials.labels.values():
+        best = order[label.is_active[order]][:COMPARED]
+        if (
+            label.options
+            or len(best) < COMPARED
+            or best[0] != order[0]
+            or space.get(label.name, "").startswith(_ENDLESS)
+        ):
+            continue
+        # A label with few values, such as the number of layers, has its ends drawn often: that says nothing.
+        if len(np.unique(label.values[label.is_active])) <= LEAST_TRIALS / 2:
+            continue
+        places = scaled(label, label.values)[best]
+        for is_near, end in ((places <= END, "lower"), (places >= 1 - END, "upper")):
+            if is_near.all():
+                value = digits(float(label.values[order[0]]))
+                yield (
+                    f"The best trials have {label.name} at the {end} end of its range ({value}): "
+                    "a wider range may have better ones."
+                )
+
+
+def progress(data: StudyData) -> Iterator[str]:
+    """Say if the best trial is one of the latest, so that more trials may find a better one, or if nothing gets on."""
+    trials = data.trials()
+    rated = np.flatnonzero(trials.is_rated)
+    if len(rated) < LEAST_TRIALS:
+        return
+    best = int(rated[np.argmin(trials.merit[rated])])
+    if best >= (1 - LATEST) * len(trials):
+        how = f" (shadho-celery resume {data.study.name} --trials {2 * len(trials)})"
+        yield (
+            f"The best trial, {trials.number[best]}, is one of the latest: more trials may find a better one"
+            f"{'' if data.study.is_simulated else how}."
+        )
+    elif still := data.report.still_words:
+        yield f"{still[:1].upper()}{still[1:]}."
+
+
+def another_worker(data: StudyData) -> Iterator[str]:
+    """Say of which class one more worker adds most, if there are several classes on several machines.
+
+    Nothing is said of a short study: its start-up and the time to send trials decide, and not the number of workers.
+    """
+    trials, attempts = data.trials(), data.attempts()
+    is_fleet = len(trials.compute_class.names) > 1 and len(trials.host.names) > 1
+    if is_fleet and are_telling(trials, attempts) and not (chart := one_more_worker(trials, attempts)).empty:
+        yield f"{chart.title}."
+
+
+#: rules in the order of their sentences
+RULES: tuple[Callable[[StudyData], Iterator[str]], ...] = (
+    many_failures,
+    best_at_an_end,
+    progress,
+    another_worker,
+)
+
+
+#: maximum number of labels, classes and machines that are named; and of characters of a name, and of a trial's values
+NAMED, VALUE, VALUES = 8, 40, 250
+_NO_ADVICE = "Nothing stands out so far."
+
+
+def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[str]]]:
+    """Return pairs of a question and the sentences that answer it. Long labels are short in them."""
+    titles = {chart.name: chart.title for chart in _charts(figures) if not chart.empty}
+    answers = [
+        ("What was searched", [*_searched(data)]),
+        ("On what", [*_on_what(data)]),
+        ("What was found", [*_found(data, titles.get("importance"))]),
+        (
+            "How the machines were used",
+            [f"{titles[name]}." for name in ("throughput", "timeline", "predictions") if name in titles]
+            or ["No trial has completed yet."],
+        ),
+        ("What to try next", advice(data) or [_NO_ADVICE]),
+    ]
+    # The longest first, because a label may be a part of another one.
+    long = sorted((label for label in data.study.space if len(label) > VALUE), key=len, reverse=True)
+    return [(question, [_with_short(long, sentence) for sentence in sentences]) for question, sentences in answers]
+
+
+def _with_short(labels: Iterable[str], sentence: str) -> str:
+    for label in labels:
+        sentence = sentence.replace(label, one_line(label, VALUE))
+    return sentence
+
+
+def values_of(trial: TrialResult) -> str:
+    """Return what the objective got in one line."""
+    return one_line(given(trial), VALUES)
+
+
+def _searched(data: StudyData) -> Iterator[str]:
+    study, labels = data.study, [*data.study.space]
+    subspaces = len(data.report.subspaces)
+    within = f" in {subspaces} subspaces" if subspaces > 1 else ""
+    yield f"{counted(len(labels), 'label')}{within}: {listed([one_line(label, VALUE) for label in labels], NAMED)}."
+    sampler = data.study.in_force.get("sampler") or UNNAMED["sampler"]
+    yield f"The objective: {in_words(study.objectives)}. The sampler was {sampler}, the seed {study.seed}."
+
+
+def _on_what(data: StudyData) -> Iterator[str]:
+    report = data.report
+    classes = [f"{one_line(name, VALUE)} ({counted(_ended(each), 'trial')})" for name, each in report.classes.items()]
+    if not classes:
+        yield "No trial has ended yet."
+        return
+    hosts = [one_line(host, VALUE) for host in report.hosts]
+    yield f"{counted(len(classes), 'compute class', 'compute classes')}: {listed(classes, NAMED)}."
+    yield f"{counted(len(hosts), 'machine')}: {listed(hosts, NAMED)}."
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(data.study.created_at))
+    yield f"The study began at {since}; trials ran for {took(report.active_seconds)}."
+    if report.money:
+        yield f"{_upper(report.money_words)}."
+    if report.deadline_words:
+        yield f"{_upper(report.deadline_words)}."
+
+
+def _found(data: StudyData, importance: str | None) -> Iterator[str]:
+    best = data.report.best
+    yield f"{_upper(data.report.best_words)}."
+    if best is not None:
+        yield f"Trial {best.number} has it: {values_of(best)}."
+    if importance is not None:
+        yield f"{importance}."
+    if data.report.failures:
+        yield f"Most frequent failure: {one_line(data.report.failures[0])}."
+
+
+def _charts(figures: Iterable[Figure]) -> Iterator[Chart]:
+    return (chart for figure in figures for _, chart in figure.charts)
+
+
+def _ended(counts: object) -> int:
+    return sum(getattr(counts, state) for state in ("complete", "pruned", "failed"))
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+#: folder of scripts and styles
+STATIC = Path(__file__).parent / "static"
+#: scripts of pages, each after those that it imports
+MODULES = ("numbers.js", "theme.js", "marks.js", "table.js", "draw.js", "timeline.js", "figure.js", "page.js")
+
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:function|const|class) (\w+))", re.MULTILINE)
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def element(name: str, *content: str, **attributes: str | int) -> Html:
+    """Return an element. Content that is not `Html` is escaped. Values of attributes are escaped in any case.
+
+    Characters that control a terminal or turn a text around are shown as escapes, except in `Html`. An underscore at
+    the end of an attribute's name is left out, and others become hyphens: ``class_``, ``data_label``.
+    """
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(each)}"' for key, each in attributes.items())
+    inner = "".join(each if isinstance(each, Html) else _text(each) for each in content)
+    return Html(f"<{name}{given}>{inner}</{name}>")
+
+
+def joined(parts: list[Html]) -> Html:
+    """Return several elements as one text."""
+    return Html("".join(parts))
+
+
+def document(title: str, body: Html, data: bytes, *, is_embedded: bool = False) -> Html:
+    """Return an HTML file with its scripts, styles and data in itself.
+
+    `data` is JSON without the character <. The policy of the file allows these scripts by their hashes, and no request.
+    A page that `is_embedded` in another one has no margins.
+    """
+    library, own = vendored(), own_script()
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; script-src {_hash(library)} {_hash(own)}; style-src {_hash(style)}; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    head = [
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        element("title", title),
+        f"<style>{style}</style>",
+    ]
+    content = [
+        body,
+        f'<script type="application/json" id="data">{data.decode()}</script>',
+        f"<script>{library}</script>",
+        f'<script type="module">{own}</script>',
+    ]
+    marked = ' class="embedded"' if is_embedded else ""
+    return Html(
+        "\n".join(
+            [
+                '<!DOCTYPE html>\n<html lang="en">\n<head>',
+                *head,
+                f"</head>\n<body{marked}>",
+                *content,
+                "</body>\n</html>\n",
+            ]
+        )
+    )
+
+
+@cache
+def vendored() -> str:
+    """Return the script of ECharts."""
+    return _harmless((STATIC / "vendor" / "echarts" / "echarts.min.js").read_text(encoding="utf-8"))
+
+
+@cache
+def own_script() -> str:
+    """Return our modules as one script, because a file cannot import other files. Each module keeps its own scope."""
+    parts = ["const modules = {};"]
+    for name in MODULES:
+        text = (STATIC / name).read_text(encoding="utf-8")
+        exported = ", ".join(_EXPORT.findall(text))
+        text = _IMPORT.sub(r'const \1 = modules["\2"];', _EXPORT.sub("", text))
+        parts.append(f'modules["{name}"] = (() => {{\n{text}\nreturn {{ {exported} }};\n}})();')
+    return _harmless("\n".join(parts))
+
+
+def _harmless(script: str) -> str:
+    """Return a script that ends where it should in an HTML file. Raises ValueError for any other."""
+    if "\r" in script or re.search(r"</script|<!--", script, re.IGNORECASE):
+        raise ValueError("this script cannot stand in an HTML file")
+    return script
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _value(value: str | int) -> str:
+    # A notebook may be saved in another encoding, which would change the hashes of the scripts in it.
+    found = escape(value) if isinstance(value, Html) else _text(str(value))
+    return found.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+#: maximum number of labels in the table of the search space
+MOST_LABELS = 200
+_SCRIPTS = "The charts need JavaScript."
+
+
+def report_html(data: StudyData) -> str:
+    """Return the report of a study as the text of an HTML file, which needs no network."""
+    figures = figures_of(data)
+    words = [
+        part
+        for question, sentences in summary(data, figures)
+        for part in (element("dt", question), *(element("dd", sentence) for sentence in sentences))
+    ]
+    body = joined(
+        [
+            heading(data),
+            headline(data),
+            element("section", element("h2", "Summary"), element("dl", joined(words), class_="summary")),
+            element("main", element("noscript", _SCRIPTS), id="figures"),
+            element("section", element("h2", "Best trials"), best_trials(data)),
+            element("section", element("h2", "Search space"), _space(data)),
+        ]
+    )
+    return document(f"{one_line(data.study.name)}: report", body, encoded(figures, data.classes))
+
+
+def heading(data: StudyData) -> Html:
+    """Return the line at the top: name, state and time of reading."""
+    state = f"running on {data.report.running_on}" if data.report.running_on else data.report.state
+    read = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(data.now))
+    said = f"{one_line(state)}; read on {read} by shadho_celery {__version__}"
+    return element("header", element("h1", one_line(data.study.name)), element("p", said), class_="bar")
+
+
+def headline(data: StudyData) -> Html:
+    """Return the few numbers that are looked at first."""
+    report, best = data.report, data.study.best_loss
+    name = next(iter(report.objectives), "loss")
+    ended = "trial ended" if report.ended == 1 else "trials ended"
+    numbers = {
+        f"best {name}": "–" if best is None else digits(best),
+        ended if report.asked is None else f"of {counted(report.asked, 'trial')} ended": f"{report.ended:,}",
+        "of trials": took(report.active_seconds),
+        **({"of money": money(sum(report.money.values()))} if report.money else {}),
+    }
+    pairs = [element("div", element("dt", one_line(key, 60)), element("dd", each)) for key, each in numbers.items()]
+    return element("dl", *pairs, class_="headline")
+
+
+def best_trials(data: StudyData) -> Html:
+    """Return a table of the best trials."""
+    names = ("trial", "loss", "seconds", "class", "values")
+    kinds = dict.fromkeys(names[:3], "number")
+    head = element("tr", *(element("th", name, scope="col", class_=kinds.get(name, "text")) for name in names))
+    rows = []
+    for trial in data.report.front[:BEST] or data.report.best_few:
+        loss = next(iter(trial.losses.values()), trial.loss)
+        cells = (
+            str(trial.number),
+            "–" if loss is None else digits(loss),
+            took(trial.seconds),
+            one_line(trial.compute_class or "–", 60),
+            values_of(trial),
+        )
+        shown = (
+            element("td", cell, data_label=name, class_=kinds.get(name, "text"))
+            for name, cell in zip(names, cells, strict=True)
+        )
+        rows.append(element("tr", *shown))
+    if not rows:
+        return element("p", "No trial has a loss yet.", class_="empty")
+    return element("table", element("thead", head), element("tbody", *rows), class_="cards")
+
+
+def _space(data: StudyData) -> Html:
+    domains = [*data.study.space.items()]
+    rows = [
+        element("tr", element("th", one_line(label), scope="row"), element("td", one_line(text)))
+        for label, text in domains[:MOST_LABELS]
+    ]
+    more = len(domains) - len(rows)
+    said = f" The first {MOST_LABELS} are listed." if more > 0 else ""
+    return element(
+        "details",
+        element("summary", f"{counted(len(domains), 'label')} with distributions.{said}"),
+        element("table", element("tbody", *rows)),
+    )

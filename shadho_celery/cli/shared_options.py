@@ -1,0 +1,222 @@
+"""Options with the URLs of broker and Redis, which may also come from a file or the environment.
+
+Options of a command whose process serves metrics.
+
+Options of a command that are made from the descriptions of the settings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from shadho_celery.cli.interrupts import INTERRUPTED
+from shadho_celery.cli.messages import readable_warnings, say
+from shadho_celery.core.checks import mask, printable
+from shadho_celery.core.files import read_text
+from shadho_celery.core.settings import SETTINGS, Setting, read_settings
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED_CONTROL, Signer, read_key
+from shadho_celery.fleet.urls import BROKER, DEFAULTS, OWN_BROKER, REDIS
+from shadho_celery.metrics.server import HOST, LOOPBACK, PORT
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def file_options(command: F) -> F:
+    """Add the options --url-file and --signing-key-file to a command."""
+    command = click.option(
+        "--signing-key-file",
+        type=click.Path(),
+        help="Key that signs messages and results, the same on all machines; unsigned ones are refused. "
+        f"Make one: openssl rand -hex 32 > shadho.key; chmod 600 shadho.key  [env: {KEY_FILE}]",
+    )(command)
+    return click.option("--url-file", type=click.Path(), help=f"File with lines {BROKER}=URL and {REDIS}=URL.")(command)
+
+
+def fleet_options(command: F) -> F:
+    """Add the options --broker, --redis, --url-file and --signing-key-file to a command."""
+    command = click.option("--redis", metavar="URL", help=f"Redis of the fleet.  [env: {REDIS}]")(file_options(command))
+    return click.option(
+        "--broker", metavar="URL", help=f"Broker of the fleet, amqp:// or redis://.  [env: {OWN_BROKER}, {BROKER}]"
+    )(command)
+
+
+def control_option(command: F) -> F:
+    """Add the option --allow-unsigned-control to a command that starts a process which obeys requests."""
+    return click.option(
+        "--allow-unsigned-control",
+        "unsigned_control",
+        is_flag=True,
+        help="Without a signing key: obey requests such as those of shadho-celery drain from anyone who can write to "
+        f"Redis.  [env: {UNSIGNED_CONTROL}=1]",
+    )(command)
+
+
+def allowed(unsigned_control: bool) -> dict[str, str]:
+    """Return the environment variables that the option --allow-unsigned-control sets."""
+    return {UNSIGNED_CONTROL: "1"} if unsigned_control else {}
+
+
+def environment(
+    broker: str | None, redis: str | None, url_file: str | None, signing_key_file: str | None = None
+) -> dict[str, str]:
+    """Return the environment variables that the options set. Options override the file.
+
+    Raises UsageError for a file that cannot be read or parsed. Warns about passwords that other users can see.
+    """
+    urls.prefer_own()
+    found = _read(Path(url_file).expanduser()) if url_file else {}
+    for variable, option, url in ((BROKER, "--broker", broker), (REDIS, "--redis", redis)):
+        if url:
+            warn_of_password(option, url, f"{variable} or a --url-file")
+            found[variable] = url
+    if signing_key_file:
+        found[KEY_FILE] = str(Path(signing_key_file).expanduser().absolute())
+        read_key(Path(found[KEY_FILE]))
+    else:
+        Signer.configured()
+    return found
+
+
+def warn_of_password(option: str, url: str, better: str) -> None:
+    """Warn if an option's URL has a password, because all users of the machine can see command lines.
+
+    `better` names a safer way to give the URL.
+    """
+    if mask(url) != url:
+        say(f"Warning: {option} shows its password to all users of this machine; better in {better}", err=True)
+
+
+def origin(found: Mapping[str, str]) -> str:
+    """Return the environment variable that has the URL of the broker.
+
+    Return "" if the URL is from an option or a file, or if there is no broker.
+    """
+    if BROKER in found or not os.environ.get(BROKER):
+        return ""
+    return OWN_BROKER if os.environ.get(OWN_BROKER) else BROKER
+
+
+def refusal(error: ShadhoError) -> click.ClickException:
+    """Return an exception that click shows as one line, and that ends the command with the error's exit code."""
+    shown = click.ClickException(printable(" ".join(str(error).split())))
+    shown.exit_code = error.exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
+    return shown
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Show a ShadhoError as click shows its errors, and each warning in one line. End at Ctrl-C without a traceback.
+
+    The group uses it for its commands. It is also a decorator for the commands that run as modules.
+    """
+    try:
+        with readable_warnings():
+            yield
+    except ShadhoError as error:
+        raise refusal(error) from None
+    except click.ClickException as error:
+        error.message = printable(error.message)  # type: ignore[misc]  # of one that click has made, with its context
+        raise
+    except KeyboardInterrupt:
+        say("stopped", err=True)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _read(path: Path) -> dict[str, str]:
+    found = {}
+    for number, line in enumerate(map(str.strip, read_text(path, f"the URL file {path}").splitlines()), 1):
+        name, separator, value = map(str.strip, line.partition("="))
+        if not line or line.startswith("#"):
+            continue
+        if not separator or name not in DEFAULTS:
+            raise UsageError(f"line {number} of {path} is neither {BROKER}=URL nor {REDIS}=URL")
+        found[name] = value
+    if path.stat().st_mode & 0o077 and any(mask(url) != url for url in found.values()):
+        say(f"Warning: other users of this machine can read the passwords in {path}; chmod 600 {path}", err=True)
+    return found
+
+
+def metrics_options(command: F) -> F:
+    """Add the options --metrics-port and --metrics-host to a command."""
+    command = click.option(
+        "--metrics-host",
+        metavar="ADDRESS",
+        help=f"Address on which metrics are served: {LOOPBACK} for this machine alone, 0.0.0.0 for all. Anyone who "
+        f"reaches it can read them.  [default: {LOOPBACK}; env of a worker: {HOST}]",
+    )(command)
+    return click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        metavar="PORT",
+        help=f"Serve metrics for Prometheus at /metrics on this port; 0 for a free one.  [env of a worker: {PORT}]",
+    )(command)
+
+
+class Value(click.ParamType[Any]):
+    """Type of an option for a setting. The value is checked like that of the same setting in STUDY."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._number = next((kind for kind in (int, float) if kind in setting.kinds), None)
+        self.name = "text" if self._number is None else self._number.__name__
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self._number is not None:
+            with suppress(ValueError):
+                value = self._number(value)
+        try:
+            return getattr(read_settings({self._setting.name: value}), self._setting.name)
+        except UsageError as error:
+            raise refusal(error) from None
+
+
+def study_options(command: F) -> F:
+    """Add to a command the options of all settings that have one, in the order of the settings."""
+    for setting in [*SETTINGS.values()][::-1]:
+        if setting.help:
+            command = option(setting)(command)
+    return command
+
+
+def changes(command: F) -> F:
+    """Add to a command the options of the settings that may change in a running study.
+
+    The other ones are hidden, so that the command can say why it refuses them.
+    """
+    for setting in [*SETTINGS.values()][::-1]:
+        if setting.help:
+            command = option(setting, is_change=True)(command)
+    return command
+
+
+def option(setting: Setting, *, multiple: bool = False, is_change: bool = False) -> Callable[[F], F]:
+    """Return a decorator that adds the option of a setting. Its default is None, or an empty tuple if `multiple`.
+
+    With `is_change`, it is for a running study: help shows no default, and only options of settings that may change.
+    """
+    default = setting.default if setting.shown_default is None else setting.shown_default
+    shown = "" if is_change or default in (None, "") else f"  [default: {default}]"
+    flag = setting.flag
+    is_switch = isinstance(setting.default, bool)
+    form: dict[str, Any] = {"type": click.Choice([*setting.choices]) if setting.choices else Value(setting)}
+    if is_switch or setting.value:
+        form = {"is_flag": True} if is_switch else {"flag_value": setting.value}
+    return click.option(
+        *filter(None, [setting.short]),
+        f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
+        setting.name,
+        **form,
+        default=None,
+        multiple=multiple,
+        hidden=is_change and not setting.is_changeable,
+        metavar=setting.metavar,
+        help=setting.help + shown,
+    )

@@ -1,0 +1,328 @@
+"""Clocks: a clock is an argument, so the same code runs on the machine's clock and on a simulated one.
+
+A clock has two readings. Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day,
+which an administrator, NTP or a resumed virtual machine may set back or forward at any time.
+
+Time limits of every call to a server: the broker, Redis, and the database of the store.
+
+A server may hang without closing its connections: it is out of memory or disk, it was stopped, a network drops its
+packets, or another session holds a lock. Each call waits at most the seconds given here. It then fails as if the server
+were down: a running study and its workers warn, wait, and try again.
+
+A scheduler renews its locks at least every five seconds while its calls return, and its lock on Redis lasts for twenty
+(`fleet.channel.HOLD_SECONDS`). No single call of a scheduler may therefore take more than ten.
+
+Faster imports: lazy import of rarely used third-party modules, and imports without garbage collections.
+
+Most of the time of hyperopt's import is for scipy.stats and scipy.special, which only its own algorithms use.
+
+Outages of a server: one line when it stops to answer, and one when it answers again, however often it is tried.
+
+Environment variables: a name that several rooms use, and a block for which variables are set.
+
+How the processes of a trial on several machines find one another: addresses, listening sockets, a shared token.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from types import ModuleType
+from typing import Any, Protocol
+
+from shadho_celery.errors import UsageError
+
+
+class Clock(Protocol):
+    """Gives the time, and waits for time to pass."""
+
+    def now(self) -> float:
+        """Return the seconds since an arbitrary moment in the past. They never decrease (monotonic)."""
+
+    def wall(self) -> float:
+        """Return the seconds since the epoch, for records."""
+
+    def sleep(self, seconds: float) -> None:
+        """Return once `seconds` have passed on this clock."""
+
+
+class SystemClock:
+    """The machine's own clock, as the module `time` reads it."""
+
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+    sleep = staticmethod(time.sleep)
+
+
+class ManualClock:
+    """A clock that moves only on request, for tests and for the simulator. Both readings are the same."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += max(0.0, seconds)
+
+    def advance_to(self, moment: float) -> None:
+        """Set the clock forward to `moment` (in seconds). An earlier moment changes nothing."""
+        self._now = max(self._now, moment)
+
+
+#: broker: opening of a connection, and each step of its handshake
+BROKER_CONNECT_SECONDS = 3.0
+
+#: broker: each answer to the scheduler, to `status`, and to a worker that checks its queues for messages
+BROKER_SECONDS = 5.0
+
+#: broker: half of the seconds of silence after which a worker closes its connection to RabbitMQ and opens another
+BROKER_HEARTBEAT_SECONDS = 30.0
+
+#: broker: an answer of rabbitmqctl to `doctor`; starting Erlang takes it some seconds
+RABBITMQCTL_SECONDS = 20.0
+
+#: Redis: opening of a connection; and each answer to a command that a person waits for
+REDIS_CONNECT_SECONDS = 3.0
+
+#: Redis: each other answer, and also those to Celery if Redis is the broker
+REDIS_SECONDS = 10.0
+
+#: PostgreSQL: opening of a connection
+DATABASE_CONNECT_SECONDS = 5
+
+#: PostgreSQL: wait of a statement for each lock (`lock_timeout`)
+LOCK_WAIT_SECONDS = 4.0
+
+#: PostgreSQL: each statement of a scheduler and of a reader, after which the server cancels it (`statement_timeout`)
+STATEMENT_SECONDS, READ_SECONDS = 8.0, 30.0
+
+#: PostgreSQL: each statement that deletes or copies a whole study, while the study does not run
+MAINTENANCE_SECONDS = 3600.0
+
+#: PostgreSQL: seconds that a client waits beyond a statement's limit before it closes the connection to a silent server
+GRACE_SECONDS = 2.0
+
+#: PostgreSQL: idle time of a client within a transaction, which locks the study's row for other clients
+#: (`idle_in_transaction_session_timeout`)
+IDLE_SECONDS = 20.0
+
+#: SQLite: wait for a file that another program has locked
+LOCKED_SECONDS = 8.0
+
+
+#: modules that `import hyperopt` need not load; they import scipy.stats and scipy.special
+_OF_HYPEROPT = ("hyperopt.atpe", "hyperopt.tpe")
+
+
+class _Late(ModuleType):
+    """Placeholder for a module until one of its names is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        # The import system, and tools that inspect `sys.modules`, look up such names. They must not load the module.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        loaded = importlib.import_module(self.__name__)
+        vars(self).update(vars(loaded))
+        return getattr(loaded, name)
+
+
+def load_late(module: str) -> None:
+    """Delay the loading of `module` until its first use, unless it is already loaded."""
+    sys.modules.setdefault(module, _Late(module))
+
+
+def load_hyperopt_late() -> None:
+    """Delay the loading of those modules of hyperopt that few programs use."""
+    for module in _OF_HYPEROPT:
+        load_late(module)
+
+
+@contextmanager
+def placeholder(module: str) -> Iterator[None]:
+    """Delay the loading of `module` for the modules that are imported in the block, until they use it.
+
+    Other modules import it as usual, also its submodules. Nothing is delayed if it is already loaded.
+    """
+    late = sys.modules.setdefault(module, _Late(module))
+    try:
+        yield
+    finally:
+        if isinstance(late, _Late):
+            del sys.modules[module]
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Import modules in the block without garbage collections, which would take an eighth of the time.
+
+    Modules live until the end of the process. So all objects are then left out of later collections, too.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+#: seconds without an error after which an outage is over: longer than between two tries of the same call
+OVER_SECONDS = 6.0
+
+
+class Outage:
+    """State of one server as its errors show it. For any thread."""
+
+    def __init__(self, server: str, over_seconds: float = OVER_SECONDS) -> None:
+        self._server, self._over_seconds = server, over_seconds
+        #: number of outages so far
+        self.count = 0
+        #: times of the first error of the current outage, and of the last one
+        self._since: float | None = None
+        self._until = 0.0
+        self._lock = threading.Lock()
+
+    def see(self, trouble: str | None, now: float) -> str | None:
+        """Note an error, or None for an answer. Return the line to show: `trouble` at the first error of an outage."""
+        with self._lock:
+            if trouble is not None:
+                is_new, self._until = self._since is None, now
+                self._since = now if self._since is None else self._since
+                self.count += is_new
+                return trouble if is_new else None
+            if self._since is None or now - self._until < self._over_seconds:
+                return None
+            seconds, self._since = now - self._over_seconds - self._since, None
+            return f"{self._server} answers again, after {seconds:.0f} s"
+
+
+#: variable with the path of the file that a living worker touches
+HEARTBEAT_FILE = "SHADHO_HEARTBEAT_FILE"
+
+
+@contextmanager
+def overridden(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables in the block, unless their value is None, and restore all of them after it."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+#: environment variable with the address by which other machines reach this one, if it is not detected correctly
+HOST_VARIABLE = "SHADHO_HOST"
+#: environment variable with the address to listen on, if it differs from the one that other machines are given
+LISTEN_VARIABLE = "SHADHO_LISTEN"
+LOOPBACK = "127.0.0.1"
+#: an address outside every network, which has the route to other machines (TEST-NET-1 of RFC 5737)
+_OUTSIDE = "192.0.2.1"
+
+#: maximum number of connections that wait to be accepted
+_BACKLOG = 64
+#: remedy if a machine does not have the address by which others reach it
+_REMEDY = f"set {LISTEN_VARIABLE} to an address of this machine, or to 0.0.0.0 for all of them"
+
+
+def make_token() -> str:
+    """Return a new random token, by which the processes of a trial recognise one another."""
+    return secrets.token_hex(32)
+
+
+def own_address(peer: str = _OUTSIDE, port: int = 9) -> str:
+    """Return the address by which other machines reach this one: SHADHO_HOST, else that on the route to `peer`.
+
+    It is 127.0.0.1 without a route.
+    """
+    if told := os.environ.get(HOST_VARIABLE):
+        return told
+    with suppress(OSError):
+        family, kind, *_, where = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]
+        with closing(socket.socket(family, kind)) as probe:
+            # A datagram socket sends nothing here; it only looks up the route.
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    return LOOPBACK
+
+
+def listen(host: str, port: int = 0, *, for_others: bool = False) -> socket.socket:
+    """Return a listening socket. Port 0 means any free port.
+
+    With `for_others`, `host` is the address by which other machines reach this one, and SHADHO_LISTEN replaces it.
+    Raises UsageError if the address cannot be used.
+    """
+    if for_others:
+        host = _listening_address(host)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        is_in_use = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = "give another port" if is_in_use else _REMEDY
+        # The address that Python appends is in the message already.
+        reason = str(error.strerror).partition(" (while")[0]
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; {remedy}") from error
+
+
+def _listening_address(host: str) -> str:
+    if told := os.environ.get(LISTEN_VARIABLE):
+        return told
+    with suppress(OSError):
+        if host != "localhost" and not host.startswith("127.") and socket.gethostbyname(host).startswith("127."):
+            # Debian has this in /etc/hosts for the machine's own name.
+            raise UsageError(
+                f"other machines cannot reach this one as {host}, which is a loopback address here; {_REMEDY}"
+            )
+    return host
+
+
+def close_socket(server: socket.socket) -> None:
+    """Close a listening socket. A thread that is blocked in its `accept` gets an error."""
+    with suppress(OSError):
+        server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def interface_variables(host: str) -> dict[str, str]:
+    """Return the environment variables that let gloo use the interface of this address.
+
+    By default it uses the address of the machine's own name, which may be a loopback address. Ranks of one machine use
+    and listen on the loopback interface alone, whatever the environment says, also with NCCL.
+    """
+    is_local = host.startswith("127.")
+    interface = interface_of(host) if is_local or "GLOO_SOCKET_IFNAME" not in os.environ else None
+    names = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if is_local else [])]
+    return {} if interface is None else dict.fromkeys(names, interface)
+
+
+def interface_of(host: str) -> str | None:
+    """Return the name of the network interface with this address, or None if there is none."""
+    import psutil
+
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
+        if address.startswith("127."):
+            # The loopback interface has all of these addresses, but names the first one only.
+            address = LOOPBACK
+        for name, own in psutil.net_if_addrs().items():
+            if address in [each.address for each in own]:
+                return str(name)
+    return None

@@ -1,0 +1,486 @@
+"""Broker: queues of compute classes and machines, and the messages that carry attempts to workers.
+
+Scheduler and workers both declare a queue through `queue`, so its arguments cannot differ. The scheduler builds
+Celery's messages (protocol 2) itself and publishes all attempts of a turn in one batch. Calling `apply_async` for each
+costs ten times as much.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import amqp
+import kombu
+import kombu.message
+import kombu.transport.pyamqp
+import msgspec
+from kombu.exceptions import KombuError
+
+from shadho_celery.core.checks import mask, mask_in, one_line
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.system import BROKER_CONNECT_SECONDS, BROKER_SECONDS
+from shadho_celery.errors import ServiceError
+from shadho_celery.fleet.celery_settings import configuration
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.fleet.urls import BROKER, DEFAULTS, is_untrusted, remedy
+
+#: version of the format of messages and of the channel's records; scheduler and workers must have the same version
+PROTOCOL = 12
+
+#: name of the Celery task that runs a trial
+TASK = "shadho.trial"
+
+#: signs of a permanent refusal: AMQP's codes (access refused, not allowed), and the words that Redis uses
+_DENIED = (403, 530)
+_DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
+
+#: exceptions raised for a URL that its transport cannot use
+_MISWRITTEN = (ValueError, TypeError)
+
+#: maximum number of messages in one batch (Redis), or of messages not yet confirmed by the broker (RabbitMQ)
+BATCH = 500
+
+#: seconds without a consumer after which RabbitMQ removes a machine's queue and its messages
+MACHINE_QUEUE_SECONDS = 300
+
+#: seconds for which a publisher waits for a notice of RabbitMQ, which may have come before
+NOTICE_SECONDS = 0.001
+
+#: name of a queue that does not exist: RabbitMQ drops a message to it
+NOWHERE = "shadho.nowhere"
+
+#: maximum number of bytes of a message's body; an attempt with a thousand params has about 40,000
+MAX_BODY = 10_000_000
+
+#: headers of Celery that do nothing here; with others, Celery might keep a message in a slot without running it
+OPTIONS: Mapping[str, Any] = {"eta": None, "retries": 0, "timelimit": [None, None]}
+
+#: maximum number of bytes of a queue's name in AMQP
+_MAX_NAME = 255
+
+
+class RefusedMessage(Exception):
+    """A message that a worker must not act on. The text gives the reason."""
+
+
+class Message(kombu.message.Message):  # type: ignore[misc]
+    """A received message, which is refused unread unless its form is the one in which `message` sends.
+
+    kombu itself unpacks any compressed message as soon as it arrives, before a signature can be checked.
+    """
+
+    def __init__(self, body: Any = None, headers: Any = None, **parts: Any) -> None:
+        given = headers or {}
+        reasons = {
+            "it is compressed": given.get("compression"),
+            "it is not JSON": (parts["content_type"], parts["content_encoding"]) != ("application/json", "utf-8"),
+            f"it has more than {MAX_BODY:,} bytes": len(body or "") > MAX_BODY,
+            "it has options of Celery": any(given.get(name, plain) != plain for name, plain in OPTIONS.items()),
+        }
+        self.errors = [(RefusedMessage, RefusedMessage(each), None) for each, is_true in reasons.items() if is_true]
+        super().__init__(body, headers=headers, **parts)
+
+
+class _AmqpMessage(kombu.transport.pyamqp.Message, Message):  # type: ignore[misc]
+    """The same for a message of RabbitMQ: kombu's class takes it apart, and calls ours."""
+
+
+class _AmqpChannel(kombu.transport.pyamqp.Channel):  # type: ignore[misc]
+    """kombu's channel with our messages."""
+
+    Message = _AmqpMessage
+
+
+class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
+    """A connection to RabbitMQ that closes if a request is not answered in time. Closing has a time limit too.
+
+    py-amqp waits for answers without a limit, unless its socket has one.
+    """
+
+    Channel = _AmqpChannel
+
+    def connect(self, callback: Any = None) -> Any:
+        answer = super().connect(callback)
+        self.transport.sock.settimeout(BROKER_SECONDS)
+        return answer
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        try:
+            super().drain_events(timeout)
+        except TimeoutError:
+            if timeout is None:
+                self.collect()
+            raise
+
+
+class _Bounded(kombu.transport.pyamqp.Transport):  # type: ignore[misc]
+    """kombu's transport for RabbitMQ that uses `_AmqpConnection`."""
+
+    Connection = _AmqpConnection
+
+
+class _BoundedTls(_Bounded, kombu.transport.pyamqp.SSLTransport):  # type: ignore[misc]
+    """The same transport with TLS."""
+
+
+_BOUNDED = {kombu.transport.pyamqp.Transport: _Bounded, kombu.transport.pyamqp.SSLTransport: _BoundedTls}
+
+
+class Connection(kombu.Connection):  # type: ignore[misc]
+    """A connection to any broker with a time limit for each request. For Redis the limit is a setting."""
+
+    def get_transport_cls(self) -> Any:
+        found = super().get_transport_cls()
+        return _BOUNDED.get(found, found)
+
+
+def machine_queue(compute_class: str, host: str) -> str:
+    """Return the name of the queue for the workers of a class on one machine: ``class,host``.
+
+    A class name has no comma, so the queue of a class cannot have such a name. If the host's name is too long, its
+    digest is used instead. A shortened name might equal that of another host, whose workers would decline the attempts.
+    """
+    name = f"{compute_class},{host}"
+    if len(name.encode()) <= _MAX_NAME:
+        return name
+    return f"{compute_class},{hashlib.blake2b(host.encode(), digest_size=6).hexdigest()}"
+
+
+def queue(name: str) -> kombu.Queue:
+    """Return the queue of a compute class or of a machine. It is durable and bound to the default exchange.
+
+    The queue of a class has no arguments, because the arguments of an existing queue cannot be changed; the consumer
+    timeout is set in the broker's configuration file. The queue of a machine expires, because nothing else would remove
+    it if the machine is gone.
+    """
+    expires = MACHINE_QUEUE_SECONDS if "," in name else None
+    return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True, expires=expires)
+
+
+def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return body, headers and properties of the Celery message that calls the trial task with `payload`."""
+    task_id = str(uuid.uuid4())
+    plain: dict[str, Any] = msgspec.to_builtins(payload)
+    body: Any = ([plain], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+    headers = {
+        "lang": "py",
+        "task": TASK,
+        "id": task_id,
+        "root_id": task_id,
+        **dict.fromkeys(("parent_id", "group", "expires")),
+        **OPTIONS,
+        # Shown by monitoring tools instead of the params, which may be long.
+        "argsrepr": f"(study {payload.study}, trials {[attempt.number for attempt in payload.attempts]})",
+        "kwargsrepr": "{}",
+        "origin": "shadho",
+        "ignore_result": True,
+        "shadho_protocol": PROTOCOL,
+        "shadho_signature": signer.sign(_signed(plain)) if signer.fingerprint else "",
+    }
+    return body, headers, {"correlation_id": task_id, "reply_to": ""}
+
+
+def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload:
+    """Return the payload of a message. Raises RefusedMessage if the worker must not act on the message.
+
+    `headers` are the message's headers or Celery's request; any object with `get` works.
+    """
+    protocol = headers.get("shadho_protocol")
+    if protocol != PROTOCOL:
+        raise RefusedMessage(f"a message of protocol {str(protocol)[:20]} was refused: this worker speaks {PROTOCOL}")
+    try:
+        payload = msgspec.convert(plain, Payload)
+    except msgspec.ValidationError as error:
+        raise RefusedMessage(f"a message was refused: {error}") from None
+    if signer.fingerprint and not signer.is_signed(_signed(plain), str(headers.get("shadho_signature"))):
+        raise RefusedMessage("a message was refused: it is not signed with this worker's key; see --signing-key-file")
+    return payload
+
+
+def check_access(connection: kombu.Connection, names: Sequence[str], url: str = "") -> str | None:
+    """Raise ServiceError if the broker refuses the connection, or refuses to let it consume these queues.
+
+    Return a line with the remedy if the broker does not answer, else None. Call this before a worker starts. Celery
+    reconnects for ever. That is right while a broker is down, but hides the reason for a permanent refusal.
+    `connection` is Celery's and not open yet; it is closed afterwards. `url` is shown in error messages.
+    """
+    url = url or connection.as_uri()
+    name = names[0]
+    try:
+        with opened(connection):
+            channel = connection.default_channel
+            for name in names:
+                queue(name)(channel).declare()
+                if connection.transport.driver_type == "amqp":
+                    # `basic_get` needs the same permission as consuming. A message that it gets returns to the queue
+                    # when the channel closes.
+                    channel.basic_get(name)
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
+        if is_untrusted(error) or isinstance(error, _MISWRITTEN):
+            raise unusable(url, error) from error
+        if getattr(error, "code", None) in _DENIED or any(words in str(error) for words in _DENIALS):
+            cause = one_line(mask_in(str(error), url))
+            raise ServiceError(
+                f"the broker at {mask(url)} does not let this worker serve {name} ({cause}); "
+                "check user and password in CELERY_BROKER_URL, and the user's permissions"
+            ) from error
+        return f"{unusable(url, error)}; this worker tries again until the broker answers"
+    return None
+
+
+def depths(names: Iterable[str]) -> dict[str, int | None]:
+    """Return the number of messages that wait in each of these queues. It is None for a queue that does not exist.
+
+    Raises ServiceError if the broker cannot be used.
+    """
+    connection = configured()
+    try:
+        with opened(connection):
+            return depths_on(connection, names)
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
+        raise unusable(configuration()["broker_url"], error) from error
+
+
+def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, int | None]:
+    """Do the same as `depths`, over an open connection. Raises the connection's errors."""
+    found: dict[str, int | None] = {}
+    for name in names:
+        try:
+            # Use a new channel for each queue: asking for a queue that does not exist closes the channel.
+            found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
+        except amqp.ChannelError:
+            # In Redis a queue exists only while it is not empty.
+            found[name] = None if connection.transport.driver_type == "amqp" else 0
+    return found
+
+
+@contextmanager
+def opened(connection: kombu.Connection) -> Iterator[None]:
+    """Open a connection for the duration of a `with` block. After an error, close it without notifying the broker."""
+    try:
+        _open(connection)
+        yield
+    except BaseException:
+        connection.collect()
+        raise
+    connection.release()
+
+
+def configured() -> kombu.Connection:
+    """Return a connection to the configured broker with the workers' settings. It is not open yet."""
+    settings = configuration()
+    return _connection(
+        settings["broker_url"], settings.get("broker_transport_options") or {}, settings.get("broker_use_ssl", False)
+    )
+
+
+def _open(connection: kombu.Connection) -> None:
+    # The first try of a server that does not respond uses up the time limit, so only a refused connection is tried
+    # again.
+    connection.ensure_connection(
+        max_retries=1, interval_start=0.2, timeout=BROKER_CONNECT_SECONDS, reraise_as_library_errors=False
+    )
+
+
+def _connection(url: str, options: Mapping[str, Any], ssl: Mapping[str, Any] | bool) -> kombu.Connection:
+    """Return a connection that is not open yet. Use Celery's `broker_transport_options` and `broker_use_ssl`."""
+    connection = Connection(
+        url, ssl=ssl, connect_timeout=BROKER_CONNECT_SECONDS, heartbeat=0, transport_options=dict(options)
+    )
+    if connection.get_transport_cls().driver_type == "redis":
+        # These limits are not for a worker's own connection, which waits in a read for its next message.
+        connection.transport_options |= {
+            "socket_timeout": BROKER_SECONDS,
+            "socket_connect_timeout": BROKER_CONNECT_SECONDS,
+        }
+    return connection
+
+
+class Publisher:
+    """Publishes messages to their queues. A message may be published twice, because the second claim is refused."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        ssl: Mapping[str, Any] | bool = False,
+        signer: Signer = UNSIGNED,
+    ) -> None:
+        """Open a connection. `options` and `ssl` are Celery's `broker_transport_options` and `broker_use_ssl`.
+
+        Raises ServiceError if the broker cannot be used.
+        """
+        self._url = url
+        self._signer = signer
+        #: connection to the broker
+        self.connection = connection = _connection(url, options or {}, ssl)
+        # KeyError: no transport knows the URL's scheme. ValueError: the URL cannot be parsed.
+        named = (KombuError, OSError, KeyError, ValueError)
+        self._failures = (*connection.connection_errors, *connection.channel_errors, *named)
+        if self.connection.get_transport_cls().driver_type == "amqp":
+            self.connection.transport_options |= {"on_blocked": self._on_blocked, "on_unblocked": self._on_unblocked}
+        #: True while RabbitMQ does not read from this connection, because its memory or disk is nearly full
+        self._is_blocked = False
+        self._producer: kombu.Producer | None = None
+        self._open()
+
+    @classmethod
+    def configured(cls, *, with_folder: bool = True) -> Publisher:
+        """Return a publisher for the configured broker, with the workers' settings (`configuration`)."""
+        settings = configuration(with_folder=with_folder)
+        return cls(
+            settings["broker_url"],
+            settings.get("broker_transport_options"),
+            settings.get("broker_use_ssl", False),
+            Signer.configured(),
+        )
+
+    def publish(self, payloads: Iterable[tuple[str, Payload]]) -> None:
+        """Send each payload to the queue given beside it. Raises ServiceError if the broker does not accept them."""
+        batch = list(payloads)
+        # The connection may have been lost while idle, so try a new one. If the server does not respond, opening it
+        # fails, and the messages are not published again.
+        for is_last in (False, True):
+            if self._producer is None:
+                self._open()
+            try:
+                self._publish(batch)
+                return
+            except self._failures as error:
+                # Keep the connection while it is blocked: RabbitMQ does not read from it, not even that it is closed.
+                if (refusal := self.refusal) is None:
+                    self._drop()
+                if refusal or is_last:
+                    raise refusal or unusable(self._url, error) from error
+
+    @property
+    def refusal(self) -> ServiceError | None:
+        """Reason why RabbitMQ takes no messages, by its last notice, or None."""
+        if not self._is_blocked:
+            return None
+        return ServiceError(
+            f"trials cannot be sent: the broker at {mask(self._url)} takes no messages, because its memory or disk is "
+            "nearly full; see rabbitmq-diagnostics alarms"
+        )
+
+    def look(self) -> None:
+        """Read RabbitMQ's notices, without waiting for them. Call this now and then while nothing is published."""
+        if not self._has_confirms:
+            return
+        try:
+            if self._producer is None:
+                self._open()
+            with suppress(TimeoutError):
+                while self.connection.connected:
+                    self.connection.drain_events(timeout=NOTICE_SECONDS)
+            # If the connection was lost, this fails.
+            if not (self._is_blocked and self.connection.connected):
+                assert self._producer is not None
+                self._probe(self._producer.channel)
+        except (ServiceError, *self._failures):
+            self._drop()
+
+    def _probe(self, channel: Any) -> None:
+        """Publish a message that is dropped: RabbitMQ sends its notice in answer to the first one after an alarm."""
+        channel.basic_publish(amqp.Message(b""), routing_key=NOWHERE)
+        self._published_tag += 1
+
+    def depths(self, names: Iterable[str]) -> dict[str, int | None]:
+        """Return the same as the function `depths`, over a new connection, in any thread. Raises ServiceError."""
+        connection = self.connection.clone()
+        try:
+            with opened(connection):
+                return depths_on(connection, names)
+        except (*self._failures, *_MISWRITTEN) as error:
+            raise unusable(self._url, error) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        with suppress(*self._failures):
+            if self._producer is not None and self._has_confirms and not self._is_blocked:
+                # py-amqp warns of confirmations that come while it closes.
+                self._confirm(0)
+        if self._is_blocked:
+            self._drop()
+        with suppress(*self._failures):
+            self.connection.release()
+        self._producer = None
+
+    def _drop(self) -> None:
+        """Close the connection without notifying the broker, which may not respond."""
+        with suppress(*self._failures):
+            self.connection.collect()
+        self._producer, self._is_blocked = None, False
+
+    def _open(self) -> None:
+        try:
+            _open(self.connection)
+            channel = self.connection.default_channel
+            self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
+            self._declared: set[str] = set()
+            #: delivery tags of the last published and the last confirmed message (RabbitMQ only)
+            self._published_tag = self._confirmed_tag = 0
+            self._has_confirms = hasattr(channel, "confirm_select")
+            if self._has_confirms:
+                channel.confirm_select()
+                channel.events["basic_ack"].add(self._on_confirm)
+                self._probe(channel)
+                while not (self._confirmed_tag or self._is_blocked):
+                    self.connection.drain_events(timeout=BROKER_SECONDS)
+        except self._failures + _MISWRITTEN as error:
+            raise unusable(self._url, error) from error
+
+    def _publish(self, batch: list[tuple[str, Payload]]) -> None:
+        if self._is_blocked:
+            self.look()
+        if self._producer is None or self._is_blocked:
+            raise ConnectionError("closed or blocked")
+        for name in {name for name, _ in batch} - self._declared:
+            queue(name)(self._producer.channel).declare()
+            self._declared.add(name)
+        with self._producer.batch(BATCH):
+            for name, payload in batch:
+                body, headers, properties = message(payload, self._signer)
+                self._producer.publish(
+                    body, exchange="", routing_key=name, headers=headers, delivery_mode=2, **properties
+                )
+                if self._has_confirms:
+                    self._published_tag += 1
+                    self._confirm(BATCH)
+        if self._has_confirms:
+            self._confirm(0)
+
+    def _on_confirm(self, delivery_tag: int, multiple: bool) -> None:
+        self._confirmed_tag = max(self._confirmed_tag, delivery_tag)
+
+    def _confirm(self, allowed: int) -> None:
+        """Wait until at most `allowed` messages are unconfirmed."""
+        while self._published_tag - self._confirmed_tag > allowed:
+            self.connection.drain_events(timeout=BROKER_SECONDS)
+            if self._is_blocked:
+                raise ConnectionError("blocked")
+
+    def _on_blocked(self, _: str) -> None:
+        self._is_blocked = True
+
+    def _on_unblocked(self) -> None:
+        self._is_blocked = False
+
+
+def unusable(url: str, error: BaseException) -> ServiceError:
+    """Return a ServiceError for an error of the broker at `url`, with its remedy."""
+    cause = one_line(mask_in(str(error), url)) or type(error).__name__
+    # If the variable is not set and the URL is not the default, it comes from a celeryconfig.py.
+    named = BROKER if os.environ.get(BROKER) or url == DEFAULTS[BROKER] else "broker_url of celeryconfig.py"
+    return ServiceError(f"the broker at {mask(url)} cannot be used ({cause}); {remedy(cause, named)}")
+
+
+def _signed(payload: Mapping[str, Any]) -> str:
+    """Return the text that a message's signature covers: the protocol, and the payload as JSON."""
+    return f"task {PROTOCOL} {json.dumps(payload, separators=(',', ':'))}"

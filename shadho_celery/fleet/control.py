@@ -1,0 +1,253 @@
+"""Requests to the scheduler of a running study or to a worker, and their answers, over Redis.
+
+Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worker:{name}:``; both have a time to live:
+
+``inbox``      stream of the requests that the scheduler or worker has not read; at most MAX_REQUESTS
+``answer:ID``  the answer to request ID
+
+A request to a study is for one scheduler, which its fence names, and is valid until a moment of the server's clock, so
+the clocks of the hosts do not matter. A scheduler carries a request out at most once: a request that arrives again gets
+the first answer. Requests and answers are signed if there is a key, and each signature is valid for one key of Redis
+only.
+
+Logs of trials on other machines: requests to workers for them, and the answers, which are sent as in `control`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+import redis
+from msgspec import Meta, Struct
+
+from shadho_celery.core.payload import StudyKey
+from shadho_celery.core.records import Answer, OfStudy
+from shadho_celery.core.system import SystemClock
+from shadho_celery.core.trial import Int64, Name, Number, Place
+from shadho_celery.fleet.redis import Redis, is_spoilt, keys, run
+from shadho_celery.fleet.signing import Sealed, Signer
+
+D = TypeVar("D")
+A = TypeVar("A")
+
+#: maximum number of requests in an inbox, and of characters of a sealed request and of a sealed answer
+MAX_REQUESTS, MAX_REQUEST, MAX_ANSWER = 20, 1_000_000, 100_000
+
+#: seconds for which a request is valid, and the longest time that a scheduler accepts
+VALID_SECONDS, MOST_VALID_SECONDS = 10.0, 60.0
+
+#: seconds for which an inbox is kept after its last request, and an answer after it was given
+KEPT_SECONDS = 120
+
+#: seconds after the end of a request's validity for which its answer is waited for, because the scheduler may have read
+#: it just before; and seconds between two checks
+GRACE_SECONDS, LOOK_SECONDS = 5.0, 0.05
+
+
+class Asked(Struct, Generic[D], frozen=True, kw_only=True):
+    """A request to the scheduler of a study, or to a worker."""
+
+    #: key of the study, or that of `of_worker`
+    to: Name
+    #: fence of the scheduler that may carry it out; 0 for a worker
+    fence: Int64
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    #: moment of the server's clock, in ms, until which it is valid
+    expires: Number
+    #: user and host
+    by: Name
+    deed: D
+
+
+Request = Asked[OfStudy]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(Generic[D, A]):
+    """What is asked for in one kind of requests, and answered."""
+
+    requests: Sealed[Asked[D]]
+    answers: Sealed[A]
+    #: maximum number of characters of a sealed request
+    longest: int
+    #: seconds for which an inbox is kept after its last request, and an answer after it was given
+    kept_seconds: int
+
+
+CONTROL = Kind(
+    requests=Sealed[Request](Request, MAX_REQUEST),
+    answers=Sealed[Answer](Answer, MAX_ANSWER),
+    longest=MAX_REQUEST,
+    kept_seconds=KEPT_SECONDS,
+)
+
+
+class Requests(Generic[D, A]):
+    """The end of a process that gets requests of one kind, and answers them."""
+
+    def __init__(self, client: Redis, to: str, signer: Signer, kind: Kind[D, A]) -> None:
+        self._client, self._to, self._signer, self._kind = client, to, signer, kind
+        [self.key] = keys(to, "inbox")
+        #: number of requests that were unsigned or malformed
+        self.forged = 0
+
+    def take(self) -> tuple[int, list[Asked[D]]]:
+        """Remove the first requests from Redis. Return the server's time in ms, and the requests with our signature.
+
+        Raises redis-py's errors.
+        """
+        try:
+            # A character has up to four bytes.
+            now, *texts = run(self._client, "take_requests", self._to, MAX_REQUESTS, 4 * self._kind.longest)
+        except redis.ResponseError as error:
+            if not is_spoilt(error):
+                raise
+            self.forged += self._client.delete(self.key)
+            return 0, []
+        found = [self._kind.requests.read(self.key, text, self._signer) for text in texts]
+        good = [each for each in found if each is not None and each.to == self._to]
+        self.forged += len(found) - len(good)
+        return now, good
+
+    def answer(self, request: Asked[D], answer: A) -> None:
+        """Answer a request. Raises redis-py's errors."""
+        key = _answer_key(request)
+        self._client.set(key, self._signer.seal(key, answer), ex=self._kind.kept_seconds)
+
+
+class Inbox(Requests[OfStudy, Answer]):
+    """The scheduler's end: each request to it is carried out at most once."""
+
+    def __init__(self, client: Redis, study: str, fence: int, signer: Signer) -> None:
+        super().__init__(client, study, signer, CONTROL)
+        self._fence = fence
+        #: requests that were read and are to be carried out
+        self.waiting: list[Request] = []
+        #: requests that were refused because they have expired, or are for another scheduler, with their answers
+        self.refused: list[tuple[Request, Answer]] = []
+        #: by id of a request, until KEPT_SECONDS after it has expired: the end of its validity, and its answer, or None
+        #: before that. A copy of the request must not replace the answer, for which its sender may still wait
+        self._known: dict[str, tuple[int, Answer | None]] = {}
+
+    def read(self) -> None:
+        """Sort the requests that have arrived. Raises redis-py's errors."""
+        now, requests = self.take()
+        oldest = now - 1000 * KEPT_SECONDS
+        self._known = {each: known for each, known in self._known.items() if known[0] >= oldest}
+        for request in requests:
+            _, first = self._known.get(request.id, (0, None))
+            if first is not None:
+                super().answer(request, first)
+            elif request.id in self._known:
+                continue
+            elif (reason := self._why_not(request, now)) is not None:
+                self.refused.append((request, Answer(is_done=False, text=reason)))
+                super().answer(*self.refused[-1])
+            else:
+                self._known[request.id] = request.expires, None
+                self.waiting.append(request)
+
+    def answer(self, request: Request, answer: Answer) -> None:
+        """Answer a request that was carried out or refused. Raises redis-py's errors."""
+        self._known[request.id] = request.expires, answer
+        super().answer(request, answer)
+
+    def _why_not(self, request: Request, now: int) -> str | None:
+        if request.expires < now:
+            return "the request has expired before the scheduler could read it"
+        if request.expires > now + 1000 * MOST_VALID_SECONDS:
+            return f"the request is valid for more than {MOST_VALID_SECONDS:.0f} s"
+        if request.fence != self._fence:
+            return "the request is for an earlier scheduler of this study; repeat it"
+        return None
+
+
+class Client(Generic[D, A]):
+    """The end of a process that sends requests of one kind."""
+
+    def __init__(self, client: Redis, signer: Signer, kind: Kind[D, A]) -> None:
+        self._client, self._signer, self._kind = client, signer, kind
+        self._clock = SystemClock()
+
+    def request(self, to: str, by: str, deed: D, fence: int = 0) -> Asked[D]:
+        """Return a new request that is valid for VALID_SECONDS from now. Raises redis-py's errors."""
+        seconds, micros = self._client.time()
+        expires = 1000 * seconds + micros // 1000 + int(1000 * VALID_SECONDS)
+        return Asked(to=to, fence=fence, id=uuid.uuid4().hex, expires=expires, by=by, deed=deed)
+
+    def send(self, request: Asked[D]) -> str | None:
+        """Send a request. Return the id of its entry, or None if the inbox is full. Raises redis-py's errors.
+
+        Raises ValueError if the request is too long.
+        """
+        [key] = keys(request.to, "inbox")
+        sealed = self._signer.seal(key, request)
+        if len(sealed) > self._kind.longest:
+            raise ValueError(f"it has {len(sealed)} characters, and may have {self._kind.longest}")
+        return str(run(self._client, "put_request", request.to, sealed, MAX_REQUESTS, self._kind.kept_seconds)) or None
+
+    def answers(self, requests: Sequence[Asked[D]], seconds: float) -> Iterator[tuple[Asked[D], A]]:
+        """Yield the requests that are answered within `seconds`, with their answers. Raises redis-py's errors."""
+        waiting, deadline = {_answer_key(each): each for each in requests}, self._clock.now() + seconds
+        while waiting:
+            for key, text in zip([*waiting], self._client.mget([*waiting]), strict=True):
+                answer = None if text is None else self._kind.answers.read(key, text, self._signer)
+                if answer is not None:
+                    yield waiting.pop(key), answer
+            if self._clock.now() >= deadline:
+                return
+            self._clock.sleep(LOOK_SECONDS)
+
+    def wait(self, request: Asked[D], seconds: float = VALID_SECONDS + GRACE_SECONDS) -> A | None:
+        """Return the answer to a request, or None if there is none within `seconds`. Raises redis-py's errors."""
+        return next((answer for _, answer in self.answers([request], seconds)), None)
+
+    def take_back(self, request: Asked[D], entry: str) -> bool:
+        """Remove a request from the inbox. Return False if it has already been read."""
+        return bool(self._client.xdel(*keys(request.to, "inbox"), entry))
+
+
+def of_worker(name: str) -> str:
+    """Return the key of a worker, to which requests are sent."""
+    return f"worker:{name}"
+
+
+def _answer_key(request: Asked[Any]) -> str:
+    [key] = keys(request.to, f"answer:{request.id}")
+    return key
+
+
+#: maximum number of characters of a log in an answer; no log is longer
+MAX_SENT = 2_500_000
+#: maximum number of characters of a sealed request
+MAX_LOG_REQUEST = 2000
+
+
+class ReadLog(Struct, frozen=True, kw_only=True):
+    """Read the log of an attempt."""
+
+    study: StudyKey
+    number: Number
+    attempt: Place
+    #: position from which the log is wanted
+    after: Number = 0
+
+
+class LogAnswer(Struct, frozen=True, kw_only=True):
+    """A worker's answer to a request."""
+
+    #: the log after the requested position, with time stamps; None if the worker does not have this log
+    text: str | None = None
+    #: position of the log's end, from which the next request can continue
+    end: Number = 0
+
+
+LOGS = Kind(
+    requests=Sealed[Asked[ReadLog]](Asked[ReadLog], MAX_LOG_REQUEST),
+    answers=Sealed[LogAnswer](LogAnswer, 7 * MAX_SENT),
+    longest=MAX_LOG_REQUEST,
+    kept_seconds=30,
+)

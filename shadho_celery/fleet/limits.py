@@ -1,0 +1,162 @@
+"""Limits and state of the broker and of Redis, which `doctor` shows.
+
+AMQP itself tells the broker's version, and to a publisher that memory or disk is nearly full. The consumer timeout is
+known only to `rabbitmqctl` on the broker's machine. A fact is None if it is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import amqp
+import kombu
+import redis
+from kombu.exceptions import KombuError
+
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.system import BROKER_SECONDS, RABBITMQCTL_SECONDS
+from shadho_celery.errors import ServiceError
+from shadho_celery.fleet.broker import NOWHERE, configured, opened, unusable
+from shadho_celery.fleet.celery_settings import configuration
+from shadho_celery.fleet.redis import Redis
+
+#: names that mean this machine in a broker's URL
+_HERE = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
+
+#: Erlang terms: the consumer timeout in milliseconds, the names of the alarms, and the ports that the node listens on
+_ASKED = (
+    "{application:get_env(rabbit, consumer_timeout, 1800000), "
+    "[case A of {{resource_limit, R, _}, _} -> R; _ -> other end || A <- rabbit_alarm:get_alarms()], "
+    "[element(6, L) || L <- rabbit_networking:active_listeners()]}."
+)
+_ANSWER = re.compile(r"\{(\w+),\s*\[([\w,\s]*)\],\s*\[([\d,\s]*)\]\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerFacts:
+    """Facts about a broker."""
+
+    #: product and version, such as ``RabbitMQ 3.10.8``; ``Redis`` for a Redis server
+    product: str
+    #: seconds until it has accepted a connection
+    seconds: float
+    #: whether RabbitMQ accepts messages, which it does not while its memory or disk is nearly full; None if unknown
+    accepts: bool | None = None
+    #: seconds after which it delivers an unacknowledged message again (Redis), by our settings; None for RabbitMQ
+    visibility: float | None = None
+
+    @property
+    def is_rabbitmq(self) -> bool:
+        """True for a broker that speaks AMQP."""
+        return self.visibility is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RabbitLimits:
+    """Facts about RabbitMQ that rabbitmqctl tells."""
+
+    #: seconds after which it takes back an unacknowledged message; infinite if it never does
+    consumer_timeout: float | None = None
+    #: names of the resources that are nearly used up, such as ``memory``
+    alarms: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisFacts:
+    """Facts about a Redis server from its INFO."""
+
+    version: str
+    #: what it does when its memory is full, such as ``noeviction``
+    policy: str
+    #: bytes in use, and the maximum; 0 without one
+    used: int
+    most: int
+    #: True if it keeps an append-only file
+    appends: bool
+    #: True unless its last write to disk has failed
+    is_saved: bool
+
+
+def broker_facts() -> BrokerFacts:
+    """Return facts about the configured broker. Raises ServiceError if it cannot be used."""
+    settings, connection = configuration(), configured()
+    began = time.monotonic()
+    try:
+        with opened(connection):
+            seconds = time.monotonic() - began
+            if connection.transport.driver_type != "amqp":
+                visibility = (settings.get("broker_transport_options") or {}).get("visibility_timeout", 3600)
+                return BrokerFacts(product="Redis", seconds=seconds, visibility=float(visibility))
+            told = connection.connection.server_properties
+            product = one_line(f"{told.get('product', 'AMQP')} {told.get('version', '')}")
+            return BrokerFacts(product=product, seconds=seconds, accepts=_accepts(connection))
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, ValueError) as error:
+        raise unusable(settings["broker_url"], error) from error
+
+
+def _accepts(connection: kombu.Connection) -> bool | None:
+    """Return whether RabbitMQ accepts messages: it confirms those for a queue that does not exist, and drops them.
+
+    RabbitMQ blocks a connection only after its first message. Return None if the user may not publish.
+    """
+    channel = connection.channel()
+    try:
+        for _ in range(2):
+            channel.basic_publish_confirm(amqp.Message(""), routing_key=NOWHERE, confirm_timeout=BROKER_SECONDS)
+    except TimeoutError:
+        return False
+    except connection.channel_errors:
+        return None
+    return True
+
+
+def rabbit_limits() -> RabbitLimits:
+    """Return what rabbitmqctl tells of the configured broker. Never raises."""
+    parts = urlsplit(configured().as_uri())
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        return _of_rabbitmqctl(parts.hostname or "localhost", parts.port or 5672)
+    return RabbitLimits()
+
+
+def redis_facts(client: Redis) -> RedisFacts:
+    """Return facts about a Redis server. Raises ServiceError, also if its user may not ask."""
+    try:
+        info = client.info()
+        return RedisFacts(
+            version=str(info["redis_version"]),
+            policy=str(info["maxmemory_policy"]),
+            used=int(info["used_memory"]),
+            most=int(info["maxmemory"]),
+            appends=bool(info["aof_enabled"]),
+            is_saved="err" not in {info.get("aof_last_write_status"), info.get("rdb_last_bgsave_status")},
+        )
+    except (redis.RedisError, KeyError, ValueError) as error:
+        raise ServiceError(f"its INFO cannot be read: {one_line(error)}") from error
+
+
+def _of_rabbitmqctl(host: str, port: int) -> RabbitLimits:
+    """Ask rabbitmqctl, if the broker runs on this machine and is the node that it reaches."""
+    command = shutil.which("rabbitmqctl") if host in _HERE else None
+    if command is None:
+        return RabbitLimits()
+    done = subprocess.run(
+        [command, "-q", "eval", _ASKED],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RABBITMQCTL_SECONDS,
+    )
+    found = _ANSWER.search(done.stdout)
+    if found is None or str(port) not in re.findall(r"\d+", found[3]):
+        return RabbitLimits()
+    milliseconds = float(found[1]) if found[1].isdecimal() else math.inf
+    return RabbitLimits(consumer_timeout=milliseconds / 1000, alarms=tuple(re.findall(r"\w+", found[2])))

@@ -1,0 +1,429 @@
+"""Registry of workers and studies in Redis. Each announces itself regularly, and disappears when it stops doing so.
+
+Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON,
+preceded by a signature if there is a key; each expires unless it is renewed), ``shadho:worker:NAME:left`` (exists for a
+while after a worker has withdrawn). ``shadho:host:POOL`` is the set of names
+of the workers that share the cores of one host; it expires unless one of these workers renews it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Generic, TypeVar
+
+import redis
+from msgspec import Meta, Struct
+
+from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
+from shadho_celery.core.hardware import Machine
+from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive, Price
+from shadho_celery.errors import ServiceError
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.redis import Redis, is_spoilt
+from shadho_celery.fleet.signing import UNSIGNED, Sealed, Signer
+from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
+
+#: seconds after which an announcement expires unless it is renewed
+ANNOUNCE_SECONDS = 20.0
+
+#: seconds for which schedulers can see that a worker has withdrawn in order
+LEFT_SECONDS = 120.0
+
+#: maximum number of characters of an announcement
+MAX_ANNOUNCEMENT = 1_000_000
+
+#: maximum virtual time of a study's turns: slot seconds divided by its weight
+MAX_VIRTUAL = 1e18
+
+#: maximum number of slots in an announcement
+MAX_SLOTS = 10**6
+_Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
+#: also part of a queue's name, for which AMQP allows 255 bytes
+_ClassName = Annotated[Clean, Meta(max_length=63)]
+
+
+#: what `Signer.fingerprint` returns
+Fingerprint = Annotated[str, Meta(max_length=8)]
+
+#: one of a worker's complaints: a printable line
+_Complaint = Annotated[Clean, Meta(max_length=MAX_COMPLAINT)]
+
+#: maximum number of trials of one study in a worker's announcement; a worker may have very many slots
+MAX_TOLD = 1000
+
+
+class RunningTrial(Struct, frozen=True, kw_only=True):
+    """A trial, or a replica of one, that runs in a slot of the announced worker."""
+
+    number: Number
+    #: start of the trial in seconds since the epoch, by the worker's clock
+    started_at: Moment
+    #: rank in its gang if it is a replica, else None
+    rank: Number | None = None
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """The slots and the running trials of one study on a worker."""
+
+    #: the study's name, for people
+    name: Name = ""
+    #: number of slots that run its trials
+    slots: _Slots = 0
+    #: the trials in these slots, in order of their start; at most MAX_TOLD
+    trials: list[RunningTrial] = []
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    """A worker's announcement. Every field has a default, because a worker with another protocol may lack it."""
+
+    protocol: int = 0
+    #: fingerprint of its signing key, "" without one
+    key: str = ""
+    compute_class: _ClassName = ""
+    #: those that it may use now, where trials share GPUs
+    slots: _Slots = 0
+    #: True if trials share GPUs as far as their predicted GPU memory fits
+    shares_gpus: bool = False
+    #: number of slots that run a trial
+    busy: _Slots = 0
+    #: slots and running trials of each study, by the study's key
+    studies: dict[str, Share] = {}
+    #: number of trials that have ended on this worker since its start; None if it does not announce that
+    ended: Number | None = None
+    #: modules whose objectives it runs
+    imports: list[str] = []
+    #: versions of their code that its processes have imported, by module. Modules that are not imported yet, or that
+    #: were edited since, are left out
+    codes: dict[str, CodeVersion] = {}
+    #: True if it runs code that a study ships to it
+    accepts_code: bool = False
+    #: reason why shipped code cannot run on this worker, by the code's digest
+    unfit: dict[str, Annotated[str, Meta(max_length=2 * MAX_PROBLEM)]] = {}
+    pid: int = 0
+    machine: Machine = Machine()
+    #: versions of the package and of Python, by name
+    versions: Annotated[dict[Name, Name], Meta(max_length=100)] = {}
+    #: id of the storage of its checkpoints. Workers with equal ids share it; "" means unknown.
+    storage: Name = ""
+    #: whole seconds by which its clock is ahead of that of the Redis server; None if it does not announce that
+    clock_offset: Annotated[int, Meta(ge=-(2**40), le=2**40)] | None = None
+    #: True if it takes no messages because its circuit breaker is open for a study, or it is quarantined
+    quarantined: bool = False
+    #: True if it takes no messages because it is about to end, or is drained: it finishes the trials that it runs
+    draining: bool = False
+    #: True if it takes no messages until somebody undrains it
+    drained: bool = False
+    #: sequence of the latest drain or undrain that it obeys of its place, and of itself alone; 0 if there was none
+    drain_sequence: Number = 0
+    own_drain_sequence: Number = 0
+    #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
+    control: Fingerprint | None = None
+    #: what slows it down although its trials run, for people; in order, each once
+    complaints: Annotated[list[_Complaint], Meta(max_length=MAX_COMPLAINTS)] = []
+    #: price of each slot; None if it is not known
+    price: Price | None = None
+
+    @property
+    def state(self) -> str:
+        """State of the worker in one word. A drained worker whose trials have not ended yet is draining."""
+        if self.draining:
+            return "drained" if self.drained and not self.busy else "draining"
+        return "quarantined" if self.quarantined else "serving"
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """State of a study, and its progress in trials."""
+
+    #: running, paused or stopping
+    state: Name = "running"
+
+    #: number of trials that have ended and count against the limit
+    ended: Number = 0
+    #: maximum number of trials that may end; None without a limit
+    limit: Number | None = None
+    running: Number = 0
+    #: number of trials that are drawn but have not started
+    waiting: Number = 0
+    #: slots that the trials take together that are still to be sent, drawn or not; 0 while none is sent
+    unsent_slots: _Slots = 0
+
+
+class StudyWants(Struct, frozen=True, kw_only=True):
+    """A study's announcement: the slots it wants, its weight and its turns. Name and progress are shown to people.
+
+    Older versions of the package announce only some of these.
+    """
+
+    name: Name = ""
+    #: None if its scheduler does not announce it
+    progress: Progress | None = None
+    #: fence of its scheduler, which requests to it must name
+    fence: Int64 = 0
+    #: fingerprint of the key of the requests that its scheduler obeys, "" for unsigned ones; None if it refuses them
+    control: Fingerprint | None = None
+    weight: Positive = 1.0
+    #: wanted slots by compute class
+    wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
+    #: its virtual time (`fleet.workers`) by compute class, for classes where it wants more slots than it has
+    turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
+    #: slots by compute class that would shorten the study, of the classes whose workers it lets be started on demand
+    wanted_slots: dict[_ClassName, _Slots] = {}
+
+    @property
+    def backlog(self) -> dict[str, int]:
+        """Slots of each other class that its trials take or wait for: workers are kept for them, but not started."""
+        unsent = 0 if self.progress is None else self.progress.unsent_slots
+        return {name: int(slots) + unsent for name, slots in self.wants.items() if name not in self.wanted_slots}
+
+
+def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:
+    """Return the slots of each class that the studies want together: more than the live ones only on demand."""
+    wanted, backlog, live = Counter[str](), Counter[str](), Counter[str]()
+    for study in studies:
+        wanted.update(study.wanted_slots)
+        backlog.update(study.backlog)
+    for worker in workers:
+        live[worker.compute_class] += 0 if worker.draining else worker.slots
+    return {name: max(wanted[name], min(live[name], wanted[name] + backlog[name])) for name in {**wanted, **backlog}}
+
+
+_SEALED: Mapping[type[Struct], Sealed[Any]] = {kind: Sealed(kind, MAX_ANNOUNCEMENT) for kind in (Worker, StudyWants)}
+
+T = TypeVar("T", bound=Struct)
+
+
+class Registry(Generic[T]):
+    """The announcements of all workers, or of all studies: `kind` is Worker or StudyWants."""
+
+    def __init__(self, client: Redis, kind: type[T], signer: Signer = UNSIGNED, *, index: str = "") -> None:
+        """Use `index` as the key of the set of names. By default, it is the set of all announced names of the kind."""
+        self._client = client
+        self._sealed: Sealed[T] = _SEALED[kind]
+        self._signer = signer
+        #: number of announcements that the last `living` refused: unsigned or malformed
+        self.refused = 0
+        plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
+        self._index, self._name = index or f"shadho:{plural}", f"shadho:{singular}:{{}}"
+        self._left = f"{self._name}:left"
+        #: latest text and its decoded announcement by name, because most announcements do not change between two reads
+        self._known: dict[str, tuple[str, T | None]] = {}
+
+    def announce(self, name: str, announcement: T) -> bool:
+        """Announce `name` for the next ANNOUNCE_SECONDS. Return True if Redis did not know the name before."""
+        key = self._name.format(name)
+        text = self._signer.seal(key, announcement)
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.sadd(self._index, name)
+            pipe.set(key, text, px=int(ANNOUNCE_SECONDS * 1000))
+            return bool(pipe.execute()[0] == 1)
+
+    def withdraw(self, name: str) -> None:
+        """Remove an announcement at once."""
+        self._client.delete(self._name.format(name))
+        self._client.srem(self._index, name)
+
+    def note_leaving(self, name: str) -> None:
+        """Record for LEFT_SECONDS that `name` withdraws in order. Call this before `withdraw`."""
+        self._client.set(self._left.format(name), "1", px=int(LEFT_SECONDS * 1000))
+
+    def has_left(self, name: str) -> bool:
+        """Return whether `name` has withdrawn in order, rather than become silent."""
+        return bool(self._client.exists(self._left.format(name)))
+
+    def clear(self) -> None:
+        """Remove all announcements. Live processes announce themselves again."""
+        self._client.delete(self._index)
+
+    def ages(self, names: Iterable[str]) -> dict[str, float]:
+        """Return the seconds since the latest announcement of each of these names that is still live."""
+        names = [*names]
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.pttl(self._name.format(name))
+            left = pipe.execute()
+        return {
+            name: max(0.0, ANNOUNCE_SECONDS - milliseconds / 1000)
+            for name, milliseconds in zip(names, left, strict=True)
+            if milliseconds >= 0
+        }
+
+    def living(self) -> dict[str, T]:
+        """Return the announcements by name. Unsigned and malformed announcements are left out and counted."""
+        names = sorted(self._client.smembers(self._index))
+        texts = self._client.mget([self._name.format(name) for name in names]) if names else []
+        if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
+            self._client.srem(self._index, *expired)
+        before = self._known
+        self._known = {
+            name: before[name]
+            if name in before and before[name][0] == text
+            else (text, self._sealed.read(self._name.format(name), text, self._signer))
+            for name, text in zip(names, texts, strict=True)
+            if text is not None
+        }
+        living = {name: announcement for name, (_, announcement) in self._known.items() if announcement is not None}
+        self.refused = len(self._known) - len(living)
+        return living
+
+
+#: stands for an unknown version of the code, which may run any trial
+ANY_CODE = CodeVersion()
+
+
+def able(
+    workers: Mapping[str, Worker], module: str, fingerprint: str = "", code: CodeVersion = ANY_CODE
+) -> dict[str, Worker]:
+    """Return those of the live `workers` that can run trials of `module` in the version `code`.
+
+    They have our protocol, and the signing key with this `fingerprint`. Workers that drain are left out.
+    """
+    return sorted_out(workers, module, fingerprint, code)[0]
+
+
+def sorted_out(
+    workers: Mapping[str, Worker], module: str, fingerprint: str, code: CodeVersion
+) -> tuple[dict[str, Worker], dict[str, str]]:
+    """Return the result of `able`, and warnings by name about the workers that lack only this version of the code."""
+    found: dict[str, Worker] = {}
+    differing: dict[str, str] = {}
+    for name, worker in workers.items():
+        # If the code is shipped to a worker, the files on its disk do not matter.
+        is_shipped = code.is_shipped and worker.accepts_code
+        if worker.protocol != PROTOCOL or worker.key != fingerprint or worker.draining:
+            continue
+        if is_shipped:
+            lack = worker.unfit.get(code.digest, "")
+        elif module in worker.imports:
+            known = worker.codes.get(module, ANY_CODE)
+            lack = "" if known.is_usable(code.digest) else known.difference(code)
+        else:
+            continue
+        if lack:
+            differing[name] = f"worker {name} on {worker.machine.host} gets no trials: {lack}"
+        else:
+            found[name] = worker
+    return found, differing
+
+
+def unable(
+    workers: Mapping[str, Worker],
+    module: str,
+    fingerprint: str = "",
+    code: CodeVersion = ANY_CODE,
+    *,
+    refused: int = 0,
+    compute_class: str = "gpu_large",
+) -> ServiceError | None:
+    """Return an error that says why no live worker can run this `code` of `module`. Return None if a worker can.
+
+    `refused` is the number of announcements that are not signed with our key. The remedy names `compute_class`.
+    """
+    found, others = sorted_out(workers, module, fingerprint, code)
+    if found:
+        return None
+    if others:
+        first = others[min(others)]
+        return ServiceError(f"no live worker has this study's code of {module}, and the study waits for one: {first}")
+    drained = sorted({place_of(name) for name, worker in workers.items() if worker.drained})
+    workers = {name: worker for name, worker in workers.items() if not worker.draining}
+    if drained and not workers:
+        return ServiceError(f"all live workers are drained; run shadho-celery undrain {shlex.quote(drained[0])}")
+    if not (workers or refused):
+        return ServiceError(f"no worker is live; start one on a node: {start_command(compute_class, module)}")
+    having = [worker for worker in workers.values() if module in worker.imports]
+    if workers and not having:
+        name = min(worker.compute_class for worker in workers.values())
+        return ServiceError(f"no live worker has {module}; start one that has: {start_command(name, module)}")
+    if having and all(worker.protocol != PROTOCOL for worker in having):
+        return ServiceError(f"the workers that have {module} {of_other_protocols(workers, module)}")
+    return ServiceError(
+        f"the workers that have {module} sign with another key than this scheduler, or only one side signs; "
+        "give all of them the same --signing-key-file"
+    )
+
+
+def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
+    """Return a warning about live workers that have `module` but another protocol, or "" if there are none.
+
+    The caller puts the subject in front of it.
+    """
+    theirs = {worker.protocol for worker in workers.values() if module in worker.imports} - {PROTOCOL}
+    if not theirs:
+        return ""
+    spoken = ", ".join(map(str, sorted(theirs)))
+    return (
+        f"speak protocol {spoken}, this scheduler {PROTOCOL}; install the same version of shadho_celery on both sides"
+    )
+
+
+def place_of(worker: str) -> str:
+    """Return the part of a worker's name that it keeps when it restarts: ``CLASS@HOST``.
+
+    The rest of the name are its process id and a random part. Workers of one class on one host have the same place.
+    """
+    return worker.rsplit(".", 2)[0]
+
+
+def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
+    """Return the greatest sequence of a drain or undrain that workers obey, by place, and by name if of one alone."""
+    found: dict[str, int] = defaultdict(int)
+    for name, worker in workers.items():
+        for place, sequence in (place_of(name), worker.drain_sequence), (name, worker.own_drain_sequence):
+            if sequence:
+                found[place] = max(sequence, found[place])
+    return {**found}
+
+
+def start_command(compute_class: str, module: str) -> str:
+    """Return the command that starts a worker for trials of `module` on a node."""
+    return f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"
+
+
+class Host:
+    """The other workers on the host of one worker that share its cores."""
+
+    def __init__(self, client: Redis, name: str, machine: Machine, signer: Signer = UNSIGNED) -> None:
+        """Use the worker's `name`, and the `machine` that it announces."""
+        self._client = client
+        self._name = name
+        self._pool = machine.pool
+        self._index = f"shadho:host:{machine.pool}"
+        self._workers = Registry(client, Worker, signer, index=self._index)
+
+    def join(self) -> None:
+        """Make this worker visible to the other workers of the host for the next ANNOUNCE_SECONDS.
+
+        Announce the worker first.
+        """
+        if self._pool:
+            with self._repairing(), self._client.pipeline(transaction=False) as pipe:
+                pipe.sadd(self._index, self._name)
+                pipe.pexpire(self._index, int(ANNOUNCE_SECONDS * 1000))
+                pipe.execute()
+
+    def leave(self) -> None:
+        """Make this worker invisible to the other workers of the host."""
+        if self._pool:
+            with self._repairing():
+                self._client.srem(self._index, self._name)
+
+    def neighbours(self) -> dict[str, Worker]:
+        """Return the other live workers that share the host's cores, by name."""
+        living: dict[str, Worker] = {}
+        if self._pool:
+            with self._repairing():
+                living = self._workers.living()
+        return {name: each for name, each in living.items() if name != self._name and each.machine.pool == self._pool}
+
+    @contextmanager
+    def _repairing(self) -> Iterator[None]:
+        """If the host's key has a wrong type, remove it and ignore the error. Schedulers do not repair this key."""
+        try:
+            yield
+        except redis.ResponseError as error:
+            if not is_spoilt(error):
+                raise
+            self._client.delete(self._index)

@@ -1,0 +1,180 @@
+"""Shipped code: the sources of studies that a worker gets through Redis, with one folder per version.
+
+The folders are ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest again after the import. A
+version that cannot be imported, or whose files do not have its digest, is refused for a while and then written again.
+
+Storage of checkpoints: a token file in their folder, by which workers detect whether they share the folder.
+
+The first worker that finds no token creates one. Workers that read the same token see the same folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.files import STORAGE_TOKEN, below, replacing
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.system import Clock
+from shadho_celery.errors import UsageError
+from shadho_celery.fleet.channel import Shipping
+from shadho_celery.objective.sources import DiskWatch
+
+log = logging.getLogger(__name__)
+
+#: seconds after which a version that could not run here is tried again
+AGAIN_SECONDS = 60.0
+
+
+class ShippedCode:
+    """Writes shipped code to folders, and remembers which versions cannot run here. Methods are for any thread."""
+
+    def __init__(self, shipping: Shipping, folder: Path, clock: Clock) -> None:
+        """`folder` contains the folders of all studies."""
+        self._shipping = shipping
+        self._folder = folder
+        self._clock = clock
+        #: folders that this worker has written
+        self._written: set[Path] = set()
+        #: reason why a version cannot run on this worker, and the time at which that was found, by digest
+        self._unfit: dict[str, tuple[str, float]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def unfit(self) -> dict[str, str]:
+        """Reasons why versions of shipped code cannot run on this worker, by digest. They expire after a while."""
+        now = self._clock.now()
+        with self._lock:
+            self._unfit = {code: each for code, each in self._unfit.items() if now - each[1] < AGAIN_SECONDS}
+            return {code: reason for code, (reason, _) in self._unfit.items()}
+
+    def refuse(self, payload: Payload, reason: str) -> None:
+        """Record why the code of a message cannot run on this worker."""
+        with self._lock:
+            self._written.discard(self.folder(payload))
+            self._unfit[payload.code] = reason, self._clock.now()
+
+    def folder(self, payload: Payload) -> Path:
+        """Return the folder for a message's code."""
+        return self._folder / payload.study / payload.code
+
+    def lacks(self, payload: Payload) -> str:
+        """Return why this worker cannot run a message's code, or "" if it can. Write the code to its folder if needed.
+
+        Raises redis-py's errors.
+        """
+        if reason := self.unfit.get(payload.code):
+            return reason
+        with self._lock:
+            if self.folder(payload) in self._written:
+                return ""
+            sources = self._shipping.fetch(payload.study)
+            # Another client may have stored an earlier version again, whose signature is valid too.
+            if sources is None or sources.code != payload.code:
+                return "its study's code is not in Redis"
+            try:
+                self._write(below(self._folder, payload.study, payload.code), sources.files)
+            except UsageError as error:
+                return str(error)
+            except OSError as error:
+                return f"its study's code cannot be written to this disk: {error.strerror}"
+            self._written.add(self.folder(payload))
+        return ""
+
+    def _write(self, folder: Path, files: dict[str, bytes]) -> None:
+        for name, content in files.items():
+            path = below(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The folder appears in one step, because a process may be reading it.
+            with replacing(path) as file:
+                file.write(content)
+
+
+class Codes:
+    """Versions of the code of a worker's study modules. `follow` is for one thread, other methods are for any thread.
+
+    A module's version is the one that its newest process has imported. It becomes unknown when one of the module's
+    files is edited, because the next process imports the edited files.
+    """
+
+    def __init__(self) -> None:
+        #: known versions by module; a change replaces the whole mapping
+        self.known: Mapping[str, CodeVersion] = {}
+        #: versions by module that each slot's process had imported at the last `follow`, by slot
+        self._seen: dict[int, Mapping[str, CodeVersion]] = {}
+        self._disk = DiskWatch()
+        self._lock = threading.Lock()
+
+    def learn(self, codes: Mapping[str, CodeVersion]) -> None:
+        """Record the versions that a new process has imported. Log the modules that it could not import."""
+        with self._lock:
+            for module, code in codes.items():
+                if code.problem and self.known.get(module) != code:
+                    log.warning("no trials of %s run here until this is fixed: %s", module, code.problem)
+            self.known = {**self.known, **codes}
+
+    def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:
+        """Learn the versions that each slot's process has `imported`, and forget versions whose files were edited."""
+        for slot, codes in enumerate(imported):
+            if codes and codes is not self._seen.get(slot):
+                self._seen[slot] = codes
+                self.learn(codes)
+        for module, code in self.known.items():
+            if path := self._disk.edited(code):
+                log.info("%s was edited; trials of its new version get new processes", path)
+                with self._lock:
+                    self.known = {name: each for name, each in self.known.items() if name != module}
+
+    def lacks(self, module: str, digest: str) -> str:
+        """Return why trials of a module's version `digest` cannot run here. Return "" if they can or may be able to."""
+        code = self.known.get(module)
+        if code is None or code.is_usable(digest):
+            return ""
+        return code.problem or f"{module} has version {code.digest} here, but the trials need version {digest}"
+
+
+def storage_id(folder: Path) -> str:
+    """Return the id of the storage of a folder of checkpoints. Create the folder and its token if needed.
+
+    Returns "" if the folder cannot be read or written, or if its file system has no hard links. The folder then counts
+    as one that no other worker shares.
+    """
+    token = folder / STORAGE_TOKEN
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not token.exists():
+            _make(token)
+        return _read(token)
+    return ""
+
+
+def _make(token: Path) -> None:
+    """Create a token unless another process is faster. A hard link makes the file appear at once with its content."""
+    draft = token.with_name(f"{STORAGE_TOKEN}.{uuid.uuid4().hex}")
+    try:
+        draft.write_text(uuid.uuid4().hex)
+        with suppress(FileExistsError):
+            os.link(draft, token)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _read(token: Path) -> str:
+    # Trials may write here, so this must not block on a named pipe.
+    descriptor = os.open(token, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        content, found = os.read(descriptor, 100).decode("ascii", "replace"), os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if not (stat.S_ISREG(found.st_mode) and re.fullmatch(r"[0-9a-f]{32}", content)):
+        return ""
+    # The id includes the inode number: a copy of the folder on another disk has the same token but is not shared.
+    return f"{content}-{found.st_ino:x}"

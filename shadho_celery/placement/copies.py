@@ -1,0 +1,246 @@
+"""Speculative copies: a late trial is started again in an idle slot elsewhere, and the first result counts.
+
+The copy has the params, the seed and the budget of its trial, so the result does not depend on which of the two ends
+first. If late trials were dropped instead, the results would favour fast params. Source: Dean and Ghemawat,
+"MapReduce", OSDI 2004, section 3.6 (backup tasks).
+
+Record of why attempts went where they did: what each live class would have cost at that moment.
+
+Trials that a worker has declined because its time is limited: their class gets them again only after a pause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shadho_celery.core.records import Placed
+from shadho_celery.core.trial import Attempt, Trial
+from shadho_celery.placement.model import CostModel
+from shadho_celery.study.recorder import Recorder
+
+#: a trial is late after this multiple of its expected time, and at least this many seconds
+LATE_FACTOR = 1.5
+LEAST_SECONDS = 1.0
+
+#: number of trials of a class that must have ended before any of its trials counts as late
+MIN_TIMED = 5
+
+#: fraction of a round's trials that may be copied at a time; at least one trial
+MAX_SHARE = 0.1
+
+#: seconds between two checks
+LOOK_SECONDS = 1.0
+
+#: seconds from a trial's first copy to the earliest time of its next one; doubled with each further copy
+AGAIN_SECONDS = 2.0
+
+#: tolerance of a timer in seconds, because times are floats
+EARLY_SECONDS = 1e-3
+
+
+@dataclass(kw_only=True)
+class Idle:
+    """Idle slots of a class in which copies may start."""
+
+    compute_class: str
+    #: number of idle slots that the study may use
+    slots: int
+    #: machine -> idle slots there
+    hosts: dict[str, int]
+    #: returns True for a trial that is not too large for the class
+    fits: Callable[[Trial], bool] = lambda trial: True
+
+    def is_open_to(self, trial: Trial) -> bool:
+        """Return True if the trial fits and a slot is idle on a machine other than the trial's."""
+        return self.slots > 0 and bool(self._elsewhere(trial)) and self.fits(trial)
+
+    def take(self, trial: Trial) -> None:
+        """Take one idle slot for a copy, on the machine with the most idle slots except the trial's own.
+
+        The machine is an estimate: in fact, the copy runs on the machine that takes it from the queue.
+        """
+        host = max(self._elsewhere(trial), key=lambda each: self.hosts[each])
+        self.hosts[host] -= 1
+        self.slots -= 1
+
+    def _elsewhere(self, trial: Trial) -> list[str]:
+        return [host for host, slots in self.hosts.items() if slots > 0 and host != trial.host]
+
+
+def most_copies(trials: int) -> int:
+    """Return the maximum number of copies at a time for a round of this many trials."""
+    return max(1, int(MAX_SHARE * trials))
+
+
+class Speculation:
+    """Chooses the trials to copy, and a class for each copy."""
+
+    def __init__(self, cost_model: CostModel) -> None:
+        self._model = cost_model
+        self._looked_at = -math.inf
+        #: by trial number: the earliest time of its next copy, and the pause in seconds after that copy
+        self._paused: dict[int, tuple[float, float]] = {}
+        #: the time at which `ask` should be called again even if no event arrives
+        self.due = math.inf
+
+    def ask(
+        self, running: Iterable[tuple[Trial, float]], idle: Callable[[], Sequence[Idle]], most: int, now: float
+    ) -> list[tuple[Trial, str]]:
+        """Return up to `most` of the `running` trials that are late at the time `now`, and a class for each copy.
+
+        Each running trial has one attempt; beside it is its start time on the clock of `now`. A copy goes to another
+        machine than its trial's, and to a class whose expected time is below the trial's current run time. After a lost
+        copy, the next copy of that trial waits for a pause. `idle` is called only if some trials are late.
+        """
+        if now + EARLY_SECONDS < self._looked_at + LOOK_SECONDS:
+            self.due = self._looked_at + LOOK_SECONDS
+            return []
+        self._looked_at, self.due = now, math.inf
+        now += EARLY_SECONDS
+        found: list[tuple[Trial, str]] = []
+        moments = sorted(self._moments(running), key=lambda known: (known[0], known[1].number))
+        late = [(trial, since) for moment, trial, since in moments if moment <= now]
+        self.due = min((moment for moment, *_ in moments[len(late) :]), default=math.inf)
+        places = {each.compute_class: each for each in (idle() if late and most > 0 else ())}
+        if not places:
+            return []
+        for (trial, since), seconds in zip(late, self._expected(late, [*places]), strict=True):
+            known = zip(seconds, places, strict=True)
+            best = min((each for each in known if places[each[1]].is_open_to(trial)), default=(math.inf, ""))
+            moment = since + best[0]
+            if moment > now:
+                self.due = min(self.due, moment)
+            else:
+                places[best[1]].take(trial)
+                # Back off: the pause before the next copy doubles each time.
+                _, pause = self._paused.get(trial.number, (now, AGAIN_SECONDS))
+                self._paused[trial.number] = now + pause, 2 * pause
+                found.append((trial, best[1]))
+            if len(found) == most:
+                break
+        return found
+
+    def _moments(self, running: Iterable[tuple[Trial, float]]) -> Iterable[tuple[float, Trial, float]]:
+        """Yield for each trial: the time from which it is late, the trial, and its start time.
+
+        Classes with fewer than MIN_TIMED ended trials are left out.
+        """
+        known = [each for each in running if self._model.timed(str(each[0].compute_class)) >= MIN_TIMED]
+        classes = [*dict.fromkeys(str(trial.compute_class) for trial, _ in known)]
+        for (trial, since), seconds in zip(known, self._expected(known, classes), strict=True):
+            late = since + max(LEAST_SECONDS, LATE_FACTOR * seconds[classes.index(str(trial.compute_class))])
+            yield max(late, self._paused.get(trial.number, (-math.inf, 0.0))[0]), trial, since
+
+    def _expected(self, known: Sequence[tuple[Trial, float]], classes: Sequence[str]) -> list[list[float]]:
+        """Return the median of the predicted seconds of each trial on each class."""
+        found: list[list[float]] = np.exp(self._model.predict([trial for trial, _ in known], classes).mean).tolist()
+        return found
+
+
+#: typical seconds of a subspace's trials below which its trials are short
+SHORT_SECONDS = 0.1
+
+
+@dataclass(eq=False)
+class Placements:
+    """Collects the attempts that are placed in a turn, and records for each what was known of the live classes.
+
+    The predictions are those that placement compared. They are read once a turn, for all attempts together. With a
+    single class there is nothing to compare: of subspaces whose trials are short, the effect of the params is then left
+    out, because the prediction would take as long as a part of the trial.
+    """
+
+    recorder: Recorder
+    cost_model: CostModel
+
+    def __post_init__(self) -> None:
+        #: attempts that are not recorded yet, each with the prices at its placement
+        self._placed: list[tuple[Attempt, Mapping[str, float]]] = []
+
+    def add(self, attempt: Attempt, prices: Mapping[str, float]) -> None:
+        """Add an attempt in the order of placement. `prices` are those of the live classes, if the policy has any."""
+        self._placed.append((attempt, prices))
+
+    def record(self, classes: Sequence[str]) -> dict[tuple[int, int], float]:
+        """Record the added attempts, which were placed while these classes were live.
+
+        Return the predicted seconds of each of them on its class, if these are a second or more, by number and attempt.
+        """
+        placed, self._placed = self._placed, []
+        predicted = self._predicted([attempt for attempt, _ in placed], classes)
+        for (attempt, prices), seconds in zip(placed, predicted, strict=True):
+            known = zip(classes, seconds, strict=True)
+            found = {n: Placed(each, self.recorder.backlog(n), prices.get(n)) for n, each in known}
+            self.recorder.place(attempt, found)
+        expected = {}
+        for (attempt, _), seconds in zip(placed, predicted, strict=True):
+            # Its class may be gone since, if the store was not available meanwhile.
+            own = dict(zip(classes, seconds, strict=True)).get(str(attempt.compute_class))
+            if own is not None and own >= 1.0:
+                expected[attempt.number, attempt.attempt] = own
+        return expected
+
+    def _predicted(self, attempts: Sequence[Attempt], classes: Sequence[str]) -> list[Sequence[float | None]]:
+        """Return the predicted seconds of each attempt on each class; None before the model has learned from a trial.
+
+        They are also None for a trial of a subspace that the study no longer has.
+        """
+        model = self.cost_model
+        found: list[Sequence[float | None]] = [(None,) * len(classes)] * len(attempts)
+        if not model.has_learned:
+            return found
+        known = [place for place, attempt in enumerate(attempts) if attempt.subspace in model.row_of]
+        asked: list[Trial | Attempt] = [attempts[place] for place in known]
+        if len(classes) == 1:
+            typical = dict(zip(model.row_of, model.typical(), strict=True))
+            is_short = np.exp(model.predict([*typical.values()], classes).mean[:, 0]) < SHORT_SECONDS
+            short = {name for name, each in zip(typical, is_short.tolist(), strict=True) if each}
+            asked = [typical[a.subspace] if a.subspace in short and a.budget is None else a for a in asked]
+        for place, seconds in zip(known, np.exp(model.predict(asked, classes).mean).tolist(), strict=True):
+            found[place] = seconds
+        return found
+
+
+#: seconds from the first time that a class declines a trial until it is sent there again; doubled each further time
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
+
+
+@dataclass
+class Declined:
+    """Pauses of declined trials, by class.
+
+    Otherwise a trial that no worker of the class can end in time would return to the same worker again and again, and
+    take the place of shorter trials.
+    """
+
+    #: by number of the trial and class: the time at which the pause ends, and its seconds
+    _pauses: dict[int, dict[str, tuple[float, float]]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Return True if there are declined trials."""
+        return bool(self._pauses)
+
+    def add(self, number: int, compute_class: str, now: float) -> None:
+        """Record that a worker of a class has declined a trial."""
+        known = self._pauses.setdefault(number, {})
+        _, last = known.get(compute_class, (0.0, FIRST_PAUSE / 2))
+        pause = min(2 * last, LONGEST_PAUSE)
+        known[compute_class] = now + pause, pause
+
+    def end(self, number: int) -> None:
+        """Forget a trial, because a worker has taken it or it has ended."""
+        self._pauses.pop(number, None)
+
+    def is_paused(self, number: int, compute_class: str, now: float) -> bool:
+        """Return whether a trial should not be sent to a class now."""
+        until, _ = self._pauses.get(number, {}).get(compute_class, (-math.inf, 0.0))
+        return now < until
+
+    def due(self, now: float) -> float:
+        """Return the time at which the next pause ends."""
+        ends = [until for by_class in self._pauses.values() for until, _ in by_class.values() if until > now]
+        return min(ends, default=math.inf)

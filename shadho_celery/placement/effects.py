@@ -1,0 +1,351 @@
+"""Effects of params on the seconds of a subspace's trials, which differ between compute classes.
+
+Log seconds = centre of the class + f(params) + g_c(params) + noise. f is common to all classes, and g_c belongs to
+class c. If g_c is flat for all c, the classes differ only in speed. f and g_c are Gaussian processes with the kernel
+`likeness`, written as linear models in a few basis functions. The variances of f, of g_c and of the noise are estimated
+from the trials (empirical Bayes), so params without effect have almost no weight. Sources: Williams, Seeger, "Using the
+Nyström Method to Speed Up Kernel Machines", NeurIPS 2001; Bishop, "Pattern Recognition and Machine Learning", 2006,
+sections 3.3 and 9.3.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from shadho_celery.core.threads import one_blas_thread
+from shadho_celery.core.trial import Params
+from shadho_celery.space.features import Array, features, likeness
+from shadho_celery.space.split import Subspace
+
+#: number of draws from the subspace from which the basis functions are made; fraction of the kernel's variance that the
+#: basis functions cover; and maximum number of basis functions
+DRAWS, MASS, MOST = 200, 0.995, 100
+#: weight of the kernel's part for pairs of labels; the rest is for single labels
+PAIRS = 0.3
+#: prior variances of f, of g_c and of the noise; and the number of basis functions or trials for which each counts
+SHARED, OWN, NOISE, BELIEF = 0.5, 0.1, 0.25, 4.0
+#: prior variances of the constant in f, and of the constant in g_c
+LEVEL, OWN_LEVEL = 100.0, 0.5
+#: a trial that is further from its prediction counts as this many standard deviations from it, because of stragglers
+FAR_OUT = 4.0
+#: number of trials before FAR_OUT is applied
+MIN_TRIALS = 30
+#: a running trial is left out until its value so far is this many standard deviations from its expectation, because it
+#: tells nothing before
+LEAST_TELLING = -4.0
+#: a new fit is made when the trials have grown by this fraction, with a minimum and a maximum number
+GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
+#: number of labels and basis functions, in all sets of params together, that are kept of the latest sets
+KEPT = 2**18
+
+
+class Basis:
+    """Basis functions of one subspace's params, which approximate the kernel.
+
+    They are a pivoted Cholesky decomposition of the kernel over draws.
+    """
+
+    def __init__(self, draws: Array, is_numeric: Sequence[bool]) -> None:
+        """`draws` are rows of features, shape (n, labels), in which an inactive label is NaN.
+
+        `is_numeric` is False for the labels of options.
+        """
+        self._is_numeric = is_numeric
+        pivots, factor = self._decomposed(draws)
+        self._pivots = draws[pivots]
+        self._weights = np.linalg.inv(factor[pivots]).T
+        #: means of the functions over the draws; they are subtracted, so that the functions are 0 on average
+        self._mean = factor.mean(axis=0)
+
+    @property
+    def size(self) -> int:
+        """Number of basis functions."""
+        return len(self._mean)
+
+    def functions(self, rows: Array) -> Array:
+        """Return the values of the basis functions at rows of features, shape (n, size)."""
+        return np.asarray(self._kernel(rows, self._pivots) @ self._weights - self._mean)
+
+    def main_effects(self, rows: Array, coefficients: Array) -> Array:
+        """Return what each label alone changes in sums of the functions at each row, shape (n, labels, sums).
+
+        `coefficients` of the sums have shape (size, sums). The main effect of a label is the sum with this label's
+        value, on average over the values that the other labels have in the rows, minus the mean over all rows: the
+        first-order term of an analysis of variance (Hoeffding, 1948; Sobol, 1993). It is exact, because the kernel is a
+        sum over labels and pairs of labels.
+        """
+        labels = len(self._is_numeric)
+        weights = self._weights @ coefficients
+        means = np.array([self._alike(rows, label).mean(axis=0) for label in range(labels)])
+        of_pairs = PAIRS / max(math.comb(labels, 2), 1)
+        effects = np.empty((len(rows), labels, coefficients.shape[1]))
+        for label in range(labels):
+            share = (1.0 - PAIRS) / labels + of_pairs * (means.sum(axis=0) - means[label])
+            effects[:, label] = (self._alike(rows, label) - means[label]) @ (share[:, None] * weights)
+        return effects
+
+    def _alike(self, rows: Array, label: int) -> Array:
+        """Return the similarity of rows and pivots in one label, shape (n, size)."""
+        only = slice(label, label + 1)
+        return likeness(rows[:, only], self._pivots[:, only], self._is_numeric[only])[0]
+
+    def _decomposed(self, draws: Array) -> tuple[list[int], Array]:
+        """Return the indexes of the pivots among the draws, and the Cholesky factor, shape (draws, pivots).
+
+        The draw with the largest remaining variance is taken next, until nearly all of the kernel's variance is
+        covered. Source: Harbrecht, Peters, Schneider, "On the Low-Rank Approximation by the Pivoted Cholesky
+        Decomposition", 2012.
+        """
+        kernel = self._kernel(draws, draws)
+        unknown = kernel.diagonal().copy()
+        enough = (1.0 - MASS) * float(unknown.sum())
+        pivots: list[int] = []
+        factor = np.zeros((len(draws), 0))
+        while len(pivots) < MOST and float(unknown.sum()) > max(enough, 1e-9):
+            place = int(unknown.argmax())
+            column = (kernel[:, place] - factor @ factor[place]) / math.sqrt(float(unknown[place]))
+            pivots.append(place)
+            factor = np.column_stack([factor, column])
+            unknown = np.maximum(unknown - column**2, 0.0)
+        return pivots, factor
+
+    def _kernel(self, left: Array, right: Array) -> Array:
+        single, pairs = likeness(left, right, self._is_numeric)
+        return (1.0 - PAIRS) * single + PAIRS * pairs
+
+
+class Regression:
+    """Bayesian linear regression with a part common to all groups and a part for each group. Data are kept as sums."""
+
+    def __init__(self, functions: int) -> None:
+        size = functions + 1
+        #: by group: the sum over trials of the products of a row with itself; a row has 1, the functions, and the value
+        self._told = np.zeros((0, size + 1, size + 1))
+        #: the same for trials that are still running
+        self._open = self._told
+        self._centres = np.zeros(0)
+        self._shared, self._own = SHARED, OWN
+        #: variance of the values of single trials about what is expected
+        self.noise = NOISE
+        #: coefficients by group, shape (groups, functions + 1), the constant first
+        self._coefficients = np.zeros((0, size))
+        #: the common part of the coefficients
+        self._common = np.zeros(size)
+
+    def add_groups(self, groups: int) -> None:
+        """Add groups until there are this many. For a new group, only the common part is known."""
+        more = groups - len(self._centres)
+        if more <= 0:
+            return
+        blank = np.zeros((more, *self._told.shape[1:]))
+        self._told, self._open = (np.concatenate([table, blank]) for table in (self._told, self._open))
+        self._coefficients = np.concatenate([self._coefficients, np.tile(self._common, (more, 1))])
+        self._centres = np.append(self._centres, np.zeros(more))
+
+    def tell(self, functions: Array, groups: NDArray[np.intp], values: Array) -> None:
+        """Learn from n trials: basis functions of their params, shape (n, functions); groups and values, shape (n,)."""
+        if self._told[:, 0, 0].sum() >= MIN_TRIALS:
+            expected = self._expected(functions, groups)
+            reach = FAR_OUT * math.sqrt(self.noise + self._own)
+            values = expected + (values - expected).clip(-reach, reach)
+        self._told += self._summed(functions, groups, values)
+
+    def suppose(self, functions: Array, groups: NDArray[np.intp], values: Array, are_total: NDArray[np.bool_]) -> bool:
+        """Replace what is known of n running trials, with the arguments of `tell`, and whether each value is
+        extrapolated to the whole trial, which then counts like an ended one, or is the value so far.
+
+        The value of a running trial is censored: it is at least the value so far, which departs from the expectation m
+        by z standard deviations s of the noise. Its likelihood has the gradient h / s and the curvature h (h - z) / s^2
+        in m, where h is the hazard of the standard normal distribution at z. An ended trial of the value
+        m + s / (h - z) and the weight h (h - z) has the same ones, so it stands for the running trial in the next fit,
+        which is a Newton step. The weight rises from 0 for a trial that has just begun to 1 for a late one. Source:
+        Tobin, "Estimation of Relationships for Limited Dependent Variables", Econometrica 26, 1958.
+
+        Return whether the next fit differs.
+        """
+        expected, deviation = self._expected(functions, groups), math.sqrt(self.noise)
+        z = (values - expected) / deviation
+        telling = ~are_total & (z > LEAST_TELLING)
+        z = z[telling]
+        # The density divided by the upper tail, neither of which can underflow here.
+        hazard = math.sqrt(2.0 / math.pi) / scipy.special.erfcx(z / math.sqrt(2.0))
+        beyond = hazard - z
+        before, standing_for = self._open, expected[telling] + deviation / beyond
+        self._open = self._summed(functions[telling], groups[telling], standing_for, hazard * beyond)
+        self._open += self._summed(functions[are_total], groups[are_total], values[are_total])
+        return bool(before.any() or self._open.any())
+
+    def _expected(self, functions: Array, groups: NDArray[np.intp]) -> Array:
+        constant, rest = self._coefficients[groups, 0], self._coefficients[groups, 1:]
+        return np.asarray(self._centres[groups] + constant + (functions * rest).sum(axis=1))
+
+    def _summed(self, functions: Array, groups: NDArray[np.intp], values: Array, weights: Array | float = 1.0) -> Array:
+        rows = np.column_stack([np.ones(len(functions)), functions, values])
+        rows *= np.sqrt(np.broadcast_to(weights, len(rows)))[:, None]
+        found = np.zeros_like(self._told)
+        for group in np.unique(groups):
+            mine = rows[groups == group]
+            found[group] = mine.T @ mine
+        return found
+
+    def fit(self, centres: Array) -> None:
+        """Estimate the coefficients relative to each group's centre, and make one step of expectation maximisation.
+
+        The groups' own parts v_c are eliminated, then the common part u is solved for: Bishop, equations 3.53 and 3.54,
+        in blocks. The centres may change between calls, because the sums of departures from them follow from the sums
+        that are kept.
+        """
+        self._centres = centres.copy()
+        table = self._told + self._open
+        products = table[:, :-1, :-1]
+        sums = table[:, :-1, -1] - centres[:, None] * products[:, :, 0]
+        size = sums.shape[1]
+        shared, own = np.full(size, 1.0 / self._shared), np.full(size, 1.0 / self._own)
+        shared[0], own[0] = 1.0 / LEVEL, 1.0 / OWN_LEVEL
+        precision = products / self.noise
+        inner = np.linalg.inv(precision + np.diag(own))
+        taken = inner @ precision
+        left = np.eye(size) - taken
+        covariance = np.linalg.inv((precision @ left).sum(axis=0) + np.diag(shared))
+        pulls = sums / self.noise
+        common = self._common = covariance @ (left.transpose(0, 2, 1) @ pulls[:, :, None]).sum(axis=0)[:, 0]
+        own_pull = (inner @ pulls[:, :, None])[:, :, 0]
+        found = self._coefficients = left @ common + own_pull
+        spread = left @ covariance @ left.transpose(0, 2, 1) + inner
+        own_spread = ((taken @ covariance) * taken).sum(axis=2) + inner.diagonal(axis1=1, axis2=2)
+        # Only trials that have ended show how far the seconds of single trials are from their expectation.
+        table = self._told
+        ended, counts = table[:, :-1, :-1], table[:, 0, 0]
+        sums = table[:, :-1, -1] - centres[:, None] * ended[:, :, 0]
+        squares = table[:, -1, -1] - 2.0 * centres * table[:, 0, -1] + centres**2 * counts
+        explained = (found * (2.0 * sums - (ended @ found[:, :, None])[:, :, 0])).sum(axis=1)
+        self._update(
+            common**2 + covariance.diagonal(),
+            (own_pull - taken @ common) ** 2 + own_spread,
+            squares - explained + (spread * ended).sum(axis=(1, 2)),
+            counts,
+        )
+
+    def _update(self, shared: Array, own: Array, errors: Array, counts: Array) -> None:
+        """Update the variances from the expected squares of the coefficients, without the constants, and of errors."""
+        functions = len(shared) - 1
+        self._shared = (float(shared[1:].sum()) + BELIEF * SHARED) / (functions + BELIEF)
+        # Groups without trials have no information, and would keep the estimate at the prior.
+        tried = counts > 0
+        self._own = (float(own[tried, 1:].sum()) + BELIEF * OWN) / (functions * int(tried.sum()) + BELIEF)
+        errors_sum = max(float(errors.sum()), 0.0)
+        self.noise = (errors_sum + BELIEF * NOISE) / (float(counts.sum()) + BELIEF)
+
+    @property
+    def coefficients(self) -> Array:
+        """Coefficients of the functions by group, shape (groups, functions)."""
+        return self._coefficients[:, 1:]
+
+    def predict(self, functions: Array) -> Array:
+        """Return the expected departures from the centres, shape (n, groups), without the constants of the groups.
+
+        A constant only shows how unusual the params are that a group happened to get.
+        """
+        # Not by BLAS, whose last bits depend on the number of rows.
+        return np.asarray((functions[:, None, :] * self.coefficients).sum(axis=2))
+
+
+class ParamEffects:
+    """Effects of params on the log seconds of one subspace's trials. The model is created and fitted when needed."""
+
+    def __init__(self, subspace: Subspace) -> None:
+        self._subspace = subspace
+        self._basis: Basis | None = None
+        self._regression = Regression(0)
+        #: trials since the last fit: params, column of the class, log seconds
+        self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
+        self._told = 0
+        #: True once predictions were requested: before, fits are of no use
+        self.are_asked = False
+        #: values of the basis functions by params, the latest last
+        self._functions: dict[tuple[object, ...], Array] = {}
+
+    @property
+    def noise(self) -> float:
+        """Variance of the log seconds of single trials about what is expected."""
+        return self._regression.noise
+
+    def tell(self, params: Params, column: int, log_seconds: float) -> bool:
+        """Keep a trial with this duration, on the class of a column, for the next fit.
+
+        Return whether there are enough new trials since the last `read` for another fit.
+        """
+        self._untold.append((params, column, log_seconds))
+        return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
+
+    @one_blas_thread()
+    def suppose(self, running: Sequence[tuple[Params, int, float, bool]], classes: int) -> bool:
+        """Replace what is known of the running trials: params, column of the class, log seconds, and whether these are
+        extrapolated to the whole trial, or are those so far.
+
+        Return whether that is enough for another fit.
+        """
+        if self._basis is None or not self._basis.size:
+            return False
+        self._regression.add_groups(classes)
+        params_list, columns, values, are_total = zip(*running, strict=True) if running else ((), (), (), ())
+        functions = self.functions(params_list)
+        return self._regression.suppose(
+            functions, np.array(columns, np.intp), np.array(values, float), np.array(are_total, bool)
+        )
+
+    def forget(self) -> None:
+        """Forget all trials."""
+        self._regression = Regression(self._basis.size if self._basis is not None else 0)
+        self._untold.clear()
+        self._told = 0
+
+    @one_blas_thread()
+    def functions(self, params_list: Sequence[Params]) -> Array:
+        """Return the values of the basis functions for n sets of params, shape (n, functions).
+
+        The same params have the same values to the bit, as long as they are among the latest.
+        """
+        if self._basis is None:
+            draws = self._rows(self._subspace.sample(np.random.default_rng(0), DRAWS))
+            self._basis = Basis(draws, [domain.is_numeric for domain in self._subspace.domains.values()])
+            self._regression = Regression(self._basis.size)
+        keys = [tuple(params.items()) for params in params_list]
+        new = {key: params for key, params in zip(keys, params_list, strict=True) if key not in self._functions}
+        if new:
+            self._functions.update(zip(new, self._basis.functions(self._rows([*new.values()])), strict=True))
+        found = np.array([self._functions[key] for key in keys]).reshape(len(keys), self._basis.size)
+        most = max(len(keys), KEPT // (len(self._subspace.domains) + self._basis.size + 1))
+        while len(self._functions) > most:
+            del self._functions[next(iter(self._functions))]
+        return found
+
+    @one_blas_thread()
+    def read(self, centres: Array) -> None:
+        """Learn from the trials kept since the last call. `centres` are the classes' mean log seconds, by column."""
+        params_list, columns, values = zip(*self._untold, strict=True) if self._untold else ((), (), ())
+        # The basis functions, which may be made here, must precede the groups.
+        functions = self.functions(params_list)
+        self._regression.add_groups(len(centres))
+        self._regression.tell(functions, np.array(columns, np.intp), np.array(values, float))
+        self._regression.fit(centres)
+        self._told += len(self._untold)
+        self._untold.clear()
+
+    def departures(self, params_list: Sequence[Params], classes: int) -> Array:
+        """Return the expected departures of the log seconds of n sets of params from the centres of the first `classes`
+        classes, shape (n, classes).
+        """
+        functions = self.functions(params_list)
+        self._regression.add_groups(classes)
+        return self._regression.predict(functions)
+
+    def _rows(self, params_list: Sequence[Params]) -> Array:
+        """Return the params as rows of features, shape (n, labels). An inactive label is NaN."""
+        return features(params_list, self._subspace.domains, inactive=math.nan)

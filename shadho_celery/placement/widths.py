@@ -1,0 +1,298 @@
+"""Width of a trial: its number of slots of one class, as set in the study file or chosen where the trial is placed.
+
+Free slots of a study, and classes or machines that are reserved until they have the slots for a wide trial.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from shadho_celery.core.attempts import Sent
+from shadho_celery.core.checks import short
+from shadho_celery.core.failures import read_failure
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.settings import SlotsSetting
+from shadho_celery.core.trial import MAX_SLOTS, Params, Trial, TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.placement.base import Fits
+from shadho_celery.placement.memory import MemoryFit
+from shadho_celery.placement.model import CostModel
+from shadho_celery.space.features import Array
+from shadho_celery.space.split import Subspace
+from shadho_celery.study.state import StudyState
+
+
+class Reservations:
+    """Free slots of each class for one study, and reservations for wide trials.
+
+    A class with too few free slots for a trial is reserved for it: nothing else is sent there until they are free. If a
+    trial takes only slots of one worker, this holds for one machine of the class instead, and the others go on.
+    """
+
+    def __init__(self, study: StudyState, *, is_searched: bool = False) -> None:
+        """With `is_searched`, the width of a reserved trial was chosen for its class, and may be poor elsewhere."""
+        self._study = study
+        self._is_searched = is_searched
+        #: by class, and machine if it is one: the number of the trial for which it is reserved
+        self.reserved: dict[tuple[str, str | None], int] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the classes that are reserved, or that have a reserved machine."""
+        return {name for name, _ in self.reserved}
+
+    def see(self, classes: Sequence[ComputeClass], fits: Fits = lambda trial, place: True) -> None:
+        """Drop the reservations that are out of date.
+
+        The class is gone, it has too few slots for the trial, the trial no longer `fits`, or it no longer waits.
+        """
+        places = {place.place: place for compute_class in classes for place in compute_class.places}
+        for key, number in list(self.reserved.items()):
+            trial, place = self._study.find_open(number), places.get(key)
+            is_waiting = trial is not None and trial.state is TrialState.WAITING
+            if trial is None or place is None or not is_waiting or trial.slots > place.room or not fits(trial, place):
+                del self.reserved[key]
+
+    def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
+        """Return the free slots of a class plus `ahead` places in its queue. Below 0 if too many are used."""
+        free = compute_class.limit + ahead + compute_class.silent - self._study.taken(compute_class.name)
+        if compute_class.host is None:
+            return free
+        taken = self._study.taken_on(compute_class.name)
+        # Otherwise the other machines would use up the study's share, and those that are reserved earlier would wait.
+        for (name, host), number in self.reserved.items():
+            if (name, host) == compute_class.place:
+                break
+            trial = self._study.find_open(number)
+            if name == compute_class.name and trial is not None:
+                free -= max(0, trial.slots - taken[host])
+        return min(free, compute_class.slots - taken[compute_class.host])
+
+    def may_take(self, compute_class: ComputeClass, trial: Trial) -> bool:
+        """Return True unless the class is reserved for another trial.
+
+        A trial for which another class is reserved may only start at once, and not at all if its width was searched.
+        """
+        if compute_class.place in self.reserved:
+            return self.reserved[compute_class.place] == trial.number
+        kept = [name for (name, _), number in self.reserved.items() if number == trial.number]
+        if kept and self._is_searched and compute_class.name not in kept:
+            return False
+        return not kept or self.may_start(trial, compute_class)
+
+    def may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        """Return True if the class has enough free slots. A trial of a single slot may wait in the queue.
+
+        A trial wider than the study's share of the class starts when enough slots are free and the study uses none.
+        """
+        may_queue = trial.slots == 1 and compute_class.host is None
+        if may_queue or trial.slots <= min(self.free(compute_class), self._together(compute_class)):
+            return True
+        is_alone = self._study.taken(compute_class.name) == 0
+        return is_alone and trial.slots <= compute_class.slots - compute_class.busy
+
+    def best(self, trial: Trial, machines: Sequence[ComputeClass], home: str | None) -> ComputeClass:
+        """Return the machine of a class that a trial takes: its `home`, or the one where it leaves fewest slots free.
+
+        If it cannot start on any, return the one that has most slots free, to be reserved.
+        """
+        free = {each.host: min(self.free(each), self._together(each)) for each in machines}
+        open_ = [each for each in machines if self.may_take(each, trial)]
+        ready = [each for each in open_ if self.may_start(trial, each)]
+        if ready:
+            return min(ready, key=lambda each: (each.host != home, free[each.host], each.busy))
+        return max(open_, key=lambda each: (free[each.host], -each.busy))
+
+    def _together(self, compute_class: ComputeClass) -> int:
+        """Return the most free slots of one worker of a machine, or those of the class if it is none."""
+        left = {**compute_class.by_worker} or {"": compute_class.slots}
+        unclaimed = []
+        for attempt in self._study.attempts if compute_class.by_worker else ():
+            if attempt.compute_class == compute_class.name and attempt.worker in left:
+                left[attempt.worker] -= attempt.slots
+            elif (attempt.compute_class, attempt.only_on) == compute_class.place and not attempt.worker:
+                unclaimed.append(attempt.slots)
+        # Workers without the slots leave an attempt to one that has them.
+        for slots in sorted(unclaimed, reverse=True):
+            least = min((free for free in left.values() if free >= slots), default=max(left.values()))
+            left[next(name for name, free in left.items() if free == least)] -= slots
+        return max(left.values())
+
+
+#: function from drawn params to the number of slots
+Width = Callable[[Params], int]
+
+#: number of draws from each subspace with which the setting is tested before the study starts
+SAMPLES = 8
+
+#: standard deviations by which a width counts as faster than estimated, so that widths with few trials are tried
+OPTIMISM = 1.5
+#: part of the seconds that a late trial has run for which it is expected to run on
+OVERDUE = 0.1
+#: decimal places of a log cost that count; of widths that differ only by rounding, one that was not tried is chosen
+DIGITS = 6
+
+
+def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace], name: str = "slots") -> Width:
+    """Return the setting called `name`, slots or gpus, as a function of drawn params. Raises UsageError unless it gives
+    whole numbers from 1 to MAX_SLOTS.
+    """
+    space = subspaces[0].space
+    if isinstance(slots, (list, tuple)):
+        slots = min(_count(each, name) for each in slots)
+    if isinstance(slots, int):
+        width = _count(slots, name)
+        return lambda params: width
+
+    def width_of(params: Params) -> int:
+        try:
+            values = space.evaluate(params)
+            if callable(slots):
+                return _count(slots(values), name)
+            if not isinstance(values, Mapping) or slots not in values:
+                raise UsageError(
+                    f"STUDY['{name}'] is {slots!r}, which is not a key of the params; give a number or a function"
+                )
+            return _count(values[slots], name)
+        except UsageError:
+            raise
+        except (Exception, SystemExit) as error:
+            failure = read_failure(traceback.format_exc())
+            raise UsageError(f"STUDY['{name}'] failed for {short(dict(params), 200)}: {failure}; fix it") from error
+
+    generator = np.random.default_rng(0)
+    for subspace in subspaces:
+        for params in subspace.sample(generator, SAMPLES):
+            width_of(params)
+    return width_of
+
+
+def widest(width: Width, subspaces: Sequence[Subspace]) -> int:
+    """Return the largest width, estimated from some draws of each subspace. Raises UsageError like `make_width`."""
+    generator = np.random.default_rng(1)
+    return max(width(params) for subspace in subspaces for params in subspace.sample(generator, 8 * SAMPLES))
+
+
+def _count(value: object, name: str) -> int:
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_SLOTS:
+        raise UsageError(
+            f"STUDY['{name}'] gives {short(value, 60)}; a trial takes a whole number of {name} from 1 to {MAX_SLOTS}"
+        )
+    return number
+
+
+class Widths:
+    """Chooses among the searched widths for each trial, where it is placed: the one that costs least there.
+
+    A width costs the slot seconds of the trial, and those of free slots that wait until there are enough on a machine.
+    The widest is chosen first, as it needs least of a GPU's memory and tells soonest. On each other width of a class,
+    no second trial of a subspace starts until one has ended there, or its reports show its seconds, because it may take
+    very long.
+    """
+
+    def __init__(
+        self,
+        study: StudyState,
+        cost_model: CostModel,
+        memory_fit: MemoryFit,
+        reservations: Reservations,
+    ) -> None:
+        self._study = study
+        self._model = cost_model
+        self._memory_fit = memory_fit
+        self._reservations = reservations
+        self._classes: Mapping[str, ComputeClass] = {}
+        #: by number and attempt: expected seconds of a live attempt
+        self._expected: dict[tuple[int, int], float] = {}
+
+    def see(self, classes: Sequence[ComputeClass]) -> None:
+        """Update the live classes."""
+        self._classes = {each.name: each for each in classes}
+        if len(self._expected) > 2 * len(self._study.live):
+            live = {sent.key for sent in self._study.live}
+            self._expected = {key: seconds for key, seconds in self._expected.items() if key in live}
+
+    def choose(self, trial: Trial, compute_class: ComputeClass) -> int:
+        """Return the number of slots that a trial takes of a class, or of its machines if this is one of them."""
+        name = compute_class.name
+        widths, idle = self._model.widths_on(name), self._idle(name)
+        fitting = self._memory_fit.widths(trial, self._classes[name])
+        able = [w for w, each in zip(widths, idle, strict=True) if w in fitting and each < math.inf]
+        if not able:
+            return min(compute_class.room, max(fitting, default=widths[0]))
+        seconds, evidence = self._model.slot_seconds([trial], name, OPTIMISM)
+        costs = np.log(seconds[0] + idle).round(DIGITS).tolist()
+        tried = self._tried([trial], name, evidence)[0].tolist()
+        known = [
+            (costs[place], tried[place] > 0, -width)
+            for place, width in enumerate(widths)
+            if width in able and (width == max(able) or tried[place] < math.inf)
+        ]
+        return -min(known)[2]
+
+    def excess(self, trials: Sequence[Trial], compute_class: ComputeClass) -> Array:
+        """Return the log factors by which trials cost more in a free slot of a class than if all of them were free."""
+        name = compute_class.name
+        costs, evidence = self._model.slot_seconds(trials, name)
+        costs[:, :-1][np.isinf(self._tried(trials, name, evidence)[:, :-1])] = math.inf
+        now = (costs + self._idle(name, free_only=True)).min(axis=1)
+        return np.asarray(np.log(now / costs.min(axis=1))) if np.isfinite(now).all() else np.zeros(len(trials))
+
+    def _tried(self, trials: Sequence[Trial], compute_class: str, evidence: Array) -> Array:
+        """Return for trials and widths how many trials of the subspace run on a class or have ended there.
+
+        It is infinite for a width on which no trial may start before the one that runs has ended, or its reports show
+        its seconds. `evidence` is that of the trials' slot seconds.
+        """
+        widths = self._model.widths_on(compute_class)
+        running = Counter(
+            (attempt.subspace, attempt.slots)
+            for attempt in self._study.attempts
+            if attempt.compute_class == compute_class
+        )
+        now = np.array([[running[trial.subspace, width] for width in widths] for trial in trials])
+        return np.where((now > 0) & (evidence == 0), math.inf, now + evidence)
+
+    def _idle(self, compute_class: str, *, free_only: bool = False) -> Array:
+        """Return for each width the slot seconds in which free slots would wait on the best machine of a class.
+
+        They are infinite for a width that no machine has which is not reserved. With `free_only`, only machines with
+        free slots count: no slot would wait on a machine whose slots become free together, but a slot that is free now
+        would not be used either.
+        """
+        left: defaultdict[str | None, list[float]] = defaultdict(list)
+        live = [sent for sent in self._study.live if sent.attempt.compute_class == compute_class]
+        for sent in live:
+            left[sent.attempt.only_on or sent.attempt.host] += [self._left(sent)] * sent.attempt.slots
+        widths = self._model.widths_on(compute_class)
+        least = np.full(len(widths), math.inf)
+        for place in self._classes[compute_class].places:
+            free = self._reservations.free(place)
+            if (free_only and free <= 0) or place.place in self._reservations.reserved:
+                continue
+            ends = [0.0] * max(0, free) + sorted(left[place.host])
+            # A trial wider than the study's share of the class would wait until the study uses none of it.
+            most = min(len(ends), place.room, max(place.limit, widths[0]))
+            for row, width in enumerate(widths):
+                if width <= most and ends[width - 1] < math.inf:
+                    least[row] = min(least[row], width * ends[width - 1] - sum(ends[:width]))
+        return least
+
+    def _left(self, sent: Sent) -> float:
+        """Return the expected seconds until an attempt ends; inf before any trial has ended."""
+        attempt = sent.attempt
+        if not self._model.has_learned or attempt.subspace not in self._model.row_of:
+            return math.inf
+        if sent.key not in self._expected:
+            found = self._model.predict([attempt], [str(attempt.compute_class)])
+            self._expected[sent.key] = math.exp(found.mean[0, 0])
+        ran = max(0.0, self._study.clock.now() - min(sent.began, self._study.clock.now()))
+        return max(self._expected[sent.key] - ran, ran * OVERDUE)

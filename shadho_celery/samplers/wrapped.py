@@ -1,0 +1,243 @@
+"""A sampler of the whole space as the sampler of one subspace, where no point is proposed twice.
+
+Points are repeated only after all points of a finite subspace have been tried.
+
+A user's own sampler class. Its params are checked before trials are created from them.
+
+Samplers by budget: one sampler learns the losses of each budget. Of the budgets with enough results, the sampler
+of the highest one proposes the params.
+
+Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018, section
+3.2.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+from msgspec.structs import replace
+
+from shadho_celery.core.checks import accepts, short
+from shadho_celery.core.columns import TrialFacts
+from shadho_celery.core.failures import read_failure
+from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.samplers.random import Learner, MakeSampler, WholeSampler, name_of
+from shadho_celery.space.domains import Discrete, Domain
+from shadho_celery.space.split import Key, Subspace, parts_of
+from shadho_celery.space.tree import Value
+
+#: number of draws from the prior to replace a point that was tried; after that, all points are searched one by one
+DRAWS = 64
+#: mixed into the seed for these draws
+_STREAM = 0x75
+
+
+class Unrepeated(Learner):
+    """Passes on another sampler's proposals within a subspace, and replaces tried points by untried draws of the prior.
+
+    Pending and failed trials count as tried, and cancelled trials do not. Once a finite subspace has no untried points,
+    it returns fewer params than requested, unless it `may_repeat` points. For an infinite subspace it changes nothing.
+    """
+
+    def __init__(self, sampler: WholeSampler, subspace: Subspace, entropy: Sequence[int]) -> None:
+        super().__init__(subspace, entropy)
+        self.sampler = sampler
+        self.adaptive = sampler.adaptive
+        #: True once points may be proposed again
+        self.may_repeat = False
+        #: number of points of the subspace; None until all have been tried
+        self.points: int | None = None
+        self._is_finite = all(domain.steps() is not None for domain in subspace.domains.values())
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        if not self._is_finite or self.may_repeat:
+            return self.sampler.ask(n, pending, self._subspace)
+        own = [trial for trial in pending if self._subspace.contains(trial.params)]
+        waiting = {self._subspace.key(trial.params) for trial in own}
+        asked: list[Params] = []
+        for params, place in zip(self.sampler.ask(n, pending, self._subspace), self._places(n, own), strict=False):
+            untried = params if self._is_new(params, waiting) else self._untried(waiting, place)
+            if untried is None:
+                self.points = len(self._tried | waiting)
+                break
+            asked.append(untried)
+            waiting.add(self._subspace.key(untried))
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        super().tell(trials)
+        self.sampler.tell(trials)
+
+    def _untried(self, waiting: Collection[Key], place: int) -> Params | None:
+        """Return an untried draw for the trial at this place, else any untried point, or None if there is none."""
+        generator = np.random.default_rng([*self._entropy, _STREAM, place])
+        others = chain(self._subspace.sample(generator, DRAWS), points(self._subspace, generator))
+        return next((params for params in others if self._is_new(params, waiting)), None)
+
+
+def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Params]:
+    """Yield each point of a finite subspace once. The values of each label start from a drawn one."""
+    space = subspace.space
+
+    def under(params: Mapping[str, Value]) -> Iterator[Params]:
+        for block in space.walk(params):
+            for label in block.labels:
+                if label not in params:
+                    for value in _values(subspace.domains[label], generator):
+                        yield from under({**params, label: value})
+                    return
+        yield {label: params[label] for label in space.active(params)}
+
+    return under(subspace.fixed)
+
+
+def _values(domain: Domain, generator: np.random.Generator) -> Iterator[Value]:
+    grid = domain.steps()
+    assert grid is not None
+    steps, size = grid
+    start = int(generator.integers(steps.start, steps.stop))
+    for place in chain(range(start, steps.stop), range(steps.start, start)):
+        if not isinstance(domain, Discrete) or domain.probability(place) > 0:
+            yield place * size
+
+
+class ToldTrial(TrialFacts):
+    """Trial as a user's sampler sees it: its facts by name, and its outcome, as a sampler of ours reads it."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Outcome of the trial: state, losses and failure."""
+        return self._trial.outcome
+
+
+class OwnSampler:
+    """A sampler of a user's class. It counts as learning from losses unless its `adaptive` is False."""
+
+    def __init__(self, sampler: Any, subspace: Subspace, name: str) -> None:
+        self.sampler, self._subspace, self._name = sampler, subspace, name
+        self.adaptive = getattr(sampler, "adaptive", True) is not False
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        """Return the proposals of the user's sampler.
+
+        Raises UsageError for params outside the space, and for exceptions of the user's code.
+        """
+        with _named(self._name, "ask"):
+            returned = self.sampler.ask(n, [ToldTrial(trial) for trial in pending])
+        if not isinstance(returned, Sequence):
+            raise UsageError(f"sampler {self._name} returned {short(returned, 60)} from ask; return a list of params")
+        asked = [*returned[:n]]
+        for params in asked:
+            try:
+                self._subspace.space.check(params)
+            except (SpaceError, TypeError) as error:
+                raise UsageError(f"sampler {self._name} proposed {short(params, 200)}: {error}") from None
+            if not self._subspace.contains(params):
+                raise UsageError(f"sampler {self._name} left subspace {self._subspace.name}: {short(params, 200)}")
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Pass results to the user's sampler. Raises UsageError for exceptions of the user's code."""
+        with _named(self._name, "tell"):
+            self.sampler.tell([ToldTrial(trial) for trial in trials])
+
+
+def make_own_sampler(make: MakeSampler, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
+    """Return the sampler of a subspace that a user's class or function creates.
+
+    Raises UsageError if it cannot be created, or lacks valid methods.
+    """
+    name = name_of(make)
+    with _named(name, "its constructor"):
+        sampler = make(subspace, entropy)
+    if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:
+        raise UsageError(f"sampler {name} lacks {' and '.join(missing)}; it needs ask(n, pending) and tell(trials)")
+    for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
+        if not accepts(getattr(sampler, verb), len(arguments.split())):
+            raise UsageError(f"{verb} of sampler {name} takes other arguments; write def {verb}(self, {arguments})")
+    return OwnSampler(sampler, subspace, name)
+
+
+@contextmanager
+def _named(name: str, verb: str) -> Iterator[None]:
+    """Convert exceptions of the user's code to a UsageError that names the sampler."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"sampler {name} failed in {verb}: {read_failure(traceback.format_exc())}; fix it") from error
+
+
+#: a budget has enough results if it has this many more results than labels, and at least this many
+MORE, LEAST = 3, 10
+
+_CANCELLED = Outcome(state=TrialState.CANCELLED)
+
+
+class ByBudget:
+    """Lets the sampler of the highest budget with enough results propose params.
+
+    Losses of two budgets cannot be compared. For a sampler, a trial of another budget counts like a cancelled trial: it
+    only takes a place in the seeded stream. A failed trial counts at every budget.
+    """
+
+    adaptive = True
+
+    def __init__(
+        self,
+        make: MakeSampler,
+        budgets: Sequence[float],
+        subspace: Subspace,
+        entropy: Sequence[int],
+    ) -> None:
+        """`make` creates the sampler of one budget. `budgets` are those of the rungs, the lowest first."""
+        #: by budget
+        self.samplers = {budget: make(subspace, entropy) for budget in budgets}
+        self._lowest = budgets[0]
+        # In the whole space, the labels of one of its subspaces, with the choices that lead to it.
+        labels = max(len(part.domains) + len(part.fixed) - len(subspace.fixed) for part in parts_of(subspace))
+        self._enough = max(LEAST, labels + MORE)
+        self._known: Counter[float] = Counter()
+        #: the sampler that was asked last
+        self.sampler = self.samplers[self._lowest]
+
+    @property
+    def budget(self) -> float | None:
+        """The highest budget with enough results, or None if no budget has enough."""
+        return max((b for b, known in self._known.items() if known >= self._enough), default=None)
+
+    def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
+        self._choose()
+        if within is None:
+            return self.sampler.ask(n, pending)
+        return cast(WholeSampler, self.sampler).ask(n, pending, within)
+
+    def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
+        self._choose()
+        return cast(WholeSampler, self.sampler).outlook(parts, pending)
+
+    def _choose(self) -> None:
+        budget = self.budget
+        self.sampler = self.samplers[self._lowest if budget is None else budget]
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            # Trials of earlier studies, from a warm start, have no budget.
+            budget = self._lowest if trial.budget is None else trial.budget
+            # The loss of a pruned trial belongs to a lower budget than its own.
+            self._known[budget] += budget in self.samplers and trial.state is TrialState.COMPLETE
+        for budget, sampler in self.samplers.items():
+            sampler.tell([self._seen(trial, budget) for trial in trials])
+
+    def _seen(self, trial: Trial, budget: float) -> Trial:
+        """Return a trial as it is passed to the sampler of a budget."""
+        own = self._lowest if trial.budget is None else trial.budget
+        if own == budget or trial.state in {TrialState.FAILED, TrialState.CANCELLED}:
+            return trial
+        return replace(trial, state=TrialState.CANCELLED, outcome=_CANCELLED)

@@ -1,0 +1,514 @@
+"""Control of running studies and workers: requests to them, each of which returns an answer.
+
+The Redis servers on which requests are sent: that of the fleet, or those of the embedded fleets of this folder.
+
+Logs of trials, read from this folder or from the workers of a fleet.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from shadho_celery.core import records
+from shadho_celery.core.checks import as_record, listed, one_line, short
+from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, below
+from shadho_celery.core.records import MAX_POINTS, Answer, OfStudy, OfWorker
+from shadho_celery.core.settings import CHANGEABLE, read_settings
+from shadho_celery.core.units import counted
+from shadho_celery.embedded.plan import CONTROL_KEY, reached, running
+from shadho_celery.errors import ServiceError, ShadhoError, UsageError
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.control import (
+    CONTROL,
+    GRACE_SECONDS,
+    LOGS,
+    MAX_REQUESTS,
+    VALID_SECONDS,
+    Client,
+    ReadLog,
+    Request,
+    of_worker,
+)
+from shadho_celery.fleet.drains import Drains
+from shadho_celery.fleet.redis import Redis, connect, refusals
+from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, place_of
+from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
+from shadho_celery.runner.output import log_path, read_log, replica_logs
+from shadho_celery.scheduler.executors import HOST as IN_PROCESS
+from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.store.sql import SqlStore
+
+NO_FLEET = (
+    "no study runs in this folder with its own workers, and no fleet is named; run this command in the study's folder, "
+    f"or name the fleet's Redis in {urls.REDIS}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """A Redis of running studies and workers."""
+
+    client: Redis
+    #: signs announcements
+    signer: Signer
+    #: signs requests
+    control: Signer
+    #: True for the Redis of a fleet, False for that of an embedded one
+    is_fleet: bool
+
+
+@contextmanager
+def reaches(redis: str | None = None) -> Iterator[Sequence[Reach]]:
+    """Yield the fleet's Redis if there is one: at the URL `redis`, else the one that the environment names.
+
+    Otherwise yield those of the embedded fleets of this folder, except those that are starting or ending. Raises
+    ServiceError if the fleet's Redis cannot be reached.
+    """
+    signer = Signer.configured()
+    with ExitStack() as stack:
+        if redis or urls.is_fleet({}):
+            client = stack.enter_context(connect(redis or urls.url(urls.REDIS)))
+            yield [Reach(client=client, signer=signer, control=signer, is_fleet=True)]
+            return
+        found = []
+        for folder in running():
+            # Without a socket or a key, the study is starting or ending.
+            with suppress(ServiceError, UsageError):
+                named = stack.enter_context(reached(folder))
+                client = stack.enter_context(connect(named[urls.REDIS]))
+                control = Signer(read_key(folder / CONTROL_KEY))
+                found.append(Reach(client=client, signer=signer, control=control, is_fleet=False))
+        yield found
+
+
+def requester() -> str:
+    """Return who sends requests from this process: user and host."""
+    # Without an entry in the system's list of users, as in some containers, Python raises one of these.
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"[:255]
+
+
+#: seconds for which an answer is waited for, and between two checks
+ANSWER_SECONDS, LOOK_SECONDS = 10.0, 0.1
+
+#: seconds after which it is checked whether the study still runs
+STUDY_SECONDS = 1.0
+
+#: maximum number of workers or studies that an error lists
+LISTED = 5
+
+
+class Control:
+    """Steers the running studies and the workers of a fleet, or of the embedded fleets of this folder.
+
+    Each method waits a limited time for what it asks for, and returns an answer: `is_done`, False if the request was
+    refused, and `text`, what has become of it. A `study` is named by its name, or by the beginning of its name if no
+    other running study begins so. Raises ShadhoError if there is no such study or worker, or if it does not answer.
+    """
+
+    def __init__(self, *, redis: str | None = None, store: str = DEFAULT_STORE) -> None:
+        """Use the fleet's Redis at the URL `redis`, by default the one that the environment names.
+
+        Without either, use the embedded fleets of the working directory. The `store` is read only to say what has
+        become of a study that does not run.
+        """
+        self._redis, self._store = redis, store
+
+    def act(self, deed: OfStudy | OfWorker, study: str = "") -> Answer:
+        """Ask for an action, of this `study` or of the worker that the action names."""
+        match deed:
+            case records.Drain(worker):
+                return self.drain(worker)
+            case records.Undrain(worker):
+                return self.undrain(worker)
+            case records.Enqueue(points):
+                deed = records.Enqueue([_as_json(place, point) for place, point in enumerate(points)])
+                if not 0 < len(deed.points) <= MAX_POINTS:
+                    raise UsageError(f"there are {len(deed.points)} points; give 1 to {MAX_POINTS} at a time")
+            case records.Set(settings):
+                if not settings:
+                    raise UsageError(f"no setting is given; these can change: {', '.join(CHANGEABLE)}")
+                read_settings(settings)
+        return self._ask(study, deed)
+
+    def stop(self, study: str) -> Answer:
+        """Send no more trials, and end the study once its running trials have finished, as after one Ctrl-C."""
+        return self.act(records.Stop(), study)
+
+    def pause(self, study: str) -> Answer:
+        """Start no more trials until `unpause`. Running trials finish."""
+        return self.act(records.Pause(), study)
+
+    def unpause(self, study: str) -> Answer:
+        """Start trials of a paused study again."""
+        return self.act(records.Unpause(), study)
+
+    def cancel(self, study: str, number: int) -> Answer:
+        """Stop the trial with this number. It ends CANCELLED, and does not count towards the limit on trials."""
+        return self.act(as_record({"number": number}, records.Cancel, "trial"), study)
+
+    def enqueue(self, study: str, points: Iterable[object]) -> Answer:
+        """Run known points before other trials. Each is a mapping of labels to values, as for `minimize`."""
+        return self.act(records.Enqueue([*points]), study)
+
+    def set(self, study: str, **settings: Any) -> Answer:
+        """Change settings of a running study: trials, seconds, target, early_stop, weight or trial_timeout.
+
+        A later run of the study has the new values too. `trial_timeout` applies to the trials that are sent from now
+        on.
+        """
+        return self.act(records.Set(settings), study)
+
+    def drain(self, worker: str) -> Answer:
+        """Let a worker finish its trials and take no more, until `undrain`.
+
+        `worker` is the part of a worker's name that stays when it restarts, such as cpu@node7, and stands for all
+        workers with that part, also for those that start later. Or it is a worker's name: if other workers have that
+        part too, it stands for that worker alone.
+        """
+        with reaches(self._redis) as found, refusals():
+            reach, place, workers = _place(found, worker)
+            for name, each in workers.items():
+                if (reason := why_not(f"worker {name}", each.control, reach.control)) is not None:
+                    return Answer(is_done=False, text=reason)
+            drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers).get(place, 0)
+            drain = drains.latest(place)
+            # An older record than the workers have obeyed was put back by somebody.
+            if drain is not None and drain.is_drained and drain.sequence >= obeyed:
+                return Answer(is_done=True, text=f"{place} was already drained by {one_line(drain.by)}")
+            if alone := place in workers:
+                living = Registry(reach.client, Worker, reach.signer).living()
+                drains.forget([name for name, each in drains.all().items() if each.alone and name not in living])
+            drains.put(place, requester(), is_drained=True, after=obeyed, alone=alone)
+            workers = _await(reach, place, is_drained=True)
+        running = sum(worker.busy for worker in workers.values())
+        rest = f"; {counted(running, 'running trial finishes', 'running trials finish')} first" if running else ""
+        return Answer(is_done=True, text=f"drained {place}: it takes no more trials{rest}")
+
+    def undrain(self, worker: str) -> Answer:
+        """Let a worker take trials again. `worker` is as in `drain`."""
+        with reaches(self._redis) as found, refusals():
+            reach, place, workers = _place(found, worker, with_gone=True)
+            drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers)
+            drained = drains.all(obeyed).keys()
+            if place in workers and (whole := place_of(place)) in drained:
+                return Answer(is_done=False, text=f"all workers of {whole} are drained; undrain it")
+            # The workers may also obey a drain that is lost from Redis.
+            if place not in drained and not any(each.drained for each in workers.values()):
+                return Answer(is_done=True, text=f"{place} was not drained")
+            for each in (place, *(workers.keys() & drained - {place})):
+                after, alone = obeyed.get(each, 0), each in workers
+                drains.put(each, requester(), is_drained=False, after=after, alone=alone)
+            if not workers:
+                return Answer(is_done=True, text=f"undrained {place}, where no worker is live")
+            _await(reach, place, is_drained=False)
+        return Answer(is_done=True, text=f"undrained {place}: it takes trials again")
+
+    def _ask(self, name: str, deed: OfStudy) -> Answer:
+        """Send a request to the scheduler of a study, and wait for the answer. Raises ShadhoError without one."""
+        with reaches(self._redis) as found, refusals():
+            reach, key, study = self._study(found, name)
+            what = f"study {one_line(study.name or key, 80)}"
+            if (reason := why_not(what, study.control, reach.control)) is not None:
+                return Answer(is_done=False, text=reason)
+            client = Client(reach.client, reach.control, CONTROL)
+            request = client.request(key, requester(), deed, study.fence)
+            try:
+                entry = client.send(request)
+            except ValueError as error:
+                raise UsageError(f"the request is too long: {error}") from None
+            if entry is None:
+                raise ServiceError(
+                    f"the scheduler of {what} has not read {MAX_REQUESTS} earlier requests, so this one was not sent; "
+                    "see whether it hangs"
+                )
+            answer = _awaited(reach, client, request, entry, what)
+            # A beginning of a name, or its key, does not show which study was meant.
+            return answer if name == study.name else replace(answer, text=f"{what}: {answer.text}")
+
+    def _study(self, found: Sequence[Reach], name: str) -> tuple[Reach, str, StudyWants]:
+        """Return the Redis, the key and the announcement of a running study. Raises ShadhoError unless it is unique."""
+        if not isinstance(name, str):
+            raise UsageError(f"a study's name is a text, not {short(name, 60)}")
+        registries = [(reach, Registry(reach.client, StudyWants, reach.signer)) for reach in found]
+        running = [(reach, key, study) for reach, each in registries for key, study in each.living().items()]
+        meant = [each for each in running if name in (each[2].name, each[1])]
+        if not meant and name and not self._is_stored(name):
+            meant = [each for each in running if each[2].name.startswith(name)]
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            names = sorted(one_line(study.name, 80) for _, _, study in meant)
+            raise UsageError(f"{len(meant)} running studies are called {one_line(name, 80)!r}: {listed(names, LISTED)}")
+        refused = sum(each.refused for _, each in registries)
+        raise self._absent(
+            name, sorted(one_line(study.name, 80) for _, _, study in running), refused, is_reached=bool(found)
+        )
+
+    def _is_stored(self, name: str) -> bool:
+        """Return whether the store has a study with exactly this name. If it does not run, no other one is meant."""
+        with suppress(ShadhoError), closing(SqlStore(self._store, read_only=True)) as store:
+            return store.find(name).name == name
+        return False
+
+    def _absent(self, name: str, running: Sequence[str], refused: int, *, is_reached: bool) -> ShadhoError:
+        """Return the error for a study that does not run where requests are sent, with `refused` announcements."""
+        shown = one_line(name, 80)
+        with suppress(ShadhoError):
+            store = SqlStore(self._store, read_only=True)
+            by_key = (each for each in store.records() if each.key == name)
+            record = next(by_key, None) or store.find(name)
+            holder = store.holder(record.key, time.time())
+            where = "name its fleet's Redis, or run this command in its folder"
+            if holder is not None:
+                return ServiceError(
+                    f"the scheduler of study {record.name} runs on {holder}; {_other_key(refused) or where}"
+                )
+            if record.is_simulated:
+                return UsageError(f"study {record.name} was simulated, so there is nothing to steer")
+            return UsageError(
+                f"study {record.name} does not run: it has ended or was interrupted; shadho-celery resume "
+                f"{record.name} continues it"
+            )
+        if not is_reached:
+            return ServiceError(NO_FLEET)
+        others = f"running studies: {listed(running, LISTED)}" if running else "none runs"
+        others += f"; {_other_key(refused)}" if refused else ""
+        return UsageError(f"no running study is called {shown!r}; {others}; see shadho-celery status")
+
+
+def _as_json(place: int, point: object) -> object:
+    """Return a known point as JSON has it. Raises UsageError with its index `place` and the label that does not fit."""
+    found: dict[str, object] = {}
+    for label, value in point.items() if isinstance(point, Mapping) else [("", point)]:
+        try:
+            found |= json.loads(json.dumps({label: value}, allow_nan=False))
+        except (TypeError, ValueError, RecursionError):
+            named = f"{short(label, 60)}: " if isinstance(point, Mapping) else ""
+            raise UsageError(f"point {place}: {named}{short(value, 60)} cannot be written as JSON") from None
+    return found if isinstance(point, Mapping) else found[""]
+
+
+def _other_key(refused: int) -> str:
+    """Return what to do about announcements that are not signed with our key, or "" if there are none."""
+    if not refused:
+        return ""
+    return f"announcements with another signing key than this command's: {refused}; give the fleet's --signing-key-file"
+
+
+def why_not(what: str, control: str | None, signer: Signer) -> str | None:
+    """Return why `what` refuses requests that `signer` signs, or None. `control` is what it announces."""
+    if control is None:
+        return (
+            f"{what} refuses control because it has no signing key; start it with --signing-key-file ({KEY_FILE}), or "
+            f"with --allow-unsigned-control ({UNSIGNED_CONTROL}=1)"
+        )
+    if control != signer.fingerprint:
+        return f"{what} obeys requests with another signing key; give its --signing-key-file"
+    return None
+
+
+def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> tuple[Reach, str, Mapping[str, Worker]]:
+    """Return the Redis and the place of a worker, and the live workers there by name.
+
+    With `with_gone`, the place may also be a drained one without a live worker. Raises UsageError if nothing, or more
+    than one thing, is meant.
+    """
+    if not found:
+        raise ServiceError(NO_FLEET)
+    matches, known, refused = [], set[str](), 0
+    for reach in found:
+        registry = Registry(reach.client, Worker, reach.signer)
+        living = registry.living()
+        refused += registry.refused
+        places = {place_of(name) for name in living}
+        if with_gone:
+            places |= Drains(reach.client, reach.control).all().keys()
+        known |= places
+        place = place_of(worker) if worker in living else worker
+        if place in places:
+            there = {name: each for name, each in living.items() if place_of(name) == place}
+            is_one_of_several = worker in living and len(there) > 1
+            matches.append((reach, worker, {worker: living[worker]}) if is_one_of_several else (reach, place, there))
+    if not matches:
+        names = [one_line(each, 80) for each in sorted(known)]
+        some = f"there are {listed(names, LISTED)}" if names else "none is live"
+        some += f"; {_other_key(refused)}" if refused else ""
+        raise UsageError(f"no live worker is {one_line(worker, 80)!r}; {some}; see shadho-celery status")
+    if len(matches) > 1:
+        raise UsageError(f"{len(matches)} studies of this folder have a worker {worker!r}; give the worker's full name")
+    return matches[0]
+
+
+def _awaited(reach: Reach, client: Client[OfStudy, Answer], request: Request, entry: str, what: str) -> Answer:
+    """Return the answer to a request. Raises ServiceError if there is none while it is valid, or if the study ends."""
+    registry, deadline = Registry(reach.client, StudyWants, reach.signer), time.monotonic() + VALID_SECONDS
+    while (answer := client.wait(request, STUDY_SECONDS)) is None and time.monotonic() < deadline + GRACE_SECONDS:
+        if request.to not in registry.living():
+            raise ServiceError(f"{what} ended before its scheduler answered")
+        if time.monotonic() >= deadline and client.take_back(request, entry):
+            raise ServiceError(
+                f"the scheduler of {what} has not read the request within {VALID_SECONDS:.0f} s, so nothing was "
+                "changed; see whether it hangs"
+            )
+    if answer is None:
+        raise ServiceError(
+            f"the scheduler of {what} has read the request but has not answered, for example because its store cannot "
+            "be reached; see shadho-celery status for what has become of it"
+        )
+    return answer
+
+
+def _await(reach: Reach, place: str, *, is_drained: bool) -> Mapping[str, Worker]:
+    """Wait until the live workers of a place, or the one of that name, announce that they are drained, or are not.
+
+    Return them by name.
+
+    Raises ServiceError if they do not within ANSWER_SECONDS.
+    """
+    registry, deadline = Registry(reach.client, Worker, reach.signer), time.monotonic() + ANSWER_SECONDS
+    while True:
+        there = {name: worker for name, worker in registry.living().items() if place in (name, place_of(name))}
+        late = [name for name, worker in there.items() if worker.drained != is_drained]
+        if not late:
+            return there
+        if time.monotonic() > deadline:
+            raise ServiceError(
+                f"worker {late[0]} has not confirmed it within {ANSWER_SECONDS:.0f} s; it obeys once it reads this "
+                "from Redis: see its log, and shadho-celery status"
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+#: seconds to wait for workers' answers
+LOG_SECONDS = 10.0
+
+
+class LogPart(NamedTuple):
+    """A part of the log of an attempt."""
+
+    text: str
+    #: position of the log's end, from which the next part begins
+    end: int
+    #: worker on whose disk the log is; None if it is in this folder
+    source: str | None = None
+
+
+class NoLog(NamedTuple):
+    """The reason why there is no log of an attempt."""
+
+    reason: str
+    #: True if the log may exist, but could not be reached
+    is_error: bool = False
+
+
+class TrialLogs:
+    """Reads the logs of trials: those in this folder, and otherwise those on the disks of a fleet's workers."""
+
+    def __init__(self, *, is_fleet: bool = False, seconds: float = LOG_SECONDS) -> None:
+        """With `is_fleet`, use the fleet's Redis and signing key that the environment names now.
+
+        Redis is used once a log is not in this folder. Wait at most `seconds` for workers' answers.
+        """
+        self._url, self._seconds = urls.url(urls.REDIS) if is_fleet else "", seconds
+        self._signer = Signer.configured() if is_fleet else UNSIGNED
+        self._redis: Redis | None = None
+        #: held while the connection is made
+        self._lock = threading.Lock()
+
+    def read(
+        self, study: str, number: int, attempt: int, host: str | None, *, after: int = 0, source: str | None = None
+    ) -> LogPart | NoLog:
+        """Return the part of a log from the position `after`, or why there is no log. Safe for several threads.
+
+        `study` is the study's key, `host` the machine of the attempt if it is known, and `source` that of the part
+        before. Raises UsageError for a file that cannot be read, and ServiceError if the fleet's Redis fails.
+        """
+        path = log_path(CHECKPOINTS, study, number, attempt)
+        try:
+            found = read_log(path, after)
+        except OSError as error:
+            raise UsageError(f"the log {path} cannot be read: {error.strerror}") from None
+        if found is not None:
+            return LogPart(*found)
+        if host == IN_PROCESS:
+            return NoLog(f"trial {number} ran in the process of its search, whose output is not kept")
+        if self._url:
+            return self._from_workers(ReadLog(study=study, number=number, attempt=attempt, after=after), host, source)
+        if host in {None, socket.gethostname()}:
+            # An embedded study keeps its state in the folder in which all of its trials run.
+            is_here = below(EMBEDDED, study).is_dir()
+            return NoLog(f"trial {number} has printed nothing{'' if is_here else ', or ran in another folder'}")
+        return NoLog(
+            f"the log of trial {number} is on {host}; give --redis to ask the workers there, or run this command there "
+            "in the workers' folder",
+            is_error=True,
+        )
+
+    def of_replicas(self, study: str, number: int, attempt: int) -> list[Path]:
+        """Return the files in this folder that have the output of an attempt's other replicas or ranks."""
+        return replica_logs(CHECKPOINTS, study, number, attempt)
+
+    def _from_workers(self, deed: ReadLog, host: str | None, source: str | None) -> LogPart | NoLog:
+        """Return a part of a log, or why no worker has it. Other arguments and errors are those of `read`."""
+        with refusals():
+            with self._lock:
+                self._redis = self._redis or connect(self._url)
+            registry = Registry(self._redis, Worker, self._signer)
+            announced = registry.living()
+            living = {name: worker for name, worker in announced.items() if worker.key == self._signer.fingerprint}
+            strangers = registry.refused + len(announced) - len(living)
+            on_host = [name for name, worker in living.items() if worker.machine.host == host]
+            # Any worker may have the log, because a disk may be shared.
+            asked = [source] if source in living and source else on_host or [*living]
+            client = Client(self._redis, self._signer, LOGS)
+            first = client.request("", requester(), deed)
+            requests = {replace(first, to=of_worker(name)): name for name in asked}
+            for request in requests:
+                client.send(request)
+            has_answered = False
+            for request, answer in client.answers([*requests], self._seconds):
+                has_answered = True
+                if answer.text is not None:
+                    return LogPart(answer.text, answer.end, requests[request])
+        if strangers and not has_answered:
+            return NoLog(
+                f"{strangers} workers sign with another key than this command, or only one side signs; give the "
+                "fleet's --signing-key-file",
+                is_error=True,
+            )
+        if not on_host:
+            return NoLog(
+                f"no worker is live on {host}, where the log of trial {deed.number} is; start one there in the same "
+                "folder",
+                is_error=True,
+            )
+        if not has_answered:
+            return NoLog(
+                f"no worker on {host} has answered within {self._seconds:.0f} s; check that it runs, and try again",
+                is_error=True,
+            )
+        return NoLog(
+            f"trial {deed.number} has printed nothing, or its worker on {host} ran in another folder than the current "
+            "ones"
+        )
+
+    def close(self) -> None:
+        """Close the connection to the fleet."""
+        if self._redis is not None:
+            self._redis.close()

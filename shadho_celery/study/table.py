@@ -1,0 +1,696 @@
+"""Finished trials of a study, with methods to add, get, iterate over and count them.
+
+Summaries of finished trials by rung: their counts, classes and seconds, and whether ranks agree between rungs.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from itertools import combinations
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from shadho_celery.core.code import Digest
+from shadho_celery.core.columns import (
+    FLAG,
+    MOMENT,
+    NAMED,
+    NO_MERIT,
+    PACKED,
+    STATE,
+    Merit,
+    Packed,
+    Summary,
+    merit,
+    of_trial,
+)
+from shadho_celery.core.failures import Failures
+from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
+from shadho_celery.errors import StoreError
+from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.study.front import Front
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.integer[Any]]
+
+#: number of latest promoted trials by which two rungs are compared
+LATEST = 16
+
+
+class OnClass(Struct, frozen=True, kw_only=True):
+    """Counts of the finished trials of a rung, or of a subspace, on one compute class, and their median time."""
+
+    complete: int
+    pruned: int
+    failed: int
+    #: median seconds of the complete trials; None if there is no complete trial
+    seconds: float | None
+
+
+class RungSummary(Struct, frozen=True, kw_only=True):
+    """Summary of the finished trials of one rung."""
+
+    budget: float
+    #: by compute class; trials that were never sent are left out
+    classes: Mapping[str, OnClass]
+    #: `agreement` of the losses of the latest promoted trials on this rung and the next; None if there are too few
+    agreement: float | None
+
+
+def agreements(
+    rungs: Integers, budgets: Array, origins: Integers, losses: Array
+) -> list[tuple[int, float, float | None]]:
+    """Return each rung with its budget and the `agreement` of its losses with those of the next rung, by budget.
+
+    The arrays have an entry for each finished trial, shape (trials,). `origins` are the numbers of the trials from
+    which promoted ones continue; other trials have their own number. The loss is infinite for a trial that is worse
+    than all others.
+    """
+    found: list[tuple[int, float, float | None]] = []
+    known = np.isfinite(budgets)
+    for rung, budget in np.unique(np.column_stack([rungs[known], budgets[known]]), axis=0).tolist():
+        mine, above = (budgets == budget) & (rungs == rung), rungs == rung + 1
+        here = dict(zip(origins[mine].tolist(), losses[mine].tolist(), strict=True))
+        promoted = zip(origins[above].tolist(), losses[above].tolist(), strict=True)
+        both = [(here[origin], loss) for origin, loss in promoted if origin in here][-LATEST:]
+        found.append((int(rung), budget, agreement(both)))
+    return sorted(found, key=itemgetter(1))
+
+
+def agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return Kendall's rank correlation of pairs of losses, or 0 if it is negative.
+
+    Pairs that are not finite are left out. Returns None for fewer than two finite pairs.
+    """
+    known = [pair for pair in pairs if math.isfinite(pair[0]) and math.isfinite(pair[1])]
+    compared = [*combinations(known, 2)]
+    if not compared:
+        return None
+    signs = [_sign(one[0] - other[0]) * _sign(one[1] - other[1]) for one, other in compared]
+    return max(0.0, sum(signs) / len(compared))
+
+
+def _sign(difference: float) -> int:
+    return (difference > 0) - (difference < 0)
+
+
+#: function that reads the trials with the given numbers; it may return them in any order
+Read = Callable[[Sequence[int]], Iterable[Trial]]
+
+#: a pause between two trials longer than this many seconds separates two runs
+PAUSE_SECONDS = 60.0
+
+#: number of trials that are read from the store at a time
+BLOCK = 2000
+
+#: facts of a row that are texts, kept as indexes in a list of names
+_NAMED = [name for name, form in PACKED.items() if form is NAMED]
+#: facts of a row that are numbers
+_NUMBERS = {name: form for name, form in PACKED.items() if form not in (NAMED, STATE)}
+#: types of a row's columns; `violation` is that of the constraints, and `warned` is 1 for a trial with a warning
+_TYPES = {
+    **{name: form.code for name, form in _NUMBERS.items()},
+    "state": STATE.code,
+    **dict.fromkeys(_NAMED, NAMED.code),
+    "violation": "d",
+    "warned": "B",
+}
+_ROW = struct.Struct("<" + "".join(_TYPES.values()))
+_COLUMNS = np.dtype([(name, f"<{kind}") for name, kind in _TYPES.items()])
+#: by number column: the number that stands for None
+_NONES = [form.none for form in _NUMBERS.values()]
+#: functions that return the numbers of a trial, and its names; then the same for a summary
+_OF_TRIAL = attrgetter(*map(of_trial, _NUMBERS)), attrgetter(*map(of_trial, _NAMED))
+_OF_SUMMARY = attrgetter(*_NUMBERS), attrgetter(*_NAMED)
+#: packed facts that are fields of Trial; then those that are fields of its Outcome
+_OWN = [name for name in PACKED if name in Trial.__struct_fields__ and name != "state"]
+_OF_OUTCOME = [name for name in PACKED if name not in Trial.__struct_fields__]
+_STATES = tuple(TrialState)
+#: values of a flag by its number
+_FLAGS = {-1: None, 0: False, 1: True}
+_PLACES = {state: place for place, state in enumerate(_STATES)}
+_Table = NDArray[np.void]
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's garbage collector while trials are loaded.
+
+    Records have no cycles, and for each million of them the collector would scan all imported modules 100 times.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[FinishedTrials, list[Trial]]:
+    """Return the finished trials of a study, and a list of the unfinished ones. `read` is as in FinishedTrials."""
+    opened: list[Trial] = []
+
+    def finished() -> Iterator[Trial | Summary]:
+        for trial in trials:
+            if isinstance(trial, Summary) or trial.state.is_finished:
+                yield trial
+            else:
+                opened.append(trial)
+
+    return FinishedTrials(finished(), read), opened
+
+
+class Timed(NamedTuple):
+    """Ended trials of one subspace on one compute class, without cancelled ones and those without a time."""
+
+    #: number of COMPLETE trials, and of all
+    complete: int = 0
+    ended: int = 0
+    #: seconds of all of them, and seconds times slots
+    seconds: float = 0.0
+    slot_seconds: float = 0.0
+
+
+class Counts:
+    """Numbers of trials by state and subspace, and of attempts by compute class."""
+
+    def __init__(self) -> None:
+        #: counts by compute class, subspace and state; None stands for all classes or all subspaces
+        self._counts: Counter[tuple[str | None, str | None, TrialState]] = Counter()
+
+    def add(self, trial: Trial, by: int = 1) -> None:
+        """Count a trial, or remove it from the count with `by` -1."""
+        self._counts[None, None, trial.state] += by
+        self._counts[None, trial.subspace, trial.state] += by
+
+    def add_placed(self, one: Attempt | Trial, by: int = 1) -> None:
+        """Count an attempt, or a finished trial, in its class. A trial that was never sent has no class."""
+        if one.compute_class is not None:
+            self._counts[one.compute_class, None, one.state] += by
+
+    def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
+        """Return the number of trials in any of `states`: of all, of one subspace, or placed in one compute class.
+
+        In a class, attempts are counted as `add_placed` was called.
+        """
+        # `sum` is not used: its generator doubles the time, and this is called several times per trial.
+        found = 0
+        for state in states:
+            found += self._counts[compute_class, subspace, state]
+        return found
+
+
+class FinishedTrials:
+    """Finished trials in the order of their results, and the best of them.
+
+    For each trial, a row of numbers is kept. Everything else is read from the store when it is needed.
+    """
+
+    def __init__(self, earlier: Iterable[Trial | Summary] = (), read: Read | None = None) -> None:
+        """`earlier` are trials in the order of their numbers. `read` gets trials by number from the store.
+
+        Without `read`, the trials themselves are kept in memory.
+        """
+        self._read = read
+        self._rows = bytearray()
+        #: names of subspaces and classes, and their indexes in the list
+        self._names: list[str | None] = [None]
+        self._places: dict[str | None, int] = {None: 0}
+        #: by number: the trials that are not in the store yet
+        self._fresh: dict[int, Trial] = {}
+        #: by subspace: the merit of its best trial
+        self._merits: dict[str, Merit] = {}
+        #: the COMPLETE trial with the least loss, among those with the highest budget. Of equal trials, it is the one
+        #: with the least number. With several losses, it is the trial on the front with the least first loss. If no
+        #: trial is feasible, it is the one with the least violation
+        self.best: Trial | None = None
+        #: front of the feasible trials with several losses
+        self._front = Front()
+        #: number of trials on the front
+        self.on_front = 0
+        #: by number: losses and constraints of the trials that have any
+        self._numbers: dict[int, tuple[Losses, Losses]] = {}
+        #: by number: slots of the trials that take several
+        self._wide: dict[int, int] = {}
+        #: number of trials, without cancelled ones, that have ended since the best feasible trial, or since the front
+        #: changed
+        self.without_gain = 0
+        #: number of trials, without cancelled ones, that have ended since the last COMPLETE one
+        self.without_complete = 0
+        #: counts of the finished trials, to which a study adds its unfinished trials and its live attempts
+        self.counts = Counts()
+        self.count = self.counts.count
+        #: number of COMPLETE trials by budget; trials without a budget are left out
+        self.by_budget: Counter[float] = Counter()
+        #: number of claimed attempts of finished trials that were lost
+        self.lost = 0
+        #: trials and their seconds by subspace and compute class
+        self.timed: dict[tuple[str, str], Timed] = {}
+        for trial in earlier:
+            self._append(trial)
+            if read is None and isinstance(trial, Trial):
+                self._fresh[trial.number] = trial
+        self._count_rows()
+
+    def __len__(self) -> int:
+        return len(self._rows) // _ROW.size
+
+    def __iter__(self) -> Iterator[Trial]:
+        return self._whole(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> Trial: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Trial]: ...
+
+    def __getitem__(self, place: int | slice) -> Trial | list[Trial]:
+        """Return the trial at index `place` in the order of finishing (-1 for the latest), or those of a slice."""
+        if isinstance(place, slice):
+            return self.of(self.numbers[place])
+        return self.of([self.numbers[place]])[0]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the trials, in the order of their results."""
+        numbers: list[int] = self._table()["number"].tolist()
+        return numbers
+
+    def add(self, trial: Trial) -> None:
+        """Add a finished trial. It is kept in memory until `release`."""
+        self._append(trial)
+        self._fresh[trial.number] = trial
+        self.counts.add(trial)
+        self.counts.add_placed(trial)
+        self.without_gain += trial.state in COUNTED
+        self.without_complete += trial.state in COUNTED
+        seconds = trial.outcome.seconds
+        if seconds is not None and trial.compute_class is not None and trial.state in COUNTED:
+            key = trial.subspace, trial.compute_class
+            complete, ended, total, wide = self.timed.get(key, Timed())
+            complete += trial.state is TrialState.COMPLETE
+            self.timed[key] = Timed(complete, ended + 1, total + seconds, wide + seconds * trial.slots)
+        if trial.state is TrialState.COMPLETE:
+            self.without_complete = 0
+            if trial.outcome.loss is not None:
+                self._rank(trial)
+
+    def _rank(self, trial: Trial) -> None:
+        """Update the best trial, the best of each subspace and the front by a COMPLETE trial."""
+        mine, best = merit(trial), self.best
+        best_here = self._merits[trial.subspace] = min(mine, self._merits.get(trial.subspace, NO_MERIT))
+        if len(trial.outcome.losses) > 1 and self._is_on_front(trial):
+            self.without_gain = 0
+            if self._front.numbers[0] == trial.number:
+                self.best = trial
+        elif mine == best_here and not self.on_front:
+            before = NO_MERIT if best is None else merit(best)
+            if mine < before:
+                self.best = trial
+                self.without_gain *= mine[1] > 0
+            elif mine == before and best is not None and trial.number < best.number:
+                self.best = trial
+
+    def release(self) -> None:
+        """Drop the trials that are kept in memory. Call this once the store has them."""
+        if self._read is not None:
+            self._fresh.clear()
+
+    def get(self, number: int) -> Trial | None:
+        """Return the trial with this number, or None if it has not finished."""
+        found = self._fresh.get(number)
+        if found is None and self._read is not None:
+            found = next(iter(self._read([number])), None)
+        return found if found is not None and found.state.is_finished else None
+
+    def of(self, numbers: Sequence[int]) -> list[Trial]:
+        """Return the finished trials with these numbers, in this order. Raises StoreError if a trial is missing."""
+        stored = [number for number in numbers if number not in self._fresh]
+        known = {trial.number: trial for trial in self._read(stored)} if stored and self._read is not None else {}
+        if gone := [number for number in stored if number not in known]:
+            raise StoreError(f"trial {gone[0]} is not in the store any more; restore it from a copy")
+        return [self._fresh.get(number) or known[number] for number in numbers]
+
+    @property
+    def front(self) -> list[Trial]:
+        """Trials on the Pareto front of several losses, sorted by the first loss. Only feasible trials are on it."""
+        return self.of(self._front.numbers)
+
+    def losses(self) -> Iterator[tuple[int, Losses]]:
+        """Iterate over the losses of feasible COMPLETE trials with named losses, in the order of their results.
+
+        Before the losses of a trial is the number of trials that had ended by then. Cancelled trials are not counted.
+        """
+        ended = 0
+        for number, state in self._table()[["number", "state"]].tolist():
+            ended += _STATES[state] in COUNTED
+            losses, constraints = self._numbers.get(number, ({}, {}))
+            if losses and _STATES[state] is TrialState.COMPLETE and not violation_of(constraints):
+                yield ended, losses
+
+    def best_of(self, subspace: str) -> float | None:
+        """Return the least loss in `subspace` at the highest budget there, or None if no trial there is feasible."""
+        lacks_loss, violation, *_, loss = self._merits.get(subspace, NO_MERIT)
+        return None if lacks_loss or violation else loss
+
+    def best_few(self, count: int) -> list[Trial]:
+        """Return the best COMPLETE trials, the best first, `count` at most."""
+        return self.of(self._ranked()["number"][:count].tolist())
+
+    def of_state(self, state: TrialState) -> Iterator[Trial]:
+        """Iterate over the trials in one state, the latest first."""
+        return self._whole(self._of_state(state)["number"][::-1].tolist())
+
+    def warned(self) -> Iterator[Trial]:
+        """Iterate over the trials with a warning."""
+        table = self._table()
+        return self._whole(table["number"][table["warned"] > 0].tolist())
+
+    def by_subspace(self) -> dict[str, dict[str, OnClass]]:
+        """Return the summary of the trials of each subspace on each compute class."""
+        table = self._table()
+        table = table[np.argsort(table["subspace"], kind="stable")]
+        places, starts = np.unique(table["subspace"], return_index=True)
+        blocks = zip(places.tolist(), np.split(table, starts)[1:], strict=True)
+        return {str(self._names[place]): self._by_class(block) for place, block in blocks}
+
+    def last_end(self) -> float | None:
+        """Return the seconds since the epoch at which the last trial ended; None if none has."""
+        table = self._table()
+        return float(table["finished_at"].max()) if len(table) else None
+
+    def active_seconds(self) -> float:
+        """Return the seconds from the first start to the last end, without pauses of more than PAUSE_SECONDS.
+
+        Such a pause lies between two runs of the study.
+        """
+        table = self._table()
+        if not len(table):
+            return 0.0
+        starts = table["finished_at"] - np.nan_to_num(table["seconds"])
+        order = np.argsort(starts)
+        starts, ends = starts[order], np.maximum.accumulate(table["finished_at"][order])
+        pauses = starts[1:] - ends[:-1]
+        return float(ends[-1] - starts[0] - pauses[pauses > PAUSE_SECONDS].sum())
+
+    def last_steps(self) -> list[tuple[int, int]]:
+        """Return pairs of a step and the number of PRUNED trials whose last report was at it, in order of the steps."""
+        steps, counts = np.unique(self._of_state(TrialState.PRUNED)["step"], return_counts=True)
+        return [*zip(steps.tolist(), counts.tolist(), strict=True)]
+
+    def rungs(self) -> list[RungSummary]:
+        """Return the summary of the finished trials of each rung, by budget, the lowest first; [] without budgets.
+
+        Cancelled trials are left out.
+        """
+        table = self._table()
+        table = table[(table["rung"] >= 0) & (table["state"] != _PLACES[TrialState.CANCELLED])]
+        if not len(table):
+            return []
+        origins = np.where(table["origin"] < 0, table["number"], table["origin"])
+        # As in rounds: a failed trial, or one that violates a constraint, is worse than all others.
+        is_ranked = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
+        losses = np.where(is_ranked & ~np.isnan(table["loss"]), table["loss"], np.inf)
+        return [
+            RungSummary(
+                budget=budget,
+                classes=self._by_class(table[(table["budget"] == budget) & (table["rung"] == rung)]),
+                agreement=agreed,
+            )
+            for rung, budget, agreed in agreements(table["rung"], table["budget"], origins, losses)
+        ]
+
+    def _by_class(self, table: _Table) -> dict[str, OnClass]:
+        """Return the summary of some trials on each compute class."""
+        found = {}
+        for place in _named(table["compute_class"]):
+            mine = table[table["compute_class"] == place]
+            counts = Counter(_STATES[state] for state in mine["state"].tolist())
+            seconds = mine["seconds"][(mine["state"] == _PLACES[TrialState.COMPLETE]) & ~np.isnan(mine["seconds"])]
+            found[str(self._names[place])] = OnClass(
+                complete=counts[TrialState.COMPLETE],
+                pruned=counts[TrialState.PRUNED],
+                failed=counts[TrialState.FAILED],
+                seconds=_median(seconds) if len(seconds) else None,
+            )
+        return found
+
+    @property
+    def last_number(self) -> int:
+        """The greatest number of a trial, or -1 if there is no trial."""
+        return int(self._table()["number"].max(initial=-1))
+
+    @property
+    def compute_classes(self) -> list[str]:
+        """Names of the compute classes of the trials."""
+        return [str(self._names[place]) for place in _named(self._table()["compute_class"])]
+
+    def asked(self) -> dict[str, int]:
+        """Return the number of trials by subspace. Promoted trials are not counted."""
+        table = self._table()
+        places, counts = np.unique(table["subspace"][table["origin"] < 0], return_counts=True)
+        return {str(self._names[place]): count for place, count in zip(places.tolist(), counts.tolist(), strict=True)}
+
+    def drawn(self) -> Iterator[tuple[int, str]]:
+        """Iterate over the number and the subspace of each trial, by number. Promoted trials are left out."""
+        rows = self._table()
+        rows = rows[rows["origin"] < 0][["number", "subspace"]]
+        rows = rows[np.argsort(rows["number"])]
+        for start in range(0, len(rows), BLOCK):
+            for number, place in rows[start : start + BLOCK].tolist():
+                yield number, str(self._names[place])
+
+    def recall(self, *, by_number: bool = False) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
+        """Yield all trials in blocks, in the order of their results or numbers, for samplers and other models.
+
+        The trials lack texts, metrics and most times. Their params are read when they are used. Beside each block is
+        the number of trials that follow it, by subspace.
+        """
+        rows = self._table()
+        rows = rows[np.argsort(rows["number"])] if by_number else rows.copy()
+        following = Counter(rows["subspace"].tolist())
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK]
+            params = _Block(block["number"].tolist(), self.of)
+            trials = [self._fresh.get(trial.number, trial) for trial in self._recalled(block, params)]
+            following.subtract(block["subspace"].tolist())
+            yield trials, {str(self._names[place]): count for place, count in following.items() if count}
+
+    def _append(self, trial: Trial | Summary) -> None:
+        """Append the row of a trial."""
+        # A summary has the facts of the outcome as its own fields.
+        one: Any = trial
+        ended, (numbers_of, names_of) = (one, _OF_SUMMARY) if isinstance(trial, Summary) else (one.outcome, _OF_TRIAL)
+        self.lost += one.lost
+        if one.budget is not None and one.state is TrialState.COMPLETE:
+            self.by_budget[one.budget] += 1
+        losses, constraints = ended.losses, ended.constraints
+        if losses or constraints:
+            self._numbers[one.number] = losses, constraints
+        # An earlier version did not record slots.
+        if (one.slots or 1) > 1:
+            self._wide[one.number] = one.slots
+        self._rows += _ROW.pack(
+            *[none if value is None else value for value, none in zip(numbers_of(trial), _NONES, strict=True)],
+            _PLACES[one.state],
+            *map(self._place, names_of(trial)),
+            violation_of(constraints) if constraints else 0.0,
+            ended.warning is not None,
+        )
+
+    def _count_rows(self) -> None:
+        """Sort all rows in the order of their results, count them, and find the best trials.
+
+        This works on whole columns, because there may be very many rows.
+        """
+        table = self._table()
+        table[:] = table[np.argsort(table["finished_at"], kind="stable")]
+        unread = _Block([], self.of)
+        kinds = table[["subspace", "compute_class", "state"]]
+        _, places, counts = np.unique(kinds, return_index=True, return_counts=True)
+        for one, count in zip(self._recalled(table[places], unread), counts.tolist(), strict=True):
+            self.counts.add(one, count)
+            self.counts.add_placed(one, count)
+        is_timed = (table["compute_class"] > 0) & ~np.isnan(table["seconds"])
+        timed = table[is_timed & (table["state"] != _PLACES[TrialState.CANCELLED])]
+        pairs, places = np.unique(timed[["subspace", "compute_class"]], return_inverse=True)
+        is_complete = timed["state"] == _PLACES[TrialState.COMPLETE]
+        slots = [self._wide.get(number, 1) for number in timed["number"].tolist()] if self._wide else 1
+        summed = (is_complete, None, timed["seconds"], timed["seconds"] * slots)
+        sums = [np.bincount(places, each, len(pairs)).tolist() for each in summed]
+        for (subspace, name), complete, ended, *seconds in zip(pairs.tolist(), *sums, strict=True):
+            key = str(self._names[subspace]), str(self._names[name])
+            self.timed[key] = Timed(int(complete), int(ended), *seconds)
+        ranked = self._ranked()
+        _, firsts = np.unique(ranked["subspace"], return_index=True)
+        for one in self._recalled(ranked[firsts], unread):
+            self._merits[one.subspace] = merit(one)
+        ended = table[table["state"] != _PLACES[TrialState.CANCELLED]]
+        is_complete = np.flatnonzero(ended["state"] == _PLACES[TrialState.COMPLETE])
+        self.without_complete = len(ended) - 1 - int(is_complete[-1] if len(is_complete) else -1)
+        self.without_gain = len(ended)
+        # Of equally good trials, the first that ended was a gain.
+        equal = ranked[["violation", "loss"]] == ranked[["violation", "loss"]][:1]
+        equal &= np.nan_to_num(ranked["budget"]) == np.nan_to_num(ranked["budget"][:1])
+        best = np.isin(ended["number"], ranked["number"][equal & (ranked["violation"] == 0)])
+        if self._numbers:
+            for one in self._recalled(self._of_state(TrialState.COMPLETE), unread):
+                if self._is_on_front(one):
+                    best = ended["number"] == one.number
+        if len(ranked):
+            self.best = self.get((self._front.numbers or ranked["number"].tolist())[0])
+        if best.any():
+            self.without_gain -= 1 + int(np.argmax(best))
+
+    def _is_on_front(self, trial: Trial) -> bool:
+        """Add a COMPLETE trial to the front if it belongs there. Return whether it does."""
+        losses = [*trial.outcome.losses.values()]
+        is_on_front = len(losses) > 1 and not trial.outcome.violation and self._front.add(trial.number, losses)
+        self.on_front = len(self._front.numbers)
+        return is_on_front
+
+    def _ranked(self) -> _Table:
+        """Return the rows of the COMPLETE trials, the best first: by `merit`, then by number."""
+        table = self._of_state(TrialState.COMPLETE)
+        table = table[~np.isnan(table["loss"])]
+        budgets = np.where(np.isnan(table["budget"]), np.inf, table["budget"])
+        ranked: _Table = table[np.lexsort((table["number"], table["loss"], -budgets, table["violation"]))]
+        return ranked
+
+    def _recalled(self, rows: _Table, params: _Block) -> Iterator[Trial]:
+        facts = {name: self._unpacked(rows[name], form) for name, form in PACKED.items()}
+        # None is the default of each field: a fact that no trial of the block has needs no argument.
+        own, of_outcome = ([n for n in part if facts[n].count(None) < len(rows)] for part in (_OWN, _OF_OUTCOME))
+        mine, ended = ([*zip(*(facts[n] for n in part), strict=True)] or [()] * len(rows) for part in (own, of_outcome))
+        for number, state, values, found in zip(facts["number"], facts["state"], mine, ended, strict=True):
+            losses, constraints = self._numbers.get(number, ({}, {}))
+            named = dict(zip(of_outcome, found, strict=True))
+            outcome = Outcome(state=state, losses=losses, constraints=constraints, **named)
+            named = dict(zip(own, values, strict=True))
+            yield Trial(params=_Params(number, params), state=state, outcome=outcome, **named)
+
+    def _unpacked(self, column: _Table, form: Packed) -> list[Any]:
+        """Return the values of a column of the rows as the facts that they stand for."""
+        values: list[Any] = column.tolist()
+        if form is NAMED:
+            return [self._names[place] for place in values]
+        if form is STATE:
+            return [_STATES[place] for place in values]
+        if form is FLAG:
+            return [_FLAGS[value] for value in values]
+        if form is MOMENT:
+            return values
+        for place in np.flatnonzero(np.isnan(column) if math.isnan(form.none) else column == form.none).tolist():
+            values[place] = None
+        return values
+
+    def _whole(self, numbers: Sequence[int]) -> Iterator[Trial]:
+        for start in range(0, len(numbers), BLOCK):
+            yield from self.of(numbers[start : start + BLOCK])
+
+    def _place(self, name: str | None) -> int:
+        if name not in self._places:
+            self._places[name] = len(self._names)
+            self._names.append(name)
+        return self._places[name]
+
+    def _of_state(self, state: TrialState) -> _Table:
+        table = self._table()
+        found: _Table = table[table["state"] == _PLACES[state]]
+        return found
+
+    def _table(self) -> _Table:
+        """Return a view of the rows as a numpy table. While it is referenced, no trial can be added."""
+        return np.frombuffer(self._rows, dtype=_COLUMNS)
+
+
+class StudyTrials:
+    """The trials of one study, for the scheduler that runs them, and for a reader of the store."""
+
+    def __init__(
+        self, store: Store, record: StudyRecord, trials: Iterable[Trial | Summary], warm_start: Sequence[Trial]
+    ) -> None:
+        """`trials` are those in the store, in the order of their numbers."""
+        self.store, self.record = store, record
+        #: finished trials of earlier studies from which samplers learn; they are not part of this study
+        self.warm_start = warm_start
+        is_auto = record.in_force.get("sampler") == "auto"
+        #: by subspace: which sampler `auto` chose last, and why; empty with other samplers
+        self.choices: dict[str, str] = {**record.choices} if is_auto else {}
+        #: version of the code of this run; "" if it is not known, or for a reader of the store
+        self.code: Digest = ""
+        #: counts of the failures of this run; empty for a reader of the store
+        self.failures = Failures()
+        with collector_paused():
+            #: finished trials in the order of their results
+            self.trials, opened = load_trials(trials, partial(store.trials, record.key))
+        #: by number: the trials that have not finished
+        self._open = {trial.number: trial for trial in opened}
+        self._counts = self.trials.counts
+        #: function: return the number of trials in any of the given states, of one compute class or one subspace if
+        #: that is given. In a class, every live attempt counts, so a trial with two live attempts there counts twice
+        self.count = self._counts.count
+        self._asked = Counter(self.trials.asked())
+        #: function: return the number of trials drawn in a subspace so far; promotions to a higher rung are not counted
+        self.asked = self._asked.__getitem__
+        for trial in opened:
+            self._counts.add(trial)
+            self._asked[trial.subspace] += trial.origin is None
+
+    @property
+    def lost(self) -> int:
+        """Number of claimed attempts that were lost."""
+        return self.trials.lost + sum(trial.lost for trial in self._open.values())
+
+
+def _named(places: NDArray[np.integer]) -> list[int]:
+    """Return the distinct places of names in a column, except that of no name, in ascending order."""
+    # np.unique imports numpy.ma, which takes longer than to open a new study.
+    return (np.flatnonzero(np.bincount(places)[1:]) + 1).tolist()  # type: ignore[no-any-return]
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    # np.median imports numpy.ma, too.
+    return float(np.sort(values)[(len(values) - 1) // 2 : len(values) // 2 + 1].mean())
+
+
+class _Block:
+    """Params of a block of trials. All of them are read when the params of one trial are used."""
+
+    def __init__(self, numbers: Sequence[int], read: Callable[[Sequence[int]], Iterable[Trial]]) -> None:
+        self._numbers = numbers
+        self._read = read
+
+    @cached_property
+    def params(self) -> Mapping[int, Params]:
+        return {trial.number: trial.params for trial in self._read(self._numbers)}
+
+
+class _Params(Mapping[str, Any]):
+    """Params of a trial that are read when they are used."""
+
+    __slots__ = ("_block", "_number")
+
+    def __init__(self, number: int, block: _Block) -> None:
+        self._number = number
+        self._block = block
+
+    def __getitem__(self, label: str) -> Any:
+        return self._block.params[self._number][label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._block.params[self._number])
+
+    def __len__(self) -> int:
+        return len(self._block.params[self._number])

@@ -1,0 +1,206 @@
+"""Announcements as they are read; how they come and go is integration's business."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from services.cases import cases
+
+from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.hardware import Machine
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.registry import (
+    MAX_ANNOUNCEMENT,
+    Progress,
+    Registry,
+    StudyWants,
+    Worker,
+    able,
+    sorted_out,
+    unable,
+    wanted_slots,
+)
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+
+SIGNER = Signer(b"a key of sixteen bytes")
+
+
+def worker(**facts: Any) -> Worker:
+    return Worker(**{"protocol": PROTOCOL, "compute_class": "cpu", "imports": ["my_study"], **facts})
+
+
+def test_a_worker_can_that_has_the_module_speaks_our_protocol_and_signs_with_our_key() -> None:
+    workers = {
+        "good": worker(),
+        "another module": worker(imports=["other"]),
+        "older": worker(protocol=PROTOCOL - 1),
+        "with a key": worker(key="12345678"),
+        "draining": worker(draining=True),
+    }
+    assert able(workers, "my_study").keys() == {"good"}
+    assert able(workers, "my_study", "12345678").keys() == {"with a key"}
+    assert unable(workers, "my_study") is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "fingerprint", "words"),
+    [
+        ({}, "", ["no worker is live", "SHADHO_IMPORTS=my_study"]),
+        (
+            {"cpu@h.1.aaaa": worker(draining=True, drained=True)},
+            "",
+            ["all live workers are drained", "shadho-celery undrain cpu@h"],
+        ),
+        ({"a": worker(draining=True)}, "", ["no worker is live", "SHADHO_IMPORTS=my_study"]),
+        ({"a": worker(imports=[])}, "", ["no live worker has my_study", "-Q cpu"]),
+        ({"a": worker(protocol=PROTOCOL - 1)}, "", [f"protocol {PROTOCOL - 1}", f"this scheduler {PROTOCOL}"]),
+        (
+            {"a": worker(protocol=1), "b": worker(protocol=PROTOCOL + 1), "c": worker(imports=[])},
+            "",
+            [f"protocol 1, {PROTOCOL + 1}", f"this scheduler {PROTOCOL}", "same version"],
+        ),
+        ({"a": worker(key="12345678")}, "", ["--signing-key-file"]),
+        ({"a": worker()}, "12345678", ["--signing-key-file"]),
+        ({"a": worker(key="12345678")}, "87654321", ["--signing-key-file"]),
+        ({"a": worker(key="1", protocol=1), "b": worker(key="1")}, "", ["--signing-key-file"]),
+    ],
+)
+def test_where_none_can_the_reason_and_the_remedy_are_told_in_one_line(
+    workers: dict[str, Worker], fingerprint: str, words: list[str]
+) -> None:
+    told = str(unable(workers, "my_study", fingerprint))
+    assert all(word in told for word in words), told
+    assert "\n" not in told
+
+
+def test_workers_that_do_not_sign_with_our_key_are_the_reason_though_their_announcements_are_refused() -> None:
+    told = str(unable({}, "my_study", "12345678", refused=1))
+    assert "--signing-key-file" in told
+    assert "no worker is live" not in told
+
+
+OURS = CodeVersion(root="/ours", files={"my_study.py": "0123456789ab"}).with_space({})
+
+
+def test_a_worker_with_another_version_of_the_code_or_without_it_is_not_able_and_the_reason_is_told() -> None:
+    edited = CodeVersion(root="/theirs", files={"my_study.py": "ba9876543210"}).with_space({})
+    machine = {"host": "node7"}
+    workers = {
+        "same": worker(codes={"my_study": OURS}),
+        "unknown": worker(codes={"another_study": edited}),
+        "other": worker(codes={"my_study": edited}, machine=Machine(**machine)),
+        "broken": worker(codes={"my_study": edited.with_problem("No module named 'torch'")}),
+        "older": worker(codes={"my_study": edited}, protocol=PROTOCOL - 1),
+    }
+    assert able(workers, "my_study", code=OURS).keys() == {"same", "unknown"}
+    assert unable(workers, "my_study", code=OURS) is None
+    told = sorted_out(workers, "my_study", "", OURS)[1]
+    assert told.keys() == {"other", "broken"}
+    assert all(word in told["other"] for word in ("node7", "/theirs/my_study.py", OURS.digest, edited.digest))
+    assert "No module named 'torch'" in told["broken"]
+    lacking = str(unable({"other": workers["other"]}, "my_study", code=OURS))
+    assert "the study waits" in lacking
+    assert "/theirs/my_study.py" in lacking
+
+
+class Table:
+    """As much of Redis as a registry uses."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.texts: dict[str, str] = {}
+
+    def pipeline(self, transaction: bool) -> Table:
+        return self
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def sadd(self, key: str, name: str) -> None:
+        self.names.add(name)
+
+    def set(self, key: str, text: str, px: int) -> None:
+        self.texts[key] = text
+
+    def execute(self) -> list[int]:
+        return [1, 1]
+
+    def smembers(self, key: str) -> set[str]:
+        return self.names
+
+    def mget(self, keys: list[str]) -> list[str | None]:
+        return [self.texts.get(key) for key in keys]
+
+    def srem(self, key: str, *names: str) -> None:
+        self.names -= {*names}
+
+
+@cases(
+    "studies, slots",
+    [
+        ([], {}),
+        # Up to the live slots of workers that do not drain, however many studies want them.
+        ([StudyWants(wants={"cpu": 3.0})], {"cpu": 2}),
+        ([StudyWants(wants={"cpu": 2.0}), StudyWants(wants={"cpu": 2.0})], {"cpu": 2}),
+        # What is in flight, and what waits.
+        (
+            [StudyWants(wants={"cpu": 0.0, "gone": 1.0}, progress=Progress(unsent_slots=1))],
+            {"cpu": 1, "gone": 0},
+        ),
+        ([StudyWants(wants={"cpu": 2.0}, wanted_slots={"cpu": 5, "new": 4})], {"cpu": 5, "new": 4}),
+        ([StudyWants(wanted_slots={"cpu": 1}), StudyWants(wants={"cpu": 2.0})], {"cpu": 2}),
+    ],
+)
+def test_only_on_demand_are_more_slots_wanted_than_live_ones(studies: list[StudyWants], slots: dict[str, int]) -> None:
+    live = [worker(slots=1), worker(slots=1), worker(slots=7, draining=True)]
+    assert wanted_slots(studies, live) == slots
+
+
+@pytest.mark.parametrize("announced", [worker(), StudyWants(wants={"cpu": 2.0})], ids=["worker", "study"])
+def test_with_a_key_only_announcements_count_that_it_signed_for_their_name(announced: Any) -> None:
+    table: Any = Table()
+    kind = type(announced)
+    ours = Registry(table, kind, SIGNER)
+    ours.announce("a", announced)
+    for name, signer in {"b": UNSIGNED, "c": Signer(b"another key of sixteen bytes")}.items():
+        Registry(table, kind, signer).announce(name, announced)
+    [key] = [key for key in table.texts if key.endswith(":a")]
+    table.sadd("", "d")
+    table.texts[key[:-1] + "d"] = table.texts[key]
+    assert (ours.living(), ours.refused) == ({"a": announced}, 3)
+    without = Registry(table, kind)
+    assert (without.living().keys(), without.refused) == ({"a", "b", "c", "d"}, 0), "who has no key reads all"
+
+
+@cases(
+    "text",
+    ["", "notjson", "[]", "5", "[" * 100_000, '{"slots": -1}', '{"slots": "1"}', '{"machine": {"memory": -1}}']
+    + [json.dumps({"compute_class": name}) for name in (64 * "x", "\0", "\ud800")]
+    + ['{"machine": {"cores": 1%s}}' % (400 * "0"), "\udcff{}x", "{" + MAX_ANNOUNCEMENT * " " + "}"],
+)
+def test_what_is_no_announcement_is_refused_and_counted(text: str) -> None:
+    table: Any = Table()
+    for signer in (UNSIGNED, SIGNER):
+        registry = Registry(table, Worker, signer)
+        registry.announce("a", worker())
+        table.sadd("", "x")
+        table.texts["shadho:worker:x"] = text
+        assert (registry.living(), registry.refused) == ({"a": worker()}, 1)
+
+
+def test_an_announcement_is_decoded_again_only_when_it_has_changed() -> None:
+    texts = {"shadho:worker:a": {"slots": 1}, "shadho:worker:b": {"slots": 2}}
+    client = MagicMock(**{"smembers.return_value": {"a", "b"}})
+    client.mget.side_effect = lambda names: [json.dumps(texts[name]) for name in names]
+    registry = Registry(client, Worker)
+    before = registry.living()
+    texts["shadho:worker:b"] = {"slots": 3}
+    after = registry.living()
+    assert after == {"a": Worker(slots=1), "b": Worker(slots=3)}
+    assert after["a"] is before["a"]
