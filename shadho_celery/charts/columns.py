@@ -1,4 +1,6 @@
-"""The trials of a study as columns, from which charts are made.
+"""The trials of a study as columns, which grow while it runs, and from which charts are made.
+
+The trials of a study as columns, from which charts are made.
 
 Arrays that grow while a study runs, filled with the rows of a store. What a store has may be of any type.
 

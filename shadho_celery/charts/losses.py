@@ -1,4 +1,6 @@
-"""Losses over the course of a study: history, best loss so far, and the samplers that chose the trials.
+"""Charts of losses: history, best so far, fronts, failures, rungs and reported curves.
+
+Losses over the course of a study: history, best loss so far, and the samplers that chose the trials.
 
 Several losses: the Pareto front, and its hypervolume over the course of the study.
 

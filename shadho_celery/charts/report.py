@@ -1,4 +1,6 @@
-"""The report of a study: one HTML file with a summary in words, its charts and its best trials.
+"""The report of a study: one HTML file with a summary in words, advice, its charts and its best trials.
+
+The report of a study: one HTML file with a summary in words, its charts and its best trials.
 
 The summary of a study in words, and its best trials.
 

@@ -1,4 +1,6 @@
-"""All charts of one study, by name and by the places where pages show them.
+"""The charts of one study by name, and in the order of a page.
+
+All charts of one study, by name and by the places where pages show them.
 
 The figures of a page about one study, in the order in which they are shown.
 

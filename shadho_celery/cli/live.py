@@ -1,4 +1,6 @@
-"""Views of a running study: in a terminal a picture that is updated, otherwise a line every few seconds.
+"""Views of a running study in a terminal: picture or lines, output of trials, forecast of its end.
+
+Views of a running study: in a terminal a picture that is updated, otherwise a line every few seconds.
 
 Output of embedded trials and log lines of their workers in the terminal of a run (`--show-output`, `--verbose`).
 

@@ -1,4 +1,6 @@
-"""Commands that show recorded studies: `studies`, `show`, `trials`, `trial`, `best`.
+"""Commands about recorded studies: `studies`, `show`, `trials`, `trial`, `best`, `export`, `report`, `rm`.
+
+Commands that show recorded studies: `studies`, `show`, `trials`, `trial`, `best`.
 
 Reading takes no lock: all of them work while a study runs.
 

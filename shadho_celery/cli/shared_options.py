@@ -1,4 +1,6 @@
-"""Options with the URLs of broker and Redis, which may also come from a file or the environment.
+"""Options that several commands have: of the fleet, of metrics, and those made from the settings.
+
+Options with the URLs of broker and Redis, which may also come from a file or the environment.
 
 Options of a command whose process serves metrics.
 

@@ -1,4 +1,6 @@
-"""Reading of the files that users name, within bounds; atomic replacement of a file.
+"""Files and folders: files that users name are read within bounds; folders below the working directory.
+
+Reading of the files that users name, within bounds; atomic replacement of a file.
 
 Folders below the working directory. In each of them, a study has a folder whose name is its key, which is unique
 among all stores.

@@ -1,4 +1,6 @@
-"""Records of what happened on the machines: attempts, sessions of workers, and machines.
+"""Records of what happened on the machines, and of what people asked of a running study.
+
+Records of what happened on the machines: attempts, sessions of workers, and machines.
 
 A study writes them for pictures and for "why did this trial go there". No decision depends on them, except that the
 money which attempts have cost counts against a limit.

@@ -1,4 +1,6 @@
-"""Clocks: a clock is an argument, so the same code runs on the machine's clock and on a simulated one.
+"""Clocks, time limits of calls to servers, outages, environment, addresses, and imports that are made late.
+
+Clocks: a clock is an argument, so the same code runs on the machine's clock and on a simulated one.
 
 A clock has two readings. Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day,
 which an administrator, NTP or a resumed virtual machine may set back or forward at any time.

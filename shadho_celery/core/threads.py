@@ -1,4 +1,6 @@
-"""Start of threads. The system may refuse them, as it may refuse processes: both count against the same limit.
+"""Threads: their start, which the system may refuse, and the number of threads of linear algebra.
+
+Start of threads. The system may refuse them, as it may refuse processes: both count against the same limit.
 
 The number of threads of linear algebra.
 """

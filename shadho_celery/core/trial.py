@@ -1,4 +1,6 @@
-"""Records of a trial, its attempts and their events.
+"""A trial: its attempts, events and results, and its objectives.
+
+Records of a trial, its attempts and their events.
 
 A trial is one evaluation of one set of params. An attempt is one sending of it to a worker: the retry of a lost one is
 another attempt, and so is a speculative copy beside an attempt that still runs. Scheduler, executors, messages and

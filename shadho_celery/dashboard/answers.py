@@ -1,4 +1,6 @@
-"""Answers of the dashboard: plain values for JSON, made from the columns of a study and from the store.
+"""Answers of the dashboard: to questions about studies and logs, and to requests of its buttons.
+
+Answers of the dashboard: plain values for JSON, made from the columns of a study and from the store.
 
 Ends of the logs of trials, kept in memory: many open pages cost one reading a second for each log.
 

@@ -1,4 +1,6 @@
-"""Command `dashboard`: serves the pages on this machine's loopback address.
+"""The command `dashboard`, and the connections that it closes.
+
+Command `dashboard`: serves the pages on this machine's loopback address.
 
 Connections to the dashboard: their number is limited, so a client that is slow must not keep one.
 """

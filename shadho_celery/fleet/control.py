@@ -1,4 +1,6 @@
-"""Requests to the scheduler of a running study or to a worker, and their answers, over Redis.
+"""Requests to schedulers and workers, and their answers: control, and logs of trials.
+
+Requests to the scheduler of a running study or to a worker, and their answers, over Redis.
 
 Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worker:{name}:``; both have a time to live:
 

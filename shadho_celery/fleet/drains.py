@@ -1,4 +1,6 @@
-"""Drained workers: the workers that should take no more trials, as Redis stores them.
+"""What Redis stores for operators: drained workers, and the workers that a scaler has started.
+
+Drained workers: the workers that should take no more trials, as Redis stores them.
 
 Key: ``shadho:drains``, a hash: the place of a worker (`registry.place_of`) -> its latest `Drain` as JSON, preceded by a
 signature if there is a key. A drain has no time to live: it also applies to the workers that start there later, until

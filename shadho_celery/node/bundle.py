@@ -1,4 +1,6 @@
-"""Bundle: the attempts of one message, which are claimed and finished together while they are short.
+"""Bundle: the attempts of one message, and the free slots that they take.
+
+Bundle: the attempts of one message, which are claimed and finished together while they are short.
 
 A round trip to Redis costs as much as a short trial. The first attempt of a message is therefore claimed alone. If that
 trial was quick and succeeded, all others are claimed at once, and their results are sent at the end. Attempts that wait

@@ -1,4 +1,6 @@
-"""Shipped code: the sources of studies that a worker gets through Redis, with one folder per version.
+"""Shipped code, and the folder of checkpoints that workers share.
+
+Shipped code: the sources of studies that a worker gets through Redis, with one folder per version.
 
 The folders are ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest again after the import. A
 version that cannot be imported, or whose files do not have its digest, is refused for a while and then written again.

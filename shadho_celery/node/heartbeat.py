@@ -1,4 +1,6 @@
-"""Heartbeat: a worker announces itself, and takes messages while it is not drained and no circuit breaker is open.
+"""Heartbeat: a worker announces itself, what it has done, and obeys drains.
+
+Heartbeat: a worker announces itself, and takes messages while it is not drained and no circuit breaker is open.
 
 Which drain a worker obeys: the latest that it has seen.
 

@@ -1,4 +1,6 @@
-"""Call of an objective: every return value and every exception becomes an outcome.
+"""The call of an objective, and the memory that it takes.
+
+Call of an objective: every return value and every exception becomes an outcome.
 
 Measurement of a trial's peak memory, and detection of errors because GPU memory or RAM ran out.
 """

@@ -1,4 +1,6 @@
-"""Sources of a study: read once, digested, and imported as they were read.
+"""The sources of an objective: files that were imported, their digests, and the version of a function.
+
+Sources of a study: read once, digested, and imported as they were read.
 
 A study's own sources are its module and the modules that it imports from the working directory or from the folder of
 the study. They are found by the import statements in them, including those inside functions. Python compiles them from

@@ -1,4 +1,6 @@
-"""Speculative copies: a late trial is started again in an idle slot elsewhere, and the first result counts.
+"""Copies of late trials, and the records of where trials were placed and declined.
+
+Speculative copies: a late trial is started again in an idle slot elsewhere, and the first result counts.
 
 The copy has the params, the seed and the budget of its trial, so the result does not depend on which of the two ends
 first. If late trials were dropped instead, the results would favour fast params. Source: Dean and Ghemawat,

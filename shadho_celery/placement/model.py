@@ -1,4 +1,6 @@
-"""Cost model: predicts the seconds and the memory of a trial on a compute class from finished trials.
+"""The model of seconds and memory: predictions for trials on classes, from declared costs, finished trials and reports.
+
+Cost model: predicts the seconds and the memory of a trial on a compute class from finished trials.
 
 Preemption of machines: how often it happens in a class, and what it costs a trial that has no checkpoint.
 

@@ -1,4 +1,6 @@
-"""Pool of trials drawn ahead. A free slot takes the trial that its compute class runs comparatively fast.
+"""Parts of the policy `cost`: the trials that are drawn ahead, and the promoted trials.
+
+Pool of trials drawn ahead. A free slot takes the trial that its compute class runs comparatively fast.
 
 Placement of promoted trials: a free slot takes a promoted trial, or leaves it to a machine that would end it sooner.
 

@@ -1,4 +1,6 @@
-"""Width of a trial: its number of slots of one class, as set in the study file or chosen where the trial is placed.
+"""Width of a trial, and the slots and machines that are reserved for wide trials.
+
+Width of a trial: its number of slots of one class, as set in the study file or chosen where the trial is placed.
 
 Free slots of a study, and classes or machines that are reserved until they have the slots for a wide trial.
 """

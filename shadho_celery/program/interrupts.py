@@ -1,4 +1,6 @@
-"""Ctrl-C during a search in a user's program: it waits until the study's records are complete.
+"""Ctrl-C during a search in a user's program, and warnings to its author.
+
+Ctrl-C during a search in a user's program: it waits until the study's records are complete.
 
 Warnings to the author of a program.
 """

@@ -1,4 +1,6 @@
-"""`Study`: a study that a program runs, with an objective in this process or with ask and tell.
+"""`Study` and `minimize`: searches that a program runs, with an objective in this process or with ask and tell.
+
+`Study`: a study that a program runs, with an objective in this process or with ask and tell.
 
 `minimize`: a complete search in one call.
 """

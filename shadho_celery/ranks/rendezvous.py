@@ -1,4 +1,6 @@
-"""Rendezvous of a process group: all ranks join, tell their versions and addresses, and check that they are reachable.
+"""Rendezvous of the ranks of a group, and the watch that notices a rank's end.
+
+Rendezvous of a process group: all ranks join, tell their versions and addresses, and check that they are reachable.
 
 Rank 0 has a TCPStore, which the ranks also use for torch's own rendezvous. Its keys begin with the token of the gang,
 so that a rank of an earlier attempt cannot be taken for one of this attempt. torch does not authenticate connections.

@@ -1,4 +1,6 @@
-"""Process trees: find the descendants of a process and kill them.
+"""Process trees and signals: who gets a signal, and how all descendants of a process end.
+
+Process trees: find the descendants of a process and kill them.
 
 psutil is imported in the functions: a trial's process starts without it, and most trials leave no children.
 

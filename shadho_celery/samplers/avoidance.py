@@ -1,4 +1,6 @@
-"""Avoidance of failures, except for a few trials that test whether a region still fails.
+"""Avoidance of failures: probability that params fail, and how samplers use it.
+
+Avoidance of failures, except for a few trials that test whether a region still fails.
 
 Sources: Gardner, Kusner, Xu, Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014,
 and Gelbart, Snoek, Adams, "Bayesian Optimization with Unknown Constraints", UAI 2014: the expected improvement is

@@ -1,4 +1,6 @@
-"""A sampler of the whole space as the sampler of one subspace, where no point is proposed twice.
+"""Samplers around samplers: without repeated points, by budget, and a user's own class.
+
+A sampler of the whole space as the sampler of one subspace, where no point is proposed twice.
 
 Points are repeated only after all points of a finite subspace have been tried.
 

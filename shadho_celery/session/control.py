@@ -1,4 +1,6 @@
-"""Control of running studies and workers: requests to them, each of which returns an answer.
+"""Control of running studies and workers, and the logs of their trials.
+
+Control of running studies and workers: requests to them, each of which returns an answer.
 
 The Redis servers on which requests are sent: that of the fleet, or those of the embedded fleets of this folder.
 

@@ -1,4 +1,6 @@
-"""Embedded workers of a run: their compute classes and slots, and their early start.
+"""Embedded workers of a run, and the signals that end it.
+
+Embedded workers of a run: their compute classes and slots, and their early start.
 
 The servers and workers of a new study start while its file and large libraries are imported.
 

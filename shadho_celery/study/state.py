@@ -1,4 +1,6 @@
-"""The state of one search, kept in step with its store.
+"""The state of a running search, and the limits that end it.
+
+The state of one search, kept in step with its store.
 
 A study accepts events in any order and any number of times. A trial gets at most one result. `commit` writes all
 changes since the last commit in one transaction.

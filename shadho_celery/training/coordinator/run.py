@@ -1,4 +1,6 @@
-"""Progress of one training in the process that owns the model: log, averages, evaluation, reports, checkpoints.
+"""Progress and checkpoints of one training in the process that owns the model.
+
+Progress of one training in the process that owns the model: log, averages, evaluation, reports, checkpoints.
 
 Checkpoints of a training, by which a coordinator also notices that it was replaced.
 
