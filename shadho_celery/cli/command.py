@@ -9,7 +9,7 @@ from shadho_celery.core.settings import SETTINGS
 from shadho_celery.core.units import seconds_of
 
 
-class Duration(click.ParamType[float]):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # it is not generic before click 8.4
     """A duration such as ``90s`` or ``4h``, in seconds."""
 
     name = "duration"

@@ -162,7 +162,7 @@ def metrics_options(command: F) -> F:
     )(command)
 
 
-class Value(click.ParamType[Any]):
+class Value(click.ParamType):  # type: ignore[type-arg]  # it is not generic before click 8.4
     """Type of an option for a setting. The value is checked like that of the same setting in STUDY."""
 
     def __init__(self, setting: Setting) -> None:
