@@ -546,7 +546,7 @@ def set_limits(page: Any) -> None:
     assert trials.input_value() == "100000"
     trials.fill("many")
     trials.press("Enter")
-    dialog.get_by_text("--trials: 'many' is not a whole number").wait_for()
+    dialog.get_by_text("trials: 'many' is not a whole number").wait_for()
     trials.fill("50000")
     dialog.get_by_label("weight").fill("2.5")
     trials.press("Enter")

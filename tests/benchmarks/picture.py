@@ -268,7 +268,7 @@ def over_time(case: flat.Case, target: Path, seeds: int) -> None:
     rate = case.best() / seconds
     steps = np.linspace(0.0, seconds, max(2, round(case.hours * STEPS_PER_HOUR)) + 1)
     figure, axes = plt.subplots(figsize=(9.5, 3.4), layout="constrained")
-    for how, colour in zip(WAYS, (COLOURS["cost"], COLOURS["paper"], COLOURS["fifo"]), strict=True):
+    for how, colour in zip(WAYS, (POLICY_COLOURS[name] for name in ("cost", "paper", "fifo")), strict=True):
         cluster, policy = case.cut() if how == "hand-split" else case.cluster(), "fifo" if how == "fifo" else "cost"
         played = [simulate(cluster, policy=policy, seed=seed) for seed in range(seeds)]
         ended = [[trial.finished_at for trial in each.study.trials if trial.finished_at is not None] for each in played]

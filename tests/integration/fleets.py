@@ -20,10 +20,10 @@ from shadho_celery.fleet.registry import Registry, Worker
 #: The launch command with less patience for messages that nobody claims.
 LAUNCH = """
 import sys
-from shadho_celery.fleet import lease_monitor
+from shadho_celery.fleet import dispatch
 from shadho_celery.launch import main
 
-lease_monitor.UNCLAIMED_SECONDS = float(sys.argv.pop(1))
+dispatch.UNCLAIMED_SECONDS = float(sys.argv.pop(1))
 main()
 """
 

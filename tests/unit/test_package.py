@@ -56,7 +56,7 @@ def test_hp_alone_imports_no_scheduler() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("queue", ["queue.py"]),
+        ("numpy", ["numpy.py"]),
         ("redis", ["-m", "shadho_celery.worker", "--import", "redis"]),
         ("redis", ["-m", "celery", "-A", "shadho_celery", "worker"]),
         ("click", ["-m", "shadho_celery", "run", "click"]),

@@ -51,7 +51,7 @@ def test_where_each_machine_keeps_its_checkpoints_promotions_go_there_under_cost
     def part(policy: str) -> float:
         # At the end of a rung many machines are free, and the next free one is seldom the right one.
         described = cluster(seconds=1000.0, how="halving", checkpoints="machine")
-        runs = [simulate(described, policy=policy, speculate=False, seed=seed) for seed in range(4)]
+        runs = [simulate(described, policy=policy, speculate=False, seed=seed) for seed in range(8)]
         found = [trial for played in runs for trial in promoted(played)]
         assert len(found) > 100
         return sum(bool(trial.outcome.continued) for trial in found) / len(found)

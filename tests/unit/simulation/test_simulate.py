@@ -471,9 +471,9 @@ def refused(*words: str) -> str:
 
 @pytest.mark.slow
 def test_the_example_runs_as_it_stands(file: str) -> None:
-    Path("example.py").write_text(answer("--example"))
-    assert Path("example.py").read_text() == EXAMPLE
-    shown = answer("example.py")
+    Path("cluster.py").write_text(answer("--example"))
+    assert Path("cluster.py").read_text() == EXAMPLE
+    shown = answer("cluster.py")
     for word in ("policy cost", "family=network", "family=forest", "gpu_large", "10800 simulated seconds"):
         assert word in shown
 
