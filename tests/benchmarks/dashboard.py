@@ -122,8 +122,8 @@ def build_study(path: Path, trials: int) -> None:
             [expected],
         )
         store.executemany(
-            "INSERT INTO sessions (study, worker, since, compute_class, host, slots, until, reason) "
-            "SELECT key, ?, 1.7e9, ?, 'here', 4, 1.7e9 + ?, 'study ended' FROM studies",
+            "INSERT INTO sessions (study, worker, since, compute_class, host, slots, until, reason, others) "
+            "SELECT key, ?, 1.7e9, ?, 'here', 4, 1.7e9 + ?, 'study ended', '[]' FROM studies",
             [(f"{name}@here", name, trials) for name in CLASSES],
         )
 
