@@ -1,10 +1,6 @@
-"""The trials of a study as columns, which grow while it runs, and from which charts are made.
+"""Trials and attempts of a study as columns, which grow while it runs, and from which charts are made.
 
-The trials of a study as columns, from which charts are made.
-
-Arrays that grow while a study runs, filled with the rows of a store. What a store has may be of any type.
-
-Columns of trials and attempts that grow while a study runs, as a store has them.
+The columns are filled with the rows of a store, in which a value may be of any type.
 """
 
 from __future__ import annotations

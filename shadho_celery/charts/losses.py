@@ -1,13 +1,4 @@
-"""Charts of losses: history, best so far, fronts, failures, rungs and reported curves.
-
-Losses over the course of a study: history, best loss so far, and the samplers that chose the trials.
-
-Several losses: the Pareto front, and its hypervolume over the course of the study.
-
-Failures: how many of each kind, and where in the space they occur.
-
-Budgets and reports: losses by rung, and the curves of reported losses with the trials that were stopped.
-"""
+"""Charts of losses: history and best so far, fronts and their hypervolume, failures, rungs and reported curves."""
 
 from __future__ import annotations
 

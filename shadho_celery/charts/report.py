@@ -1,12 +1,7 @@
 """The report of a study: one HTML file with a summary in words, advice, its charts and its best trials.
 
-The report of a study: one HTML file with a summary in words, its charts and its best trials.
-
-The summary of a study in words, and its best trials.
-
-What to try next, as sentences: each rule looks at the columns of a study and says nothing if it does not apply.
-
-HTML: elements whose content is escaped, and documents that open without a network.
+Each rule of the advice ("what to try next") looks at the columns of a study and says nothing if it does not apply. HTML
+is made of elements whose content is escaped, and documents open without a network.
 """
 
 from __future__ import annotations

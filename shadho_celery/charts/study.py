@@ -1,11 +1,4 @@
-"""The charts of one study by name, and in the order of a page.
-
-All charts of one study, by name and by the places where pages show them.
-
-The figures of a page about one study, in the order in which they are shown.
-
-All that pages show of a study, read once.
-"""
+"""All charts of one study, by name and in the order in which a page shows them, from data that is read once."""
 
 from __future__ import annotations
 

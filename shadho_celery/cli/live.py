@@ -1,10 +1,7 @@
-"""Views of a running study in a terminal: picture or lines, output of trials, forecast of its end.
+"""Views of a running study: in a terminal a picture that is updated, otherwise a line every few seconds.
 
-Views of a running study: in a terminal a picture that is updated, otherwise a line every few seconds.
-
-Output of embedded trials and log lines of their workers in the terminal of a run (`--show-output`, `--verbose`).
-
-Pace of a run: the trials per minute, and a prediction of the time until the limit on trials.
+They show the trials per minute and the time that is left, and on request the output of embedded trials and the log
+lines of their workers (`--show-output`, `--verbose`).
 """
 
 from __future__ import annotations

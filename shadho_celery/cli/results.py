@@ -1,14 +1,6 @@
 """Commands about recorded studies: `studies`, `show`, `trials`, `trial`, `best`, `export`, `report`, `rm`.
 
-Commands that show recorded studies: `studies`, `show`, `trials`, `trial`, `best`.
-
-Reading takes no lock: all of them work while a study runs.
-
-Command that writes a study's trials for other programs: `export`.
-
-Command that writes a study's report as one HTML file: `report`.
-
-Command that deletes a study: `rm`.
+Reading takes no lock: all but `rm` work while a study runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""One run of a study from the command line: its view, its page, and the results that are printed at its end.
+"""One run of a study from the command line: its view, and the results that are printed at its end.
 
-One run of a study from the command line: its view, and the results that are printed at its end.
-
-The dashboard beside a run (`run --dashboard`): a process of its own, which ends with the run.
+The dashboard beside a run (`run --dashboard`) is a process of its own, which ends with the run.
 """
 
 from __future__ import annotations

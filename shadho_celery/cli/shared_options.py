@@ -1,10 +1,6 @@
 """Options that several commands have: of the fleet, of metrics, and those made from the settings.
 
-Options with the URLs of broker and Redis, which may also come from a file or the environment.
-
-Options of a command whose process serves metrics.
-
-Options of a command that are made from the descriptions of the settings.
+The URLs of broker and Redis may also come from a file or the environment.
 """
 
 from __future__ import annotations

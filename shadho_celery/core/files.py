@@ -1,11 +1,7 @@
-"""Files and folders: files that users name are read within bounds; folders below the working directory.
+"""Files that users name, which are read within bounds; atomic replacement of a file; folders and class specs.
 
-Reading of the files that users name, within bounds; atomic replacement of a file.
-
-Folders below the working directory. In each of them, a study has a folder whose name is its key, which is unique
-among all stores.
-
-Class specs: compute classes whose workers are started on demand, as a file describes them.
+In each folder below the working directory, a study has a folder whose name is its key, which is unique among all
+stores. A class spec is a file that describes compute classes whose workers are started on demand.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Records of what happened on the machines, and of what people asked of a running study.
+"""Records of the machines (attempts, sessions of workers, machines), and of the actions that people ask for.
 
-Records of what happened on the machines: attempts, sessions of workers, and machines.
-
-A study writes them for pictures and for "why did this trial go there". No decision depends on them, except that the
-money which attempts have cost counts against a limit.
-
-Actions: what can be asked of a running study and of workers, what was asked, and what has become of it.
+A study writes the former for pictures and for "why did this trial go there". No decision depends on them, except that
+the money which attempts have cost counts against a limit.
 
 Each action is one record. Its command, the routes and buttons of the dashboard and the requests over Redis are made
 from it. `Control` has a method for it, and `session.steering` the function that carries it out.

@@ -1,28 +1,17 @@
-"""Clocks, time limits of calls to servers, outages, environment, addresses, and imports that are made late.
+"""Clocks, time limits of calls to servers, lines about outages, environment variables, and late imports.
 
-Clocks: a clock is an argument, so the same code runs on the machine's clock and on a simulated one.
-
-A clock has two readings. Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day,
-which an administrator, NTP or a resumed virtual machine may set back or forward at any time.
-
-Time limits of every call to a server: the broker, Redis, and the database of the store.
+A clock is an argument, so the same code runs on the machine's clock and on a simulated one. It has two readings.
+Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day, which an administrator,
+NTP or a resumed virtual machine may set back or forward at any time.
 
 A server may hang without closing its connections: it is out of memory or disk, it was stopped, a network drops its
-packets, or another session holds a lock. Each call waits at most the seconds given here. It then fails as if the server
-were down: a running study and its workers warn, wait, and try again.
+packets, or another session holds a lock. Each call therefore waits at most the seconds given here, and then fails as if
+the server were down: a running study and its workers warn, wait, and try again. A scheduler renews its locks at least
+every five seconds while its calls return, and its lock on Redis lasts for twenty (`fleet.channel.HOLD_SECONDS`). No
+single call of a scheduler may therefore take more than ten.
 
-A scheduler renews its locks at least every five seconds while its calls return, and its lock on Redis lasts for twenty
-(`fleet.channel.HOLD_SECONDS`). No single call of a scheduler may therefore take more than ten.
-
-Faster imports: lazy import of rarely used third-party modules, and imports without garbage collections.
-
-Most of the time of hyperopt's import is for scipy.stats and scipy.special, which only its own algorithms use.
-
-Outages of a server: one line when it stops to answer, and one when it answers again, however often it is tried.
-
-Environment variables: a name that several rooms use, and a block for which variables are set.
-
-How the processes of a trial on several machines find one another: addresses, listening sockets, a shared token.
+Most of the time of hyperopt's import is for scipy.stats and scipy.special, which only its own algorithms use. They are
+imported when they are first used.
 """
 
 from __future__ import annotations

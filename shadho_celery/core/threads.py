@@ -1,8 +1,6 @@
-"""Threads: their start, which the system may refuse, and the number of threads of linear algebra.
+"""Threads: their start, and the number of threads of linear algebra.
 
-Start of threads. The system may refuse them, as it may refuse processes: both count against the same limit.
-
-The number of threads of linear algebra.
+The system may refuse to start a thread, as it may refuse a process: both count against the same limit.
 """
 
 from __future__ import annotations

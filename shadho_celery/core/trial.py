@@ -1,12 +1,8 @@
-"""A trial: its attempts, events and results, and its objectives.
-
-Records of a trial, its attempts and their events.
+"""Records of a trial, its attempts and their events; the objectives of a study.
 
 A trial is one evaluation of one set of params. An attempt is one sending of it to a worker: the retry of a lost one is
 another attempt, and so is a speculative copy beside an attempt that still runs. Scheduler, executors, messages and
 workers share these records, and their fields are declared only here.
-
-Objectives of a study: the names of its losses, and the direction of each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Answers of the dashboard: to questions about studies and logs, and to requests of its buttons.
+"""Answers of the dashboard: plain values for JSON, made from the columns of a study and from the store.
 
-Answers of the dashboard: plain values for JSON, made from the columns of a study and from the store.
-
-Ends of the logs of trials, kept in memory: many open pages cost one reading a second for each log.
-
-Actions of the pages: their buttons, and what these ask of running studies and of workers.
+The ends of logs are kept in memory: many open pages cost one reading a second for each log. Buttons of the pages are
+requests to running studies and to workers, as the command line makes them.
 """
 
 from __future__ import annotations

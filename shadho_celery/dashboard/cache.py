@@ -1,8 +1,6 @@
-"""The trials of a study as columns, kept between questions, and answers that many requests share.
+"""Trials and attempts of studies as columns, kept in memory and brought up to date by the store's change numbers.
 
-Trials and attempts of studies as columns, kept in memory and brought up to date by the store's change numbers.
-
-An answer that takes long and that many requests share.
+`Shared` is an answer that takes long and that many requests share.
 """
 
 from __future__ import annotations

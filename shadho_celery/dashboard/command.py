@@ -1,8 +1,6 @@
-"""The command `dashboard`, and the connections that it closes.
+"""Command `dashboard`: serves the pages on this machine's loopback address.
 
-Command `dashboard`: serves the pages on this machine's loopback address.
-
-Connections to the dashboard: their number is limited, so a client that is slow must not keep one.
+The number of connections is limited, so a client that is slow must not keep one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Requests to schedulers and workers, and their answers: control, and logs of trials.
-
-Requests to the scheduler of a running study or to a worker, and their answers, over Redis.
+"""Requests to the scheduler of a running study or to a worker, and their answers, over Redis.
 
 Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worker:{name}:``; both have a time to live:
 
@@ -10,9 +8,7 @@ Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worke
 A request to a study is for one scheduler, which its fence names, and is valid until a moment of the server's clock, so
 the clocks of the hosts do not matter. A scheduler carries a request out at most once: a request that arrives again gets
 the first answer. Requests and answers are signed if there is a key, and each signature is valid for one key of Redis
-only.
-
-Logs of trials on other machines: requests to workers for them, and the answers, which are sent as in `control`.
+only. Requests to a worker ask for the log of a trial.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Dispatch of placed attempts in messages, and attempts that are lost.
+"""Dispatch: turn placed attempts into messages and publish them. Retry while the broker or Redis is unavailable.
 
-Dispatch: turn placed attempts into messages and publish them. Retry while the broker or Redis is unavailable.
-
-Lease monitor: find attempts that are lost because their worker is silent, or because no worker claims them.
+`LeaseMonitor` finds attempts that are lost because their worker is silent, or because no worker claims them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """What Redis stores for operators: drained workers, and the workers that a scaler has started.
 
-Drained workers: the workers that should take no more trials, as Redis stores them.
-
-Key: ``shadho:drains``, a hash: the place of a worker (`registry.place_of`) -> its latest `Drain` as JSON, preceded by a
+``shadho:drains`` is a hash: the place of a worker (`registry.place_of`) -> its latest `Drain` as JSON, preceded by a
 signature if there is a key. A drain has no time to live: it also applies to the workers that start there later, until
 somebody undrains the place, which is recorded in the same way. The record of a worker's full name is for that worker
 alone, which may also be told to end; no later worker has its name. Each record of a place has a greater sequence than
 the one before, so a worker refuses an old record that somebody has put back.
 
-Starts of workers that a scaler has made, as Redis stores them for a scaler that restarts.
-
-Keys: ``shadho:starts:CLASS``, a record as JSON, preceded by a signature if there is a key. It expires.
+``shadho:starts:CLASS`` is a record of a scaler's starts as JSON, preceded by a signature if there is a key, for a
+scaler that restarts. It expires.
 """
 
 from __future__ import annotations

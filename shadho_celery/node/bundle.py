@@ -1,14 +1,11 @@
-"""Bundle: the attempts of one message, and the free slots that they take.
-
-Bundle: the attempts of one message, which are claimed and finished together while they are short.
+"""Bundle: the attempts of one message, which are claimed and finished together while they are short.
 
 A round trip to Redis costs as much as a short trial. The first attempt of a message is therefore claimed alone. If that
 trial was quick and succeeded, all others are claimed at once, and their results are sent at the end. Attempts that wait
 behind a long trial are given back.
 
-Free slots of a worker: attempts take all that they need or none, in the order in which their messages arrived.
-
-Attempts may share GPUs as far as their memory fits. An attempt whose memory is not known has its GPU alone.
+Attempts take all the slots that they need or none, in the order in which their messages arrived. They may share GPUs as
+far as their memory fits. An attempt whose memory is not known has its GPU alone.
 """
 
 from __future__ import annotations

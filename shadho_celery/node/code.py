@@ -1,13 +1,10 @@
-"""Shipped code, and the folder of checkpoints that workers share.
-
-Shipped code: the sources of studies that a worker gets through Redis, with one folder per version.
+"""Shipped code: the sources of studies that a worker gets through Redis, with one folder per version.
 
 The folders are ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest again after the import. A
 version that cannot be imported, or whose files do not have its digest, is refused for a while and then written again.
 
-Storage of checkpoints: a token file in their folder, by which workers detect whether they share the folder.
-
-The first worker that finds no token creates one. Workers that read the same token see the same folder.
+By a token file in the folder of checkpoints, workers detect whether they share the folder. The first worker that finds
+no token creates one. Workers that read the same token see the same folder.
 """
 
 from __future__ import annotations

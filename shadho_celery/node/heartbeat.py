@@ -1,10 +1,7 @@
-"""Heartbeat: a worker announces itself, what it has done, and obeys drains.
+"""Heartbeat: a worker announces itself, and takes messages while it is not drained and no circuit breaker is open.
 
-Heartbeat: a worker announces itself, and takes messages while it is not drained and no circuit breaker is open.
-
-Which drain a worker obeys: the latest that it has seen.
-
-What one worker has done since its start, for its metrics.
+It obeys the latest drain that it has seen, counts what it has done since its start, and touches a file for health
+checks.
 """
 
 from __future__ import annotations

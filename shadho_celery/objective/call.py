@@ -1,8 +1,6 @@
-"""The call of an objective, and the memory that it takes.
+"""Call of an objective: every return value and every exception becomes an outcome.
 
-Call of an objective: every return value and every exception becomes an outcome.
-
-Measurement of a trial's peak memory, and detection of errors because GPU memory or RAM ran out.
+Its peak memory is measured, and errors are recognised whose cause is that GPU memory or RAM ran out.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
-"""The sources of an objective: files that were imported, their digests, and the version of a function.
-
-Sources of a study: read once, digested, and imported as they were read.
+"""Sources of a study, which are read once, digested, and imported as they were read; version of a function.
 
 A study's own sources are its module and the modules that it imports from the working directory or from the folder of
 the study. They are found by the import statements in them, including those inside functions. Python compiles them from
 the bytes that were digested. The files are not read again, because they may have been edited meanwhile. Cached bytecode
 is not used, because an edit within the same second that keeps the size does not invalidate it.
 
-Version of an objective that runs in the process that defines it: a digest that changes when its code changes.
-
-For a study file, the version is the digest of its sources. A function may be in a script or a notebook, whose text
-changes with each run. Its version therefore depends on its compiled code, and on the functions and plain values of its
-own module that it uses. Lists, and variables that the function itself writes, are not included, because they may
-collect results.
+A function that runs in the process that defines it may be in a script or a notebook, whose text changes with each run.
+Its version therefore depends on its compiled code, and on the functions and plain values of its own module that it
+uses. Lists, and variables that the function itself writes, are not included, because they may collect results.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Copies of late trials, and the records of where trials were placed and declined.
-
-Speculative copies: a late trial is started again in an idle slot elsewhere, and the first result counts.
+"""Speculative copies: a late trial is started again in an idle slot elsewhere, and the first result counts.
 
 The copy has the params, the seed and the budget of its trial, so the result does not depend on which of the two ends
 first. If late trials were dropped instead, the results would favour fast params. Source: Dean and Ghemawat,
 "MapReduce", OSDI 2004, section 3.6 (backup tasks).
 
-Record of why attempts went where they did: what each live class would have cost at that moment.
-
-Trials that a worker has declined because its time is limited: their class gets them again only after a pause.
+The module also records why attempts went where they did (what each live class would have cost at that moment), and
+pauses the class of a trial that a worker has declined because its time is limited.
 """
 
 from __future__ import annotations

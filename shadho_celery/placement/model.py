@@ -1,12 +1,8 @@
-"""The model of seconds and memory: predictions for trials on classes, from declared costs, finished trials and reports.
+"""Cost model: predicts the seconds and the memory of a trial on a compute class.
 
-Cost model: predicts the seconds and the memory of a trial on a compute class from finished trials.
-
-Preemption of machines: how often it happens in a class, and what it costs a trial that has no checkpoint.
-
-Declared cost: the relative cost of trials that the study file gives, as a function for the cost model.
-
-Prediction for given params from the past trials with the most similar params.
+Seconds are predicted from finished trials and from declared costs, which the study file gives. A machine that may be
+preempted costs a trial without a checkpoint more. Memory is predicted from the past trials with the most similar
+params.
 """
 
 from __future__ import annotations

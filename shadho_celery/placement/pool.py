@@ -1,8 +1,6 @@
-"""Parts of the policy `cost`: the trials that are drawn ahead, and the promoted trials.
+"""Parts of the policy `cost`: the pool of trials drawn ahead, and the placement of promoted trials.
 
-Pool of trials drawn ahead. A free slot takes the trial that its compute class runs comparatively fast.
-
-Placement of promoted trials: a free slot takes a promoted trial, or leaves it to a machine that would end it sooner.
+Of the pool, a free slot takes the trial that its compute class runs comparatively fast.
 
 A promoted trial and its checkpoint's machine are known before a slot is free. A slot takes the trial if it is expected
 to end there first, including waiting times (minimum completion time). Otherwise the slot gets a new trial. Of the

@@ -1,8 +1,7 @@
-"""Width of a trial, and the slots and machines that are reserved for wide trials.
+"""Width of a trial, which is its number of slots of one class, and the slots that are reserved for wide trials.
 
-Width of a trial: its number of slots of one class, as set in the study file or chosen where the trial is placed.
-
-Free slots of a study, and classes or machines that are reserved until they have the slots for a wide trial.
+The width is set in the study file, or chosen where the trial is placed. A class or a machine is reserved until it has
+the slots for a wide trial.
 """
 
 from __future__ import annotations

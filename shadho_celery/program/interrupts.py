@@ -1,9 +1,4 @@
-"""Ctrl-C during a search in a user's program, and warnings to its author.
-
-Ctrl-C during a search in a user's program: it waits until the study's records are complete.
-
-Warnings to the author of a program.
-"""
+"""Ctrl-C during a search in a user's program, which waits until the study's records are complete; warnings."""
 
 from __future__ import annotations
 

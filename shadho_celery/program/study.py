@@ -1,8 +1,6 @@
-"""`Study` and `minimize`: searches that a program runs, with an objective in this process or with ask and tell.
+"""`Study`: a study that a program runs, with an objective in this process or with ask and tell.
 
-`Study`: a study that a program runs, with an objective in this process or with ask and tell.
-
-`minimize`: a complete search in one call.
+`minimize` is a complete search in one call.
 """
 
 from __future__ import annotations

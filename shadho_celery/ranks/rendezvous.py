@@ -1,14 +1,11 @@
-"""Rendezvous of the ranks of a group, and the watch that notices a rank's end.
-
-Rendezvous of a process group: all ranks join, tell their versions and addresses, and check that they are reachable.
+"""Rendezvous of a process group: all ranks join, tell their versions and addresses, and check that they are reachable.
 
 Rank 0 has a TCPStore, which the ranks also use for torch's own rendezvous. Its keys begin with the token of the gang,
 so that a rank of an earlier attempt cannot be taken for one of this attempt. torch does not authenticate connections.
 
-Watch of a rank: notices that another rank has died or failed, and ends this rank's own waiting for it.
-
 torch's collectives notice a closed connection, but not a machine that is silent or a rank that waits elsewhere. Each
-rank therefore records heartbeats in the store. Rank 0 looks at them and records the end of the group.
+rank therefore records heartbeats in the store. Rank 0 looks at them and records the end of the group. A `Watch` ends
+its own rank's waiting for a rank that has died or failed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The results of a study in one record, and what each class prefers.
-
-Report of a study: the record that the live view, the summary at the end of a run, `show` and their JSON display.
+"""Report of a study: the record that the live view, the summary at the end of a run, `show` and their JSON display.
 
 It is made from the state of the scheduler that runs the study, or from the store. After the end of the study both ways
-give the same report.
-
-For each subspace, the param that best explains on which compute classes its trials were placed.
+give the same report. For each subspace it has the param that best explains on which compute classes the trials were
+placed.
 """
 
 from __future__ import annotations

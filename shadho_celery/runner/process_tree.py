@@ -1,12 +1,7 @@
-"""Process trees and signals: who gets a signal, and how all descendants of a process end.
+"""Process trees, whose processes are found and killed, and signals that are meant for a worker alone.
 
-Process trees: find the descendants of a process and kill them.
-
-psutil is imported in the functions: a trial's process starts without it, and most trials leave no children.
-
-Signals that are meant for a worker, which alone ends trials.
-
-A service manager or a batch system may send them to all processes of the worker.
+psutil is imported in the functions: a trial's process starts without it, and most trials leave no children. A service
+manager or a batch system may send a worker's signals to all of its processes, but only the worker ends trials.
 """
 
 from __future__ import annotations

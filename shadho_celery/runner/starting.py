@@ -1,8 +1,6 @@
-"""Start of a slot's process, without the credentials of its worker.
+"""Start of a slot's process: by a new interpreter, or faster by a fork of a prepared process (`fork_server`).
 
-Start of a slot's process: by a new interpreter, or faster by a fork of a prepared process (`fork_server`).
-
-Environment of a trial: that of its worker without the credentials of broker, Redis, store and signing key.
+The environment of a trial is that of its worker without the credentials of broker, Redis, store and signing key.
 """
 
 from __future__ import annotations

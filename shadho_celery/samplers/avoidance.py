@@ -1,18 +1,15 @@
-"""Avoidance of failures: probability that params fail, and how samplers use it.
+"""Avoidance of failures, except for a few trials that test whether a region still fails.
 
-Avoidance of failures, except for a few trials that test whether a region still fails.
-
-Sources: Gardner, Kusner, Xu, Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014,
-and Gelbart, Snoek, Adams, "Bayesian Optimization with Unknown Constraints", UAI 2014: the expected improvement is
-multiplied by the probability that the trial succeeds. Our addition is a limit: the number of failures that random
-search would have.
-
-Probability that params lead to an outcome, such as a failure or too little memory, learned from finished trials.
-
-The model is a Gaussian process classifier at its mode. The log odds are a sum of functions of single labels and of
+The model predicts the probability that params lead to an outcome, such as a failure or too little memory, from finished
+trials. It is a Gaussian process classifier at its mode. The log odds are a sum of functions of single labels and of
 pairs of labels. A bad option of one label is therefore found as fast among ten labels as among three, and a limit on
 the product of two labels is found, too. Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
 algorithms 3.1 and 3.2.
+
+The expected improvement is multiplied by the probability that the trial succeeds. Sources: Gardner, Kusner, Xu,
+Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014, and Gelbart, Snoek, Adams,
+"Bayesian Optimization with Unknown Constraints", UAI 2014. Our addition is a limit: the number of failures that random
+search would have.
 """
 
 from __future__ import annotations

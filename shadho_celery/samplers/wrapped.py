@@ -1,16 +1,11 @@
-"""Samplers around samplers: without repeated points, by budget, and a user's own class.
+"""Samplers made from others: of the whole space for one subspace, without repeated points, by budget; a user's own.
 
-A sampler of the whole space as the sampler of one subspace, where no point is proposed twice.
+Points are repeated only after all points of a finite subspace have been tried. The params of a user's own sampler are
+checked before trials are created from them.
 
-Points are repeated only after all points of a finite subspace have been tried.
-
-A user's own sampler class. Its params are checked before trials are created from them.
-
-Samplers by budget: one sampler learns the losses of each budget. Of the budgets with enough results, the sampler
-of the highest one proposes the params.
-
-Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018, section
-3.2.
+By budget, one sampler learns the losses of each budget. Of the budgets with enough results, the sampler of the highest
+one proposes the params. Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at
+Scale", ICML 2018, section 3.2.
 """
 
 from __future__ import annotations

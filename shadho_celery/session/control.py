@@ -1,10 +1,7 @@
-"""Control of running studies and workers, and the logs of their trials.
+"""Control of running studies and workers: requests to them, each of which returns an answer; logs of their trials.
 
-Control of running studies and workers: requests to them, each of which returns an answer.
-
-The Redis servers on which requests are sent: that of the fleet, or those of the embedded fleets of this folder.
-
-Logs of trials, read from this folder or from the workers of a fleet.
+Requests are sent on the Redis of the fleet, or on those of the embedded fleets of this folder. Logs are read from this
+folder, or from the workers of a fleet.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Embedded workers of a run, and the signals that end it.
+"""Embedded workers of a run, and the signals that end the run.
 
-Embedded workers of a run: their compute classes and slots, and their early start.
-
-The servers and workers of a new study start while its file and large libraries are imported.
-
-Ctrl-C and SIGTERM during a run on workers: recorded here, and handled by the session after a turn of its loop.
+The servers and workers of a new study start while its file and large libraries are imported. Ctrl-C and SIGTERM are
+recorded here, and handled by the session after a turn of its loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A simulated search, and its study in a store.
+"""Simulation of a search on a described cluster: the real scheduler, study and policies, on a manual clock.
 
-Simulation of a search on a described cluster: the real scheduler, study and policies, on a manual clock.
-
-Copy a simulated study to a store, so that the dashboard and reports show it like any other study.
+`keep` copies a simulated study to a store, so that the dashboard and reports show it like any other study.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The state of a running search, and the limits that end it.
-
-The state of one search, kept in step with its store.
+"""The state of one search, kept in step with its store, and the limits that end it.
 
 A study accepts events in any order and any number of times. A trial gets at most one result. `commit` writes all
 changes since the last commit in one transaction.
-
-Limits of a study: what ends it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Progress and checkpoints of one training in the process that owns the model.
+"""Progress of one training in the process that owns the model: log, averages, evaluation, reports, checkpoints.
 
-Progress of one training in the process that owns the model: log, averages, evaluation, reports, checkpoints.
-
-Checkpoints of a training, by which a coordinator also notices that it was replaced.
-
-Each start claims the files with an epoch that is one higher than the last epoch. A coordinator that was assumed dead
-finds its successor's claim before it writes, and ends.
+Each start claims the checkpoint's files with an epoch that is one higher than the last epoch. A coordinator that was
+assumed dead finds its successor's claim before it writes, and ends.
 """
 
 from __future__ import annotations
