@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
-from shadho_celery.core import system
+from shadho_celery.core import addresses
 from shadho_celery.core.checks import mask, mask_in, one_line
 from shadho_celery.core.system import REDIS_CONNECT_SECONDS, REDIS_SECONDS
 from shadho_celery.errors import ServiceError
@@ -160,8 +160,8 @@ def own_address(client: Redis) -> str:
     127.0.0.1.
     """
     place = client.connection_pool.connection_kwargs
-    host = system.LOOPBACK if "path" in place else place.get("host", "localhost")
-    return system.own_address(host, place.get("port", 6379))
+    host = addresses.LOOPBACK if "path" in place else place.get("host", "localhost")
+    return addresses.own_address(host, place.get("port", 6379))
 
 
 def clock_offset(client: Redis) -> float:

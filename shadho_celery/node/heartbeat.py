@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import redis
 from msgspec.structs import replace
 
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.system import Clock, Outage
+from shadho_celery.core.system import HEARTBEAT_FILE, Clock, Outage
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.core.units import counted
+from shadho_celery.errors import UsageError
 from shadho_celery.fleet.channel import Breaker, Quarantine
 from shadho_celery.fleet.drains import Drain, Drains
 from shadho_celery.fleet.redis import clock_offset
@@ -396,3 +399,43 @@ class CoreShare:
         if self._said != (self._sharing, self.threads) and not self._machine.is_limited:
             self._said = self._sharing, self.threads
             log.info("%s on this host: %s a trial", counted(self._sharing, "slot"), counted(self.threads, "thread"))
+
+
+class HeartbeatFile:
+    """File that a living worker touches every second, also while broker and Redis do not answer.
+
+    A health check by the age of the file restarts a worker that hangs, and none because of an outage.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """`path` is None for no file. Raises UsageError if the file cannot be written."""
+        self._path, self._is_written = path, True
+        self.touch()
+        if path is not None and not self._is_written:
+            raise UsageError(
+                f"{HEARTBEAT_FILE}: {path} cannot be written; name a file in a folder in which this user may write"
+            )
+
+    @classmethod
+    def configured(cls) -> HeartbeatFile:
+        """Return the file that the environment names. Raises UsageError if it cannot be written."""
+        path = os.environ.get(HEARTBEAT_FILE)
+        return cls(Path(path).absolute() if path else None)
+
+    def touch(self) -> None:
+        """Set the time of the file to now, by the clock of its file system. If that fails, log it once."""
+        if self._path is None:
+            return
+        try:
+            self._path.touch()
+            self._is_written = True
+        except OSError as error:
+            if self._is_written:
+                log.warning("%s cannot be touched: %s", self._path, error.strerror)
+            self._is_written = False
+
+    def remove(self) -> None:
+        """Remove the file, because the worker ends."""
+        if self._path is not None:
+            with suppress(OSError):
+                self._path.unlink()

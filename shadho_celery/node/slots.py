@@ -52,8 +52,7 @@ from shadho_celery.fleet.seats import Seat, WorkerSeats
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.bundle import REFUSED, Bundle, FreeSlots
 from shadho_celery.node.code import Codes, ShippedCode, storage_id
-from shadho_celery.node.heartbeat import CoreShare, Heartbeat
-from shadho_celery.node.heartbeat_file import HeartbeatFile
+from shadho_celery.node.heartbeat import CoreShare, Heartbeat, HeartbeatFile
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines, tell
 from shadho_celery.node.stay import SAFETY

@@ -45,9 +45,10 @@ from torch import distributed as dist
 from torch import multiprocessing
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
+from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
-from shadho_celery.core.system import LOOPBACK, interface_variables, listen, overridden
+from shadho_celery.core.system import overridden
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.call import gpu_peak, own_peak
 from shadho_celery.objective.context import LocalContext, RankLost

@@ -28,9 +28,10 @@ import torch
 from torch import distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
+from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen, make_token, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
 from shadho_celery.core.files import replacing
-from shadho_celery.core.system import LOOPBACK, interface_variables, listen, make_token, overridden, own_address
+from shadho_celery.core.system import overridden
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped

@@ -32,8 +32,8 @@ from msgspec import Struct
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]  # torch has no list of them
 
+from shadho_celery.core.addresses import close_socket, listen, own_address
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.system import close_socket, listen, own_address
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal
 
+from shadho_celery.core.addresses import LOOPBACK, close_socket, listen, make_token, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
-from shadho_celery.core.system import LOOPBACK, close_socket, listen, make_token, own_address
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context, ReplicaDone

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.system import listen, make_token
+from shadho_celery.core.addresses import listen, make_token
 from shadho_celery.training.coordinator.listener import Arrived, Joined, Listener, Terms
 from shadho_celery.training.wire.frames import (
     CHUNK,

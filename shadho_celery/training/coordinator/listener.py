@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from shadho_celery.core.system import close_socket
+from shadho_celery.core.addresses import close_socket
 from shadho_celery.training.wire.frames import (
     BrokenFrame,
     Frame,

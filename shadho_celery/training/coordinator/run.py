@@ -22,8 +22,8 @@ import torch
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from shadho_celery.core.addresses import make_token
 from shadho_celery.core.files import PART, replacing
-from shadho_celery.core.system import make_token
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context
 from shadho_celery.training.coordinator.centre import CentreState, ModelCentre

@@ -7,7 +7,7 @@ import sys
 import pytest
 from services.cases import cases
 
-from shadho_celery.core.system import HOST_VARIABLE, LOOPBACK, interface_of, listen, own_address
+from shadho_celery.core.addresses import HOST_VARIABLE, LOOPBACK, interface_of, listen, own_address
 from shadho_celery.errors import UsageError
 
 

@@ -18,8 +18,7 @@ from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Worker
 from shadho_celery.fleet.signing import UNSIGNED
-from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, Heartbeat
-from shadho_celery.node.heartbeat_file import HeartbeatFile
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, Heartbeat, HeartbeatFile
 from shadho_celery.node.leases import Lease, Leases
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
-from shadho_celery.core.system import LOOPBACK
+from shadho_celery.core.addresses import LOOPBACK
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
 from shadho_celery.ranks.rendezvous import REQUEST, Card, End, Rendezvous, Terms, reach, version_of

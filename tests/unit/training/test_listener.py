@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from services.proxy import Proxy
 
-from shadho_celery.core.system import listen
+from shadho_celery.core.addresses import listen
 from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training.coordinator import listener

@@ -13,7 +13,7 @@ import torch
 from services.cases import cases
 from torch import nn
 
-from shadho_celery.core.system import listen
+from shadho_celery.core.addresses import listen
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import LocalContext, ReplicaSeat
 from shadho_celery.training import Sync, gang

@@ -1,0 +1,110 @@
+"""How the processes of a trial on several machines find one another: addresses, listening sockets, a shared token."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+from contextlib import closing, suppress
+
+from shadho_celery.errors import UsageError
+
+#: environment variable with the address by which other machines reach this one, if it is not detected correctly
+HOST_VARIABLE = "SHADHO_HOST"
+#: environment variable with the address to listen on, if it differs from the one that other machines are given
+LISTEN_VARIABLE = "SHADHO_LISTEN"
+LOOPBACK = "127.0.0.1"
+#: an address outside every network, which has the route to other machines (TEST-NET-1 of RFC 5737)
+_OUTSIDE = "192.0.2.1"
+
+#: maximum number of connections that wait to be accepted
+_BACKLOG = 64
+#: remedy if a machine does not have the address by which others reach it
+_REMEDY = f"set {LISTEN_VARIABLE} to an address of this machine, or to 0.0.0.0 for all of them"
+
+
+def make_token() -> str:
+    """Return a new random token, by which the processes of a trial recognise one another."""
+    return secrets.token_hex(32)
+
+
+def own_address(peer: str = _OUTSIDE, port: int = 9) -> str:
+    """Return the address by which other machines reach this one: SHADHO_HOST, else that on the route to `peer`.
+
+    It is 127.0.0.1 without a route.
+    """
+    if told := os.environ.get(HOST_VARIABLE):
+        return told
+    with suppress(OSError):
+        family, kind, *_, where = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]
+        with closing(socket.socket(family, kind)) as probe:
+            # A datagram socket sends nothing here; it only looks up the route.
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    return LOOPBACK
+
+
+def listen(host: str, port: int = 0, *, for_others: bool = False) -> socket.socket:
+    """Return a listening socket. Port 0 means any free port.
+
+    With `for_others`, `host` is the address by which other machines reach this one, and SHADHO_LISTEN replaces it.
+    Raises UsageError if the address cannot be used.
+    """
+    if for_others:
+        host = _listening_address(host)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        is_in_use = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = "give another port" if is_in_use else _REMEDY
+        # The address that Python appends is in the message already.
+        reason = str(error.strerror).partition(" (while")[0]
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; {remedy}") from error
+
+
+def _listening_address(host: str) -> str:
+    if told := os.environ.get(LISTEN_VARIABLE):
+        return told
+    with suppress(OSError):
+        if host != "localhost" and not host.startswith("127.") and socket.gethostbyname(host).startswith("127."):
+            # Debian has this in /etc/hosts for the machine's own name.
+            raise UsageError(
+                f"other machines cannot reach this one as {host}, which is a loopback address here; {_REMEDY}"
+            )
+    return host
+
+
+def close_socket(server: socket.socket) -> None:
+    """Close a listening socket. A thread that is blocked in its `accept` gets an error."""
+    with suppress(OSError):
+        server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def interface_variables(host: str) -> dict[str, str]:
+    """Return the environment variables that let gloo use the interface of this address.
+
+    By default it uses the address of the machine's own name, which may be a loopback address. Ranks of one machine use
+    and listen on the loopback interface alone, whatever the environment says, also with NCCL.
+    """
+    is_local = host.startswith("127.")
+    interface = interface_of(host) if is_local or "GLOO_SOCKET_IFNAME" not in os.environ else None
+    names = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if is_local else [])]
+    return {} if interface is None else dict.fromkeys(names, interface)
+
+
+def interface_of(host: str) -> str | None:
+    """Return the name of the network interface with this address, or None if there is none."""
+    import psutil
+
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
+        if address.startswith("127."):
+            # The loopback interface has all of these addresses, but names the first one only.
+            address = LOOPBACK
+        for name, own in psutil.net_if_addrs().items():
+            if address in [each.address for each in own]:
+                return str(name)
+    return None
