@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -503,6 +504,16 @@ def _parquet(study: StudyResults, file: IO[bytes]) -> None:
         raise UsageError('parquet needs pyarrow; in the checkout: pip install -e ".[export]"') from None
 
 
+@contextmanager
+def _new_file(output: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces an existing one only when it is complete. Raises UsageError."""
+    try:
+        with replacing(output) as file:
+            yield file
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
+
+
 WRITERS: Mapping[str, Callable[[StudyResults, IO[bytes]], None]] = {"csv": _csv, "json": _json, "parquet": _parquet}
 
 
@@ -550,12 +561,8 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
             write(study, sys.stdout.buffer)
             sys.stdout.buffer.flush()
             return
-        # An existing file is replaced only when the new one is complete.
-        try:
-            with replacing(output) as file:
-                write(study, file)
-        except OSError as error:
-            raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
+        with _new_file(output) as file:
+            write(study, file)
         say(f"{counted(len(study.trials), 'trial')} of study {study.name} written to {output}", err=True)
 
 
@@ -590,12 +597,8 @@ def report(name: str, output: Path, store: str) -> None:
 
     with opened(store, name) as study:
         text = report_html(StudyData(study))
-        # An existing file is replaced only when the new one is complete.
-        try:
-            with replacing(output) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
+        with _new_file(output) as file:
+            file.write(text.encode())
         say(f"report of study {study.name} written to {output}", err=True)
 
 

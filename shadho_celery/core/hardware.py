@@ -279,7 +279,7 @@ class ComputeClass:
 
     @property
     def places(self) -> Sequence[ComputeClass]:
-        """Where trials are placed: the class's machines, with the class's limits, or the class itself."""
+        """The class's machines, each with the class's limits; the class itself if no machine is known."""
         # A machine has no queue of trials ahead, because each trial is sent to the machine that has its slots.
         return [replace(each, allowance=self.share, turn=self.turn, silent=self.silent) for each in self.machines] or [
             self

@@ -49,7 +49,7 @@ class Obeyed:
 
     @property
     def drain(self) -> Drain | None:
-        """Who has drained the worker; None if it is not drained."""
+        """The drain that is in force, or None."""
         return self.latest if self.latest is not None and self.latest.is_drained else None
 
     def follow(self) -> None:

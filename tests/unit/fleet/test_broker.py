@@ -47,8 +47,9 @@ def test_the_message_is_celerys_own_but_for_what_names_its_origin() -> None:
     assert headers["shadho_protocol"] == broker.PROTOCOL
 
 
-def test_celerys_worker_reads_the_payload_and_ignores_the_result() -> None:
-    body, headers, properties = broker.message(PAYLOAD)
+def received(sent: tuple[Any, Any, Any]) -> tuple[Request, Any]:
+    """The request that Celery's worker makes of a message, and the message's headers."""
+    body, headers, properties = sent
     message = kombu.Message(
         json.dumps(body),
         headers=headers,
@@ -57,7 +58,11 @@ def test_celerys_worker_reads_the_payload_and_ignores_the_result() -> None:
         content_encoding="utf-8",
         delivery_info={"exchange": "", "routing_key": "gpu_large"},
     )
-    request = Request(message, app=app)
+    return Request(message, app=app), headers
+
+
+def test_celerys_worker_reads_the_payload_and_ignores_the_result() -> None:
+    request, headers = received(broker.message(PAYLOAD))
     assert (request.id, request.name) == (headers["id"], broker.TASK)
     args, kwargs, embedded = request._payload
     assert (args, kwargs) == ([PLAIN], {})
@@ -114,16 +119,7 @@ SIGNER = Signer(b"a key of sixteen bytes")
 
 def travelled(signer: Signer) -> tuple[Any, Any]:
     """Payload and request as a worker's task sees them, after the broker and Celery."""
-    body, headers, properties = broker.message(PAYLOAD, signer)
-    message = kombu.Message(
-        json.dumps(body),
-        headers=headers,
-        properties=properties,
-        content_type="application/json",
-        content_encoding="utf-8",
-        delivery_info={"exchange": "", "routing_key": "gpu_large"},
-    )
-    request = Request(message, app=app)
+    request, _ = received(broker.message(PAYLOAD, signer))
     return request._payload[0][0], Context(request.request_dict)
 
 
