@@ -235,17 +235,20 @@ LONGEST = 20_000_000
 _TOO_LONG = "(left out: too long)"
 
 
-def readable(columns: Iterable[sa.Column[Any]]) -> sa.Select[Any]:
+def readable(columns: Iterable[sa.Column[Any]], order: Collection[sa.Column[Any]]) -> sa.Select[Any]:
     """Return a query of columns.
 
-    Texts and JSON are selected as text, with a short text in place of values that are too long. SQLAlchemy's own
+    Texts and JSON are selected as text, with a short text in place of values that are too long. In the columns of
+    `order` these become null, because a page of rows begins after the last row of the page before. SQLAlchemy's own
     decoder would stop at the first value that is not JSON, without saying in which row.
     """
     found: list[sa.ColumnElement[Any]] = []
+    ordered = {column.name for column in order}
     for column in columns:
         if isinstance(column.type, (sa.JSON, sa.String)):
             text = sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column
-            found.append(sa.case((sa.func.length(text) > LONGEST, _TOO_LONG), else_=text).label(column.name))
+            instead = None if column.name in ordered else _TOO_LONG
+            found.append(sa.case((sa.func.length(text) > LONGEST, instead), else_=text).label(column.name))
         elif isinstance(column.type, sa.LargeBinary):
             # Without SQLAlchemy's conversion, which would stop at the first value that is not bytes.
             short = sa.case((sa.func.length(column) > LONGEST, None), else_=column)
@@ -356,7 +359,7 @@ class Reader(Generic[R]):
         #: these columns are the first ones of each row
         self.order = [table.c[name] for name in order or keys]
         self.columns = [*dict.fromkeys([*(column.name for column in self.order), *columns])]
-        self.query = readable(table.c[name] for name in self.columns)
+        self.query = readable([table.c[name] for name in self.columns], self.order)
 
     def problem(self, error: Exception) -> str:
         """Return a line about an error that `make` has raised, with the column's name instead of its index."""

@@ -195,6 +195,11 @@ class SqlStore:
             for row in page:
                 yield self._number(key, row.number)
 
+    def last_attempted(self, key: str) -> int:
+        """Return the greatest number of a trial with a recorded attempt, or -1."""
+        [(number,)] = self._fetched(sa.select(sa.func.max(attempts.c.number)).where(attempts.c.study == key))
+        return -1 if number is None else self._number(key, number)
+
     def counts(self, key: str) -> dict[TrialState, int]:
         """Return the number of the study's trials by state.
 

@@ -98,7 +98,9 @@ def open_study(
             store.keep_settings(record.key, fence, record.settings, record.in_force)
         earlier = _earlier_trials(store, record.key, fence, clock) if is_resumed else ()
         taught = store.warm_start(record.key) if is_resumed else warm_start
-        study = StudyState(store, record, fence, earlier, clock, warm_start=taught, given=given)
+        # The row of the last trial may have been deleted. Its attempts, reports and checkpoints are another trial's.
+        first = store.last_attempted(record.key) + 1 if is_resumed else 0
+        study = StudyState(store, record, fence, earlier, clock, first_number=first, warm_start=taught, given=given)
         if is_resumed:
             study.recorder.spent.update(store.spent(record.key))
             study.recorder.recall(store.sessions(record.key))

@@ -90,10 +90,11 @@ class StudyState(StudyTrials):
         trials: Iterable[Trial | Summary] = (),
         clock: Clock | None = None,
         *,
+        first_number: int = 0,
         warm_start: Sequence[Trial] = (),
         given: Callable[[Params], str | None] | None = None,
     ) -> None:
-        """`trials` are those of earlier runs, by number. New trials get the next numbers.
+        """`trials` are those of earlier runs, by number. New trials get the next numbers, at least `first_number`.
 
         `given` makes the record of the values that the objective gets for these params, see `Trial.given`.
         """
@@ -153,7 +154,7 @@ class StudyState(StudyTrials):
         #: number of trials that count towards the limit on trials
         self.counted = self.count(*COUNTED)
         #: number of the next trial; it may exceed the count of trials, because rows may have been deleted
-        self._next = self.trials.last_number + 1
+        self._next = max(first_number, self.trials.last_number + 1)
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
         for trial in self._open.values():
             self._reopen(trial)

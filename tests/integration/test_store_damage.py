@@ -96,6 +96,14 @@ def test_a_trial_that_cannot_be_read_is_named_with_the_remedy_and_without_it_the
         study.close()
 
 
+def test_the_number_of_a_last_trial_whose_row_was_deleted_is_not_given_again(url: str) -> None:
+    change(url, f"DELETE FROM trials WHERE number = {TRIALS - 1}")
+    with closing(SqlStore(url)) as store:
+        study = resumed(store)
+        assert study.add("all", {"x": 1.0}, seed=9).number == TRIALS
+        study.close()
+
+
 def test_a_refused_study_is_left_unlocked(url: str) -> None:
     change(url, UNREADABLE["budget"])
     refusal(url)
