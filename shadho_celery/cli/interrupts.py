@@ -98,7 +98,7 @@ def end_quietly() -> None:
     """Guard the standard streams, and install a hook that ends this process without a traceback.
 
     The hook is for Ctrl-C, and for a file that hides a library, while modules are imported. Once a command runs,
-    `connection_options.refusals` does this.
+    `shared_options.refusals` does this.
     """
     guard_streams()
     sys.excepthook = _hook

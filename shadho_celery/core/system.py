@@ -96,7 +96,7 @@ LOCK_WAIT_SECONDS = 4.0
 #: PostgreSQL: each statement of a scheduler and of a reader, after which the server cancels it (`statement_timeout`)
 STATEMENT_SECONDS, READ_SECONDS = 8.0, 30.0
 
-#: PostgreSQL: each statement that deletes or copies a whole study, while the study does not run
+#: PostgreSQL: each statement that deletes a whole study, while the study does not run
 MAINTENANCE_SECONDS = 3600.0
 
 #: PostgreSQL: seconds that a client waits beyond a statement's limit before it closes the connection to a silent server

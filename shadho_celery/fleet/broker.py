@@ -319,12 +319,12 @@ class Publisher:
         self._url = url
         self._signer = signer
         #: connection to the broker
-        self.connection = connection = _connection(url, options or {}, ssl)
+        self._connection = connection = _connection(url, options or {}, ssl)
         # KeyError: no transport knows the URL's scheme. ValueError: the URL cannot be parsed.
         named = (KombuError, OSError, KeyError, ValueError)
         self._failures = (*connection.connection_errors, *connection.channel_errors, *named)
-        if self.connection.get_transport_cls().driver_type == "amqp":
-            self.connection.transport_options |= {"on_blocked": self._on_blocked, "on_unblocked": self._on_unblocked}
+        if self._connection.get_transport_cls().driver_type == "amqp":
+            self._connection.transport_options |= {"on_blocked": self._on_blocked, "on_unblocked": self._on_unblocked}
         #: True while RabbitMQ does not read from this connection, because its memory or disk is nearly full
         self._is_blocked = False
         self._producer: kombu.Producer | None = None
@@ -377,10 +377,10 @@ class Publisher:
             if self._producer is None:
                 self._open()
             with suppress(TimeoutError):
-                while self.connection.connected:
-                    self.connection.drain_events(timeout=NOTICE_SECONDS)
+                while self._connection.connected:
+                    self._connection.drain_events(timeout=NOTICE_SECONDS)
             # If the connection was lost, this fails.
-            if not (self._is_blocked and self.connection.connected):
+            if not (self._is_blocked and self._connection.connected):
                 assert self._producer is not None
                 self._probe(self._producer.channel)
         except (ServiceError, *self._failures):
@@ -393,7 +393,7 @@ class Publisher:
 
     def depths(self, names: Iterable[str]) -> dict[str, int | None]:
         """Return the same as the function `depths`, over a new connection, in any thread. Raises ServiceError."""
-        connection = self.connection.clone()
+        connection = self._connection.clone()
         try:
             with opened(connection):
                 return depths_on(connection, names)
@@ -409,19 +409,19 @@ class Publisher:
         if self._is_blocked:
             self._drop()
         with suppress(*self._failures):
-            self.connection.release()
+            self._connection.release()
         self._producer = None
 
     def _drop(self) -> None:
         """Close the connection without notifying the broker, which may not respond."""
         with suppress(*self._failures):
-            self.connection.collect()
+            self._connection.collect()
         self._producer, self._is_blocked = None, False
 
     def _open(self) -> None:
         try:
-            _open(self.connection)
-            channel = self.connection.default_channel
+            _open(self._connection)
+            channel = self._connection.default_channel
             self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
             self._declared: set[str] = set()
             #: delivery tags of the last published and the last confirmed message (RabbitMQ only)
@@ -432,7 +432,7 @@ class Publisher:
                 channel.events["basic_ack"].add(self._on_confirm)
                 self._probe(channel)
                 while not (self._confirmed_tag or self._is_blocked):
-                    self.connection.drain_events(timeout=BROKER_SECONDS)
+                    self._connection.drain_events(timeout=BROKER_SECONDS)
         except self._failures + _MISWRITTEN as error:
             raise unusable(self._url, error) from error
 
@@ -462,7 +462,7 @@ class Publisher:
     def _confirm(self, allowed: int) -> None:
         """Wait until at most `allowed` messages are unconfirmed."""
         while self._published_tag - self._confirmed_tag > allowed:
-            self.connection.drain_events(timeout=BROKER_SECONDS)
+            self._connection.drain_events(timeout=BROKER_SECONDS)
             if self._is_blocked:
                 raise ConnectionError("blocked")
 

@@ -290,7 +290,8 @@ class SchedulerChannel:
         found = {key: parts[0] for key, parts in answer.items()} if isinstance(answer, dict) else dict(answer)
         if self._inbox is not None and found.get(self._inbox.key):
             forged = self._inbox.forged
-            self._inbox.read()
+            # As many as XREAD has sent, or the next call would send them again.
+            self._inbox.read(READ)
             self.forged += self._inbox.forged - forged
         entries = found.get(self._events, [])
         self.is_drained = len(entries) < READ

@@ -5,10 +5,10 @@ Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worke
 ``inbox``      stream of the requests that the scheduler or worker has not read; at most MAX_REQUESTS
 ``answer:ID``  the answer to request ID
 
-A request to a study is for one scheduler, which its fence names, and is valid until a moment of the server's clock, so
-the clocks of the hosts do not matter. A scheduler carries a request out at most once: a request that arrives again gets
-the first answer. Requests and answers are signed if there is a key, and each signature is valid for one key of Redis
-only. Requests to a worker ask for the log of a trial.
+A request is valid until a moment of the server's clock, so the clocks of the hosts do not matter. Requests and answers
+are signed if there is a key, and each signature is valid for one key of Redis only. A request to a study is for one
+scheduler, which its fence names, and is carried out at most once: a request that arrives again gets the first answer.
+Requests to a worker ask for the log of a trial, which may be read again.
 """
 
 from __future__ import annotations
@@ -69,8 +69,6 @@ class Kind(Generic[D, A]):
 
     requests: Sealed[Asked[D]]
     answers: Sealed[A]
-    #: maximum number of characters of a sealed request
-    longest: int
     #: seconds for which an inbox is kept after its last request, and an answer after it was given
     kept_seconds: int
 
@@ -78,7 +76,6 @@ class Kind(Generic[D, A]):
 CONTROL = Kind(
     requests=Sealed[Request](Request, MAX_REQUEST),
     answers=Sealed[Answer](Answer, MAX_ANSWER),
-    longest=MAX_REQUEST,
     kept_seconds=KEPT_SECONDS,
 )
 
@@ -92,14 +89,14 @@ class Requests(Generic[D, A]):
         #: number of requests that were unsigned or malformed
         self.forged = 0
 
-    def take(self) -> tuple[int, list[Asked[D]]]:
+    def take(self, most: int = MAX_REQUESTS) -> tuple[int, list[Asked[D]]]:
         """Remove the first requests from Redis. Return the server's time in ms, and the requests with our signature.
 
         Raises redis-py's errors.
         """
         try:
             # A character has up to four bytes.
-            now, *texts = run(self._client, "take_requests", self._to, MAX_REQUESTS, 4 * self._kind.longest)
+            now, *texts = run(self._client, "take_requests", self._to, most, 4 * self._kind.requests.most)
         except redis.ResponseError as error:
             if not is_spoilt(error):
                 raise
@@ -130,9 +127,9 @@ class Inbox(Requests[OfStudy, Answer]):
         #: before that. A copy of the request must not replace the answer, for which its sender may still wait
         self._known: dict[str, tuple[int, Answer | None]] = {}
 
-    def read(self) -> None:
-        """Sort the requests that have arrived. Raises redis-py's errors."""
-        now, requests = self.take()
+    def read(self, most: int = MAX_REQUESTS) -> None:
+        """Sort the first requests that have arrived. Raises redis-py's errors."""
+        now, requests = self.take(most)
         oldest = now - 1000 * KEPT_SECONDS
         self._known = {each: known for each, known in self._known.items() if known[0] >= oldest}
         for request in requests:
@@ -183,8 +180,8 @@ class Client(Generic[D, A]):
         """
         [key] = keys(request.to, "inbox")
         sealed = self._signer.seal(key, request)
-        if len(sealed) > self._kind.longest:
-            raise ValueError(f"it has {len(sealed)} characters, and may have {self._kind.longest}")
+        if len(sealed) > (most := self._kind.requests.most):
+            raise ValueError(f"it has {len(sealed)} characters, and may have {most}")
         return str(run(self._client, "put_request", request.to, sealed, MAX_REQUESTS, self._kind.kept_seconds)) or None
 
     def answers(self, requests: Sequence[Asked[D]], seconds: float) -> Iterator[tuple[Asked[D], A]]:
@@ -246,6 +243,5 @@ class LogAnswer(Struct, frozen=True, kw_only=True):
 LOGS = Kind(
     requests=Sealed[Asked[ReadLog]](Asked[ReadLog], MAX_LOG_REQUEST),
     answers=Sealed[LogAnswer](LogAnswer, 7 * MAX_SENT),
-    longest=MAX_LOG_REQUEST,
     kept_seconds=30,
 )

@@ -1,6 +1,6 @@
 """Queue executor: sends attempts to Celery workers through the broker, and receives events over the channel.
 
-`remove` deletes what a deleted study has left: its keys in Redis and its messages in the queues.
+`remove` deletes what a deleted study has left in Redis.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shadho_celery.fleet.gangs import Gangs, Seated
 from shadho_celery.fleet.redis import connect, flush, is_outage, outages_pass, refusals, unusable
 from shadho_celery.fleet.registry import Progress, Worker, obeyed_drains, of_other_protocols
 from shadho_celery.fleet.seats import SchedulerSeats
-from shadho_celery.fleet.workers import Connection, FleetStudy, Workers
+from shadho_celery.fleet.workers import FleetStudy, Servers, Workers
 from shadho_celery.study.recorder import Recorder
 
 #: seconds after which a study's sources are shipped again, in case Redis has lost them
@@ -51,7 +51,7 @@ class QueueExecutor:
 
     def __init__(
         self,
-        connection: Connection,
+        servers: Servers,
         study: FleetStudy,
         live: Attempts[Sent],
         *,
@@ -60,16 +60,16 @@ class QueueExecutor:
         recorder: Recorder | None = None,
         clock: Clock | None = None,
     ) -> None:
-        client, signer, control = connection.client, connection.signer, connection.control
+        client, signer, control = servers.client, servers.signer, servers.control
         self._clock = clock or SystemClock()
-        self._study, self._publisher = study, connection.publisher
+        self._study, self._publisher = study, servers.publisher
         #: counts the refused events, leases and keys (`forged`)
         self._inbox = None if control is None else Inbox(client, study.key, study.fence, control)
         self.channel = channel = SchedulerChannel(client, study.key, signer, study.fence, self._inbox)
         quarantine = Quarantine(client, study.key)
         self._breaker = CircuitBreaker(quarantine)
         #: live workers as of the last `poll`
-        self.workers = workers = Workers(connection, study, progress, wanted)
+        self.workers = workers = Workers(servers, study, progress, wanted)
         self._drain_watch = None if control is None else DrainWatch(Drains(client, control))
         #: announcements that were looked through for drains
         self._watched: Mapping[str, Worker] = {}
@@ -101,7 +101,6 @@ class QueueExecutor:
         self._is_informed = False
         #: pending calls that take attempts back; they are repeated until Redis answers
         self._unwanted: list[Callable[[], object]] = []
-        #: queues that may contain messages of attempts that were taken back, and the function that finds these attempts
         #: reason why Redis is unavailable, or None; meanwhile no trial can end
         self.silence: ServiceError | None = None
         self._take_over(quarantine)

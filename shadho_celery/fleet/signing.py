@@ -143,7 +143,8 @@ class Sealed(Generic[R]):
     def __init__(self, kind: Any, most: int) -> None:
         """Refuse texts of more than `most` characters. Create the object at import, because several threads use it."""
         self._decode = decoder(kind)
-        self._most = most
+        #: maximum number of characters of a text
+        self.most = most
 
     def read(self, about: str, sealed: str, signer: Signer) -> R | None:
         """Return the record in a text, or None if the text is malformed, too long, or lacks a required signature.
@@ -151,7 +152,7 @@ class Sealed(Generic[R]):
         The signature must also cover `about`. Without a key, signatures are ignored.
         """
         signature, brace, rest = sealed.partition("{")
-        if len(sealed) > self._most or not signer.is_signed(about + brace + rest, signature):
+        if len(sealed) > self.most or not signer.is_signed(about + brace + rest, signature):
             return None
         try:
             record: R = self._decode(brace + rest)

@@ -67,7 +67,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection:
+class Servers:
     """The servers of a fleet, and the keys that one scheduler uses there."""
 
     client: redis.Redis
@@ -110,7 +110,7 @@ class FleetStudy:
 class Workers:
     """The live workers of a fleet, as one study's scheduler sees them through their announcements."""
 
-    connection: Connection
+    servers: Servers
     study: FleetStudy
     #: return what is announced to other processes: the study's progress, and slots by class that would shorten it
     progress: Callable[[], Progress | None] = lambda: None
@@ -119,8 +119,8 @@ class Workers:
     def __post_init__(self) -> None:
         #: the study's present weight
         self.weight = self.study.weight
-        self._workers = Registry(self.connection.client, Worker, self.connection.signer)
-        self._studies = Registry(self.connection.client, StudyWants, self.connection.signer)
+        self._workers = Registry(self.servers.client, Worker, self.servers.signer)
+        self._studies = Registry(self.servers.client, StudyWants, self.servers.signer)
         #: number of announcements that the last look refused: unsigned or malformed
         self.refused = 0
         #: the study's turns in each class, which it takes with the other studies
@@ -155,9 +155,9 @@ class Workers:
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
         """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
-        study, control = self.study, self.connection.control
+        study, control = self.study, self.servers.control
         self.announced = self._workers.living()
-        ours, differing = sorted_out(self.announced, study.module, self.connection.signer.fingerprint, study.code)
+        ours, differing = sorted_out(self.announced, study.module, self.servers.signer.fingerprint, study.code)
         before = self._other_code
         self._other_code = {
             name: (said, before[name][1] if name in before else now) for name, said in differing.items()

@@ -52,7 +52,9 @@ class LogServer:
             # The last requests are still being answered, because the disk is slow.
             return
         self._looked_at = now
-        _, requests = self._logs.take()
+        now_ms, requests = self._logs.take()
+        # Nobody waits for the others any more.
+        requests = [request for request in requests if request.expires >= now_ms]
         self._was_asked = bool(requests)
         if requests:
             # The caller's thread also renews the leases, so it must not wait for a disk.

@@ -426,8 +426,8 @@ class TrialLogs:
         """
         self._url, self._seconds = urls.url(urls.REDIS) if is_fleet else "", seconds
         self._signer = Signer.configured() if is_fleet else UNSIGNED
-        self._redis: Redis | None = None
-        #: held while the connection is made
+        #: connection, and the workers that announce themselves there
+        self._fleet: tuple[Redis, Registry[Worker]] | None = None
         self._lock = threading.Lock()
 
     def read(
@@ -467,21 +467,22 @@ class TrialLogs:
         """Return a part of a log, or why no worker has it. Other arguments and errors are those of `read`."""
         with refusals():
             with self._lock:
-                self._redis = self._redis or connect(self._url)
-            registry = Registry(self._redis, Worker, self._signer)
-            announced = registry.living()
+                if self._fleet is None:
+                    client = connect(self._url)
+                    self._fleet = client, Registry(client, Worker, self._signer)
+                client, registry = self._fleet
+                announced, refused = registry.living(), registry.refused
             living = {name: worker for name, worker in announced.items() if worker.key == self._signer.fingerprint}
-            strangers = registry.refused + len(announced) - len(living)
+            strangers = refused + len(announced) - len(living)
             on_host = [name for name, worker in living.items() if worker.machine.host == host]
             # Any worker may have the log, because a disk may be shared.
             asked = [source] if source in living and source else on_host or [*living]
-            client = Client(self._redis, self._signer, LOGS)
-            first = client.request("", requester(), deed)
+            sender = Client(client, self._signer, LOGS)
+            first = sender.request("", requester(), deed)
             requests = {replace(first, to=of_worker(name)): name for name in asked}
-            for request in requests:
-                client.send(request)
+            sent = [request for request in requests if sender.send(request) is not None]
             has_answered = False
-            for request, answer in client.answers([*requests], self._seconds):
+            for request, answer in sender.answers(sent, self._seconds):
                 has_answered = True
                 if answer.text is not None:
                     return LogPart(answer.text, answer.end, requests[request])
@@ -497,6 +498,11 @@ class TrialLogs:
                 "folder",
                 is_error=True,
             )
+        if not sent:
+            return NoLog(
+                f"the workers on {host} have not read {MAX_REQUESTS} earlier requests for logs; try again later",
+                is_error=True,
+            )
         if not has_answered:
             return NoLog(
                 f"no worker on {host} has answered within {self._seconds:.0f} s; check that it runs, and try again",
@@ -509,5 +515,5 @@ class TrialLogs:
 
     def close(self) -> None:
         """Close the connection to the fleet."""
-        if self._redis is not None:
-            self._redis.close()
+        if self._fleet is not None:
+            self._fleet[0].close()

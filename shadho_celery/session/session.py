@@ -38,7 +38,7 @@ from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import MAX_SLOTS, Progress, able, start_command, unable
 from shadho_celery.fleet.signing import Signer, read_key
-from shadho_celery.fleet.workers import Connection, FleetStudy
+from shadho_celery.fleet.workers import FleetStudy, Servers
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.placement.widths import widest
@@ -243,7 +243,7 @@ class Session:
     def _open(self, stack: ExitStack) -> None:
         """Open servers, store, study and scheduler. `stack` closes them in reverse order."""
         # The servers come first: if one is down, no empty study should be left in the store.
-        connection = self._fleet() if self.options.fleet else None
+        servers = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
         self.study.use_code(self.code.digest)
@@ -251,11 +251,11 @@ class Session:
             self._say(self.opened.warm_start.words)
         #: number of trials that had ended before this run
         self.counted_before = self.study.counted
-        if connection is None:
+        if servers is None:
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
             os.environ.update(embedded.urls)
-            connection = Connection(
+            servers = Servers(
                 client=connect(embedded.urls[urls.REDIS]),
                 publisher=Publisher.configured(with_folder=False),
                 signer=Signer.configured(),
@@ -264,7 +264,7 @@ class Session:
         self.study.recorder.class_prices = {name: spec.price for name, spec in self.class_spec.items()}
         settings = self.plan.settings
         self.executor = QueueExecutor(
-            connection,
+            servers,
             FleetStudy(
                 key=self.study.record.key,
                 module=self.file.module,
@@ -297,9 +297,9 @@ class Session:
         self.watch = Watch(self)
         self.steering = Steering(self)
 
-    def _fleet(self) -> Connection:
+    def _fleet(self) -> Servers:
         """Connect to the servers of a fleet."""
-        connection = Connection(
+        servers = Servers(
             client=connect(urls.url(urls.REDIS)),
             publisher=Publisher.configured(),
             signer=Signer.configured(),
@@ -309,7 +309,7 @@ class Session:
         origin = self.options.broker_from
         named = f" (of {origin}; --local runs on this machine alone)" if origin else ""
         self._say(f"fleet: broker {mask(urls.url(urls.BROKER))}{named}, Redis {mask(urls.url(urls.REDIS))}{unset}")
-        return connection
+        return servers
 
     def _embed(self) -> Embedded:
         """Return the embedded workers of the study. Their slots by class are given, or fit this machine.

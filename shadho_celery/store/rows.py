@@ -235,7 +235,7 @@ LONGEST = 20_000_000
 _TOO_LONG = "(left out: too long)"
 
 
-def readable(columns: Iterable[sa.Column[Any]], order: Collection[sa.Column[Any]]) -> sa.Select[Any]:
+def readable(columns: Iterable[sa.Column[Any]], order: Collection[sa.Column[Any]] = ()) -> sa.Select[Any]:
     """Return a query of columns.
 
     Texts and JSON are selected as text, with a short text in place of values that are too long. In the columns of

@@ -51,7 +51,7 @@ from shadho_celery.fleet.channel import Claim, WorkerChannel
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
-from shadho_celery.fleet.workers import Connection, FleetStudy
+from shadho_celery.fleet.workers import FleetStudy, Servers
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.node.slots import BEAT_SECONDS
 from shadho_celery.scheduler.plan import Plan, make_scheduler
@@ -181,7 +181,7 @@ class PlayedWorkers:
     def play(self, is_over: Event) -> None:
         """Work until the end; heartbeats have a thread of their own, as in a worker."""
         threading.Thread(target=self._beat, args=(is_over,), daemon=True).start()
-        with kombu.Connection(self._url) as connection:
+        with kombu.Servers(self._url) as connection:
             channel = connection.default_channel
             # As many as there are slots: a message is acknowledged once its trial has ended.
             channel.basic_qos(0, len(self._names), False)
@@ -349,7 +349,7 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
     began = time.monotonic()
     study = open_study(store, space.describe(), name=name, resume=True)
     executor = QueueExecutor(
-        Connection(client=connect(url), publisher=Publisher(url)),
+        Servers(client=connect(url), publisher=Publisher(url)),
         FleetStudy(key=study.record.key, module=MODULE),
         study.live,
     )

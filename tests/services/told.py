@@ -9,7 +9,7 @@ from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.system import Clock
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
-from shadho_celery.fleet.workers import Connection, FleetStudy
+from shadho_celery.fleet.workers import FleetStudy, Servers
 
 
 class ToldExecutor(QueueExecutor):
@@ -18,7 +18,7 @@ class ToldExecutor(QueueExecutor):
     def __init__(
         self, client: Any, publisher: Any, study: str, module: str, clock: Clock | None = None, **facts: Any
     ) -> None:
-        connection = Connection(client=client, publisher=publisher)
+        connection = Servers(client=client, publisher=publisher)
         super().__init__(connection, FleetStudy(key=study, module=module, **facts), Attempts(), clock=clock)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:

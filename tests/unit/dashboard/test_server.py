@@ -38,6 +38,7 @@ from shadho_celery.core.records import (
     Pause,
     Set,
     Stop,
+    Undrain,
     Unpause,
     name_of,
 )
@@ -94,6 +95,9 @@ class Told(Control):
 
     def drain(self, worker: str) -> Answer:
         return self._ask(worker, Drain(worker))
+
+    def undrain(self, worker: str) -> Answer:
+        return self._ask(worker, Undrain(worker))
 
 
 class Rig:
@@ -404,6 +408,7 @@ def test_actions_are_asked_for_by_the_studys_key_and_answered(rig: Rig) -> None:
     assert act(study, action="enqueue", points='{"rate": 0.5}\n\n{"rate": 0.25}\n').status_code == 200
     assert act(study, action="enqueue", points='[{"rate": 0.5}]').status_code == 200
     assert act("/api/worker/action", action="drain", worker="cpu@node7").status_code == 200
+    assert act("/api/worker/action", action="undrain", worker="cpu@node7").status_code == 200
     assert rig.control.asked == [
         (key, Unpause()),
         (key, Stop()),
@@ -412,6 +417,7 @@ def test_actions_are_asked_for_by_the_studys_key_and_answered(rig: Rig) -> None:
         (key, Enqueue([{"rate": 0.5}, {"rate": 0.25}])),
         (key, Enqueue([{"rate": 0.5}])),
         ("cpu@node7", Drain("cpu@node7")),
+        ("cpu@node7", Undrain("cpu@node7")),
     ]
     silent = act(study, action="pause")
     assert (silent.status_code, silent.json()) == (503, {"error": "the scheduler does not answer"})

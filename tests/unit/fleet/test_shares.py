@@ -22,7 +22,7 @@ from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.dispatch import LOOK_SECONDS, Pace
 from shadho_celery.fleet.registry import StudyWants, Worker
-from shadho_celery.fleet.workers import MESSAGE_SECONDS, Connection, FleetStudy, Turns, Workers, allow, parts
+from shadho_celery.fleet.workers import MESSAGE_SECONDS, FleetStudy, Servers, Turns, Workers, allow, parts
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 
 #: seconds that a message or an event takes
@@ -140,7 +140,7 @@ class Study:
         """Its trials take `mean` seconds, or half as long or one and a half times as long."""
         self.name = str(len(fleet.studies))
         fleet.studies.append(self)
-        connection = Connection(client=fleet.redis, publisher=MagicMock())  # type: ignore[arg-type]
+        connection = Servers(client=fleet.redis, publisher=MagicMock())  # type: ignore[arg-type]
         self.workers = Workers(connection, FleetStudy(key=self.name, module="m", weight=weight))
         self.in_flight = Attempts[Sent]()
         self.is_pausing = False

@@ -15,7 +15,7 @@ from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Progress, Share, StudyWants, Worker
-from shadho_celery.fleet.workers import Connection, FleetStudy, Workers, allow
+from shadho_celery.fleet.workers import FleetStudy, Servers, Workers, allow
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ class Fleet:
         client.mget.side_effect = lambda names: [
             json.dumps(msgspec.to_builtins(self.announced[name])) for name in sorted(self.announced)
         ]
-        connection = Connection(client=client, publisher=MagicMock())
+        connection = Servers(client=client, publisher=MagicMock())
         self.workers = Workers(connection, FleetStudy(key="s", module="m", one_worker=one_worker))
 
     def announce(self, name: str, host: str, **facts: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_study_announces_its_name_and_how_far_it_is_each_time() -> None:
     told = [Progress(ended=1, limit=5, running=2), Progress(ended=2, limit=5)]
     wanted = {"cloud": 4}
     study = FleetStudy(key="k", module="m", weight=2.0, name="svm")
-    connection = Connection(client=client, publisher=MagicMock())
+    connection = Servers(client=client, publisher=MagicMock())
     workers = Workers(connection, study, progress=iter(told).__next__, wanted=lambda: wanted)
     for now in (0.0, 1.0):
         workers.look(now, (), set())
