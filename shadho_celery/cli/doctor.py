@@ -1,6 +1,6 @@
 """Command that checks what a fleet needs, before trials fail without it: `doctor`.
 
-A check is a function in `CHECKS` that judges one thing of the `Site`, and returns a `Finding` or None if the thing does
+A check is a function that judges one thing of the `Site`, and returns a `Finding` or None if the thing does
 not exist here. Its name is shown in the finding.
 """
 

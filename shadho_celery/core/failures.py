@@ -29,7 +29,7 @@ _GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)
 #: files that are not the user's: those of installed packages, of Python's library, and of this package's modules that
 #: call objectives
 _FOREIGN = re.compile(
-    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](executors|objective|program|ranks|runner|simulation|space|training))[\\/]"
+    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](objective|program|ranks|runner|scheduler|simulation|space|training))[\\/]"
     r"|^<"
 )
 

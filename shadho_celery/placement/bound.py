@@ -1,6 +1,6 @@
 """Linear programs of the best placement: the most trials that a fleet can complete, and the least money for trials.
 
-Wanted slots: how many slots of each class would shorten the rest of a study, as a linear program.
+A third one says how many slots of each class would shorten the rest of a study.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class BudgetCosts:
         hosts: Collection[str | None] = () if known is None else known.hosts
         if isinstance(trial, Attempt) and trial.only_on in hosts:
             hosts = [trial.only_on]
-        if not self._finds or not all(self._has_checkpoint(origin, host) for host in hosts):
+        if known is None or not self._finds or not all(self._has_checkpoint(origin, host) for host in hosts):
             return Work(trial.budget)
         return Work(self._rest(trial), {*hosts} != {home})
 

@@ -7,7 +7,7 @@ from the trials (empirical Bayes). The estimate of a pair with few trials is clo
 many trials is close to its measurements. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78, 1983, in its
 two-way form.
 
-Extrapolation of the seconds of running trials from the steps that they report.
+`Extrapolation` predicts the seconds of a running trial from the steps that it reports.
 """
 
 from __future__ import annotations

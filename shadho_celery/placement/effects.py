@@ -41,8 +41,8 @@ MIN_TRIALS = 30
 LEAST_TELLING = -4.0
 #: a new fit is made when the trials have grown by this fraction, with a minimum and a maximum number
 GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
-#: number of labels and basis functions, in all sets of params together, that are kept of the latest sets
-KEPT = 2**18
+#: number of labels and basis functions, in all sets of params of a subspace together, that are kept of the latest sets
+KEPT = 2**17
 
 
 class Basis:
@@ -310,7 +310,8 @@ class ParamEffects:
     def functions(self, params_list: Sequence[Params]) -> Array:
         """Return the values of the basis functions for n sets of params, shape (n, functions).
 
-        The same params have the same values to the bit, as long as they are among the latest.
+        The same params have the same values to the bit, as long as they are among those asked for last. Linear algebra
+        may round another number of rows in another way.
         """
         if self._basis is None:
             draws = self._rows(self._subspace.sample(np.random.default_rng(0), DRAWS))
@@ -320,6 +321,8 @@ class ParamEffects:
         new = {key: params for key, params in zip(keys, params_list, strict=True) if key not in self._functions}
         if new:
             self._functions.update(zip(new, self._basis.functions(self._rows([*new.values()])), strict=True))
+        for key in keys:
+            self._functions[key] = self._functions.pop(key)
         found = np.array([self._functions[key] for key in keys]).reshape(len(keys), self._basis.size)
         most = max(len(keys), KEPT // (len(self._subspace.domains) + self._basis.size + 1))
         while len(self._functions) > most:

@@ -72,7 +72,8 @@ class CostPolicy:
         self._prices = np.empty((0, 0))
         #: by class, also of classes that are gone: its log prices, shape (subspaces,)
         self._prices_seen: dict[str, Array] = {}
-        #: log costs of the trials in the pool, log price plus departure, shape (trials, classes), as of the last pick
+        #: log costs of the trials in the pool, shape (trials, classes), as of the last pick: the log price, plus the
+        #: departure, or plus the log slot seconds with one sampler for the whole space
         self._costs = np.empty((0, 0))
         #: by row of a subspace: standard deviation of its trials' comparative costs, as of a version of the pool
         self._spreads: dict[int, float] = {}

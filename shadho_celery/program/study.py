@@ -542,7 +542,7 @@ def _search_here(
     """Search in this process. Arguments are checked before a study is recorded."""
     check_objective(objective, "the objective")
     if settings["trial_timeout"] is not None:
-        raise UsageError("trial_timeout= needs workers: a trial in this process cannot be stopped")
+        raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")
     check_on_trial(on_trial, "on_trial")
     bounds = {name: settings[name] for name in BOUNDS}
     losses = {name: settings[name] for name in ("objectives", "direction")}

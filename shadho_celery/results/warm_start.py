@@ -398,7 +398,8 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 def _number(cell: str) -> Any:
     """Return the number in a cell, as int if it is a whole number. Return any other text unchanged."""
-    for kind in (int, float):
+    # Python also reads 1_000 and the digits of other scripts.
+    for kind in (int, float) if cell.isascii() and "_" not in cell else ():
         with suppress(ValueError):
             return kind(cell)
     return cell

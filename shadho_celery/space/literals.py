@@ -109,4 +109,5 @@ def _object(value: object) -> str:
 
 def _name(named: object) -> str:
     name = getattr(named, "__qualname__", getattr(named, "__name__", None))
-    return f"{getattr(named, '__module__', None)}.{name}"
+    # A ufunc of scipy.special has no module.
+    return f"{getattr(named, '__module__', None) or type(named).__module__}.{name}"

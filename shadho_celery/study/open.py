@@ -81,7 +81,7 @@ def open_study(
             # The spaces cannot be compared.
             raise StudyError(
                 f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
-                "--resume), or resume it with the version that began it"
+                "resume), or resume it with the version that began it"
             )
         asked = replace(record, settings={**record.settings, **(settings or {})})
         _compare(asked, space, module, seed, store.safe_url)
@@ -229,6 +229,9 @@ def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: i
 
 def _successor(record: StudyRecord, store: str) -> str:
     """Return what a user writes to begin a study with the same settings that learns from the trials of `record`."""
+    if not record.module:
+        # It was begun by a program.
+        return f"minimize(..., store={store!r}, warm_start={record.name!r})"
     where = [] if store == DEFAULT_STORE else ["--store", store]
     command = ["shadho-celery", "run", record.module, *where, *as_options(record.settings), "--warm-start", record.name]
     return shlex.join(command)

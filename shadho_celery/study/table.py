@@ -1,6 +1,6 @@
 """Finished trials of a study, with methods to add, get, iterate over and count them.
 
-Summaries of finished trials by rung: their counts, classes and seconds, and whether ranks agree between rungs.
+Summaries by rung have the trials' counts, classes and seconds, and whether ranks agree between rungs.
 """
 
 from __future__ import annotations

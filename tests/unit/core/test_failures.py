@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from services.cases import cases
 
+import shadho_celery
 from shadho_celery.core.failures import Failure, cause_of, headline, read_failure
 from shadho_celery.objective.call import call
 from shadho_celery.objective.context import LocalContext
@@ -102,6 +105,16 @@ def test_the_place_is_the_innermost_line_of_the_users_own_code(folder: str, libr
     inner = f'  File "{library}", line 9, in call\n    raise ValueError\nValueError: no'
     error = TRACE.format(folder=folder, line=3, error="ValueError: no").replace("ValueError: no", inner, 1)
     assert str(read_failure(error)) == "ValueError: no (study.py:3)"
+
+
+@pytest.mark.parametrize(
+    "module", ["objective/call", "ranks/launch", "runner/child", "scheduler/executors", "simulation/executor"]
+)
+def test_a_line_of_a_module_that_calls_the_users_code_is_not_the_users(module: str) -> None:
+    path = Path(shadho_celery.__file__).with_name(module.partition("/")[0]) / f"{module.partition('/')[2]}.py"
+    assert path.exists()
+    error = TRACE.format(folder="/a", line=3, error="ValueError: no").replace("/a/study.py", f"/a/{path}")
+    assert str(read_failure(error)) == "ValueError: no"
 
 
 def test_of_a_chain_of_exceptions_the_last_one_is_told() -> None:

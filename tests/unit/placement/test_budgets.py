@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hyperopt import hp
+from msgspec.structs import replace
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.placement.budgets import BudgetCosts
+from shadho_celery.placement.budgets import BudgetCosts, Work
 from shadho_celery.placement.model import CostModel
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -65,6 +66,14 @@ def told(trials: list[Trial]) -> BudgetCosts:
 @pytest.mark.parametrize("startup", [10.0, 30.0, 100.0])
 def test_the_start_up_is_found_whatever_the_params_do_to_the_seconds_of_a_unit(startup: float) -> None:
     assert told(history(60, startup)).startup(NAME, "weak") == pytest.approx(startup, rel=0.25)
+
+
+def test_on_a_class_that_is_gone_a_promoted_trial_has_all_of_its_work() -> None:
+    finished = history(4, 10.0)
+    costs = told(finished)
+    promoted = replace(finished[1], origin=0, budget=81.0)
+    assert costs.behind(0) == 27.0
+    assert costs.ahead(promoted, "gone") == Work(81.0)
 
 
 def test_where_there_is_no_start_up_next_to_none_is_believed() -> None:

@@ -125,7 +125,7 @@ def test_as_many_trials_are_remembered_as_there_were_up_to_the_limit(trials: int
 
 @settings(max_examples=50)
 @given(st.integers(1, 120), st.integers(1, 5), st.integers(0, 1000))
-def test_predictions_lie_within_what_was_seen_or_believed(trials: int, dimensions: int, seed: int) -> None:
+def test_predictions_lie_within_what_was_seen(trials: int, dimensions: int, seed: int) -> None:
     neighbours, generator = told(slope, trials, dimensions, seed)
     predicted = neighbours.predict(generator.random((7, dimensions)))
     assert predicted.shape == (7,)

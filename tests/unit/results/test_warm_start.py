@@ -110,6 +110,13 @@ def test_a_table_of_ones_own_has_drawn_values() -> None:
     assert pairs(of_table(Path("own.csv"), compile_space(space()))) == [({"rate": 1.5}, 1)]
 
 
+def test_a_cell_that_python_alone_reads_as_a_number_is_a_text() -> None:
+    Path("own.csv").write_text("rate,loss\n1_0,1\n\u0661,1\n1.5,1\n", encoding="utf-8")
+    compiled = compile_space(space())
+    found = fit(of_table(Path("own.csv"), compiled), split(compiled))
+    assert [trial.params["rate"] for trial in found.trials] == [1.5]
+
+
 def test_of_budgets_the_greatest_teaches_or_the_least_of_a_study_with_rungs() -> None:
     budgets = {"least": 1, "most": 9, "eta": 3, "how": "halving"}
     study = minimize(lambda values: 1.0, space(), trials=13, seed=0, fidelity=budgets, progress=False)

@@ -651,6 +651,14 @@ def test_a_refused_resume_names_the_command_that_begins_a_successor(tmp_path: Pa
     assert str(caught.value).endswith(f": {command.format(tmp_path)}")
 
 
+def test_a_refused_resume_of_a_program_names_the_call_that_begins_a_successor(tmp_path: Path) -> None:
+    store = SqlStore(f"sqlite:///{tmp_path}/s.db")
+    begin(store, module="", name="s").close()
+    with pytest.raises(SpaceChanged) as caught:
+        begin(store, module="", name="s", resume=True, space={"x": "uniform(0, 3)"})
+    assert str(caught.value).endswith(f": minimize(..., store='sqlite:///{tmp_path}/s.db', warm_start='s')")
+
+
 def test_a_study_that_is_resumed_if_it_exists_begins_the_first_time() -> None:
     first = begin(name="s-1", resume="if-exists")
     first.add("all", {"x": 0.5}, seed=0)
