@@ -9,6 +9,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
+# Importing the modules registers their charts.
 from shadho_celery.charts import losses, machines, params, timeline  # noqa: F401
 from shadho_celery.charts.chart import Chart
 from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns, read_attempts, read_trials
@@ -18,11 +19,6 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.errors import UsageError
 from shadho_celery.results.report import StudyReport
 from shadho_celery.results.study import StudyResults
-
-# Importing the modules registers their charts.
-
-
-__all__ = ["CHARTS", "ON_PAGES", "chart_by_name"]
 
 #: the charts that pages show, in their order
 ON_PAGES = sorted(

@@ -2,7 +2,7 @@
 
 `process_group` calls the ranks, which run the objective together. `context.launch` starts them within one
 worker (`launch`). With `DropCompute` a slow rank stops its step at a deadline. `README.md` beside this file describes
-how to use them. `rendezvous`, `watch` and `children` are for internal use.
+how to use them. `rendezvous` and `children` are for internal use.
 
 The room imports `core`, `objective`, `errors` and torch. It calls for ranks through the trial's context.
 """

@@ -1,8 +1,7 @@
 """A recorded trial with the values that its objective got, and the sequence of a study's trials.
 
-The records of a study's attempts, workers and machines as columns, from which pictures are drawn.
-
-Reading takes no lock. A store of an earlier version has no such records: every column is then empty.
+`Records` has the study's attempts, workers and machines as columns, from which pictures are drawn. Reading takes no
+lock.
 """
 
 from __future__ import annotations

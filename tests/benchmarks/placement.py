@@ -60,8 +60,9 @@ class Run(NamedTuple):
     spread: float
 
 
-def run(cluster: Cluster, policy: str, seed: int) -> Run:
-    """One run of a case under a policy."""
+def run(case: Cluster | str, policy: str, seed: int) -> Run:
+    """One run of a case under a policy. A cluster file is read here, since its functions do not travel to a process."""
+    cluster = load(case) if isinstance(case, str) else case
     if policy == "push":
         return push(cluster, seed)
     played = simulate(cluster, policy=policy, seed=seed)
@@ -243,16 +244,20 @@ def main() -> None:
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(given, name)}: give a number above 0")
     try:
-        described = {cluster.name: cluster for cluster in map(load, given.cluster or ())}
+        described = {(each := load(path)).name: each for path in given.cluster or ()}
     except UsageError as error:
         parser.error(str(error))
+    for each in described.values():
+        if each.settings.get("seconds") is None:
+            parser.error(f"cluster {each.name}: STUDY has no seconds; give the time for which policies are compared")
     if not given.cluster and not (rates := given.rates or given.data / fleets.RATES).is_file():
         parser.error(f"there is no {rates}: name a folder such as {fleets.DATA}, which has it")
     wanted = described or cases(given)
+    sources = dict(zip(described, given.cluster or (), strict=True)) or wanted
     with ProcessPoolExecutor(given.jobs) as pool:
         runs: dict[tuple[str, str], list[Future[Run]]] = {
-            (name, policy): [pool.submit(run, cluster, policy, seed) for seed in range(given.seeds)]
-            for name, cluster in wanted.items()
+            (name, policy): [pool.submit(run, case, policy, seed) for seed in range(given.seeds)]
+            for name, case in sources.items()
             for policy in POLICIES
         }
         results = results_of(runs, "split spaces")
@@ -262,7 +267,7 @@ def main() -> None:
         if not (given.cluster or given.rates or given.fleet):
             of_flat, more = play_flat(given.hours, given.flat_seeds, pool)
         reach |= more
-        times = time_to_target(given, *next(iter(wanted.items())), pool)
+        times = {} if described else time_to_target(given, *next(iter(wanted.items())), pool)
     if times:
         reach["time to target: fifo's beside cost's with shares by promise"] = show_times(times)
     if given.pictures:
