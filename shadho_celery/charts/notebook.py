@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection
 
 from shadho_celery.charts.chart import Chart
 from shadho_celery.charts.payload import encoded
+from shadho_celery.charts.registry import CHARTS
 from shadho_celery.charts.report import best_trials, document, element, joined
-from shadho_celery.charts.study import CHARTS, Figure, StudyData
+from shadho_celery.charts.study import Figure, StudyData
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.units import counted, took
 from shadho_celery.results.study import StudyResults

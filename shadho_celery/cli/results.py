@@ -123,7 +123,8 @@ def show(name: str, store: str, as_json: bool) -> None:
 
 def _explain(found: StudyResults, *, has_workers: bool) -> None:
     """Print which params matter, and what one more worker would add if trials run on workers."""
-    from shadho_celery.charts.study import CHARTS, StudyData
+    from shadho_celery.charts.registry import CHARTS
+    from shadho_celery.charts.study import StudyData
 
     data = StudyData(found)
     for name in ["importance"] + ["one_more_worker"] * has_workers:

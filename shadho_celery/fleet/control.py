@@ -25,7 +25,7 @@ from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Answer, OfStudy
 from shadho_celery.core.system import SystemClock
 from shadho_celery.core.trial import Int64, Name, Number, Place
-from shadho_celery.fleet.redis import Redis, is_spoilt, keys, run
+from shadho_celery.fleet.redis import Redis, is_spoilt, keys, run, server_time
 from shadho_celery.fleet.signing import Sealed, Signer
 
 D = TypeVar("D")
@@ -169,8 +169,7 @@ class Client(Generic[D, A]):
 
     def request(self, to: str, by: str, deed: D, fence: int = 0) -> Asked[D]:
         """Return a new request that is valid for VALID_SECONDS from now. Raises redis-py's errors."""
-        seconds, micros = self._client.time()
-        expires = 1000 * seconds + micros // 1000 + int(1000 * VALID_SECONDS)
+        expires = int(1000 * (server_time(self._client) + VALID_SECONDS))
         return Asked(to=to, fence=fence, id=uuid.uuid4().hex, expires=expires, by=by, deed=deed)
 
     def send(self, request: Asked[D]) -> str | None:

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.files import MAX_WORKERS
 from shadho_celery.core.trial import Moment, Name, Number
-from shadho_celery.fleet.redis import Redis, is_spoilt
+from shadho_celery.fleet.redis import Redis, is_spoilt, server_time
 from shadho_celery.fleet.signing import Sealed, Signer
 
 KEY = "shadho:drains"
@@ -96,17 +96,16 @@ class Drains:
 
         `after` is the greatest sequence that the workers there have obeyed, in case their record is lost.
         """
-        seconds, micros = self._client.time()
-        before = self.latest(place)
+        now, before = server_time(self._client), self.latest(place)
         known = max(after, 0 if before is None else before.sequence)
-        sequence = max(1000 * seconds + micros // 1000, known + 1)
-        drain = Drain(by=by, at=float(seconds), sequence=sequence, is_drained=is_drained, alone=alone)
+        sequence = max(int(1000 * now), known + 1)
+        drain = Drain(by=by, at=now, sequence=sequence, is_drained=is_drained, alone=alone)
         self._client.hset(KEY, place, self._signer.seal(_about(place), drain))
 
     def end(self, worker: str, by: str) -> None:
         """Let the worker with this full name finish its trials, take no more, and end. `by` says who does."""
-        seconds, micros = self._client.time()
-        drain = Drain(by=by, at=float(seconds), sequence=1000 * seconds + micros // 1000, alone=True, ends=True)
+        now = server_time(self._client)
+        drain = Drain(by=by, at=now, sequence=int(1000 * now), alone=True, ends=True)
         self._client.hset(KEY, worker, self._signer.seal(_about(worker), drain))
 
     def forget(self, workers: Collection[str]) -> None:

@@ -164,14 +164,20 @@ def own_address(client: Redis) -> str:
     return addresses.own_address(host, place.get("port", 6379))
 
 
+def server_time(client: Redis) -> float:
+    """Return the seconds since the epoch, by the server's clock. Raises redis-py's errors."""
+    seconds, micros = client.time()
+    return float(seconds + micros / 1e6)
+
+
 def clock_offset(client: Redis) -> float:
     """Return by how many seconds this machine's clock is ahead of that of the Redis server.
 
     The time of the answer's way is divided equally. Raises redis-py's errors.
     """
     before = time.time()
-    seconds, micros = client.time()
-    return (before + time.time()) / 2 - float(seconds + micros / 1e6)
+    server = server_time(client)
+    return (before + time.time()) / 2 - server
 
 
 def flush(calls: list[Callable[[], object]]) -> None:

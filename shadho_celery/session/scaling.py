@@ -18,7 +18,7 @@ from shadho_celery.core.files import ClassSpec
 from shadho_celery.core.units import counted, duration
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.drains import MAX_FAILURES, Drains, Start, StartRecords, Starts
-from shadho_celery.fleet.redis import connect, refusals
+from shadho_celery.fleet.redis import connect, refusals, server_time
 from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Registry, StudyWants, Worker
 from shadho_celery.fleet.signing import Signer
 from shadho_celery.placement.bound import Held
@@ -264,8 +264,7 @@ class ScaledFleet:
     def time(self) -> float:
         """Return the seconds since the epoch, by the server's clock."""
         with refusals():
-            seconds, micros = self._client.time()
-        return float(seconds) + float(micros) / 1e6
+            return server_time(self._client)
 
     def recall(self, names: Collection[str]) -> Mapping[str, Starts]:
         """Return what an earlier scaler of these classes has kept."""

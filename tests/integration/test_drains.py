@@ -22,7 +22,7 @@ from shadho_celery.core.system import ManualClock
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.drains import KEY, Drain, Drains, DrainWatch
-from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.redis import connect, server_time
 from shadho_celery.fleet.registry import Registry, Worker, obeyed_drains
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, Signer
 from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
@@ -107,11 +107,13 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained_also_after_a_resta
 
 def test_a_scheduler_finds_each_drain_once_also_one_from_before_its_start(client: Any, control: Control) -> None:
     with serving(client, "cpu@h.1.aaaa"), serving(client, "gpu@h.2.bbbb"), serving(client, "cpu@i.3.cccc"):
+        before = server_time(client)
         control.drain("cpu@h")
         watch = DrainWatch(Drains(client, SIGNER))
         living = Registry(client, Worker, SIGNER).living
         found = watch.news(obeyed_drains(living()))
         assert [(place, drain.is_drained) for place, drain in found.items()] == [("cpu@h", True)]
+        assert before <= found["cpu@h"].at <= server_time(client), "not the whole second before what was asked earlier"
         assert watch.news(obeyed_drains(living())) == {}
         control.undrain("cpu@h")
         control.drain("gpu@h")

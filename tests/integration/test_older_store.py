@@ -43,7 +43,8 @@ def make_older(fleet: Fleet) -> None:
                 "UPDATE trials SET state = ?, attempt = ?, loss = NULL, finished_at = NULL WHERE number = ?",
                 (state, attempt, number),
             )
-        store.execute(f"DELETE FROM trials WHERE number >= {TRIALS - 2}")
+        for table in ("trials", "attempts"):
+            store.execute(f"DELETE FROM {table} WHERE number >= {TRIALS - 2}")
     with connect(fleet.redis) as client:
         # The queued one was lost and tried again since.
         [done] = client.scan_iter("shadho:*:done")
