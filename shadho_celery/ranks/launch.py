@@ -283,6 +283,9 @@ def _call(context: RankContext, folder: Path, function: Callable[..., Any], argu
     store = FileStore(str(folder / "store"), context.size)
     store.set_timeout(timeout)
     dist.init_process_group(backend, timeout=timeout, rank=context.rank, world_size=context.size, store=store)
+    # A rank that leaves the group at once would cut the connections of those that still join it.
+    store.set(f"joined {context.rank}", "")
+    store.wait([f"joined {rank}" for rank in range(context.size)])
     try:
         returned = function(context, *arguments)
     except SystemExit as error:
