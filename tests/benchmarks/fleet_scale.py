@@ -181,7 +181,7 @@ class PlayedWorkers:
     def play(self, is_over: Event) -> None:
         """Work until the end; heartbeats have a thread of their own, as in a worker."""
         threading.Thread(target=self._beat, args=(is_over,), daemon=True).start()
-        with kombu.Servers(self._url) as connection:
+        with kombu.Connection(self._url) as connection:
             channel = connection.default_channel
             # As many as there are slots: a message is acknowledged once its trial has ended.
             channel.basic_qos(0, len(self._names), False)
