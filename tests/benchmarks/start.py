@@ -11,7 +11,6 @@ Also how long a slot waits after a pruned trial whose process had to be killed.
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import json
 import os
@@ -30,12 +29,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from figures import finish, goal
-from idle import READY_SECONDS, lent_redis
-from overhead import ROOT, python
-
-from shadho_celery.fleet.redis import connect
-from shadho_celery.fleet.registry import Registry, Worker
+from figures import ROOT, finish, goal, make_parser, show
+from workers import await_workers, lent_redis, python
 
 PLAIN = """
 from hyperopt import hp
@@ -125,26 +120,14 @@ def waiting_worker(folder: Path, url: str, modules: Sequence[str]) -> Iterator[d
     """Start a worker of two slots. Yields the variables with its servers, once it is ready."""
     environment = {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": url, "CUDA_VISIBLE_DEVICES": ""}
     words = [word for module in modules for word in ("--import", module)]
-    registry = Registry(connect(url), Worker)
     with python(folder, environment, "-m", "shadho_celery.worker", "--class", "cpu", "--slots", "2", *words):
-        deadline = time.monotonic() + READY_SECONDS
-        while not registry.living():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"the worker was not ready within {READY_SECONDS:.0f} s; VERBOSE=1 shows why")
-            time.sleep(0.1)
+        await_workers(url, ["cpu"])
         yield environment
-
-
-def show(place: str, kind: str, runs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Print the medians of some runs, in units, and return them by stage."""
-    medians = {stage: statistics.median(values) for stage, values in zip(STAGES, zip(*runs, strict=True), strict=True)}
-    print(f"{place:8s} {kind:6s} " + ", ".join(f"{stage} {value:.2f}" for stage, value in medians.items()), flush=True)
-    return medians
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="studies [all]")
     parser.add_argument("--places", nargs="+", choices=BEGUN, default=[*BEGUN], help="workers [both]")
     parser.add_argument("--trials", type=int, default=4, help="trials of a study [4]")
@@ -181,15 +164,18 @@ def main() -> None:
                     runs[place, kind].append([seconds / unit for seconds in found])
         waited = after_prunes(folder)
 
-    print(f"unit: {statistics.median(units):.2f} s for import hyperopt")
     figures: dict[str, Any] = {"unit_seconds": units, "own_libraries": {}, "after_prune_seconds": waited}
     goals: dict[str, dict[str, Any]] = {}
+    rows = {}
     for (place, kind), found in runs.items():
-        medians = figures[f"{place} {kind}"] = show(place, kind, found)
+        medians = dict(zip(STAGES, map(statistics.median, zip(*found, strict=True)), strict=True))
+        figures[f"{place} {kind}"] = medians
+        rows[f"{place} {kind}"] = {stage: f"{value:.2f}" for stage, value in medians.items()}
         extra = figures["own_libraries"][kind] = max(0.0, statistics.median(own[kind]))
         begun = medians["first trial begun"] - (0.0 if kind == "plain" else extra)
         goals[f"{place} {kind}: first trial begun, less its own libraries"] = goal(begun, at_most=BEGUN[place])
         goals[f"{place} {kind}: prompt"] = goal(medians["prompt after the last result"], at_most=PROMPT)
+    show(rows, "study", f"units of {statistics.median(units):.2f} s, those of import hyperopt")
     goals["median seconds of a slot after a prune"] = goal(statistics.median(waited), at_most=AFTER_PRUNE)
     finish(figures, goals, vars(given))
 
