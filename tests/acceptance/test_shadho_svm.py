@@ -118,7 +118,7 @@ def _played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for power in range(-5, 11)
     ]
     trace = write(folder / "trace.csv.gz", *lines)
-    done = run(str(trace), *"--seeds 1 --hours 1.75 --workers 5 --jobs 1".split())
+    done = run(str(trace), *["--seeds", "1", "--hours", "1.75", "--workers", "5", "--jobs", "1"])
     assert done.returncode == 0, done.stderr
     assert "1.73 as published (466 and 269), 1.00 here" in done.stdout
     assert "in the 6 searches:\n  1.0 6 times" in done.stdout

@@ -5,14 +5,11 @@ to the line that names the study, to the first trial's start and to its end; and
 prompt. For a plain study, for tasks.svm, and for a study that imports torch; with workers of its own (embedded), and
 beside a waiting worker that has run the study before. A study's own libraries are added to the goals of its start:
 what their import takes after hyperopt's.
-
-Also how long a slot waits after a pruned trial whose process had to be killed.
 """
 
 from __future__ import annotations
 
 import compileall
-import json
 import os
 import re
 import sqlite3
@@ -25,7 +22,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +35,6 @@ def objective(params):
     return params["x"]
 """
 
-#: A study whose even trials are pruned and ignore it, so their process is killed. Each trial notes that it is alive.
-PRUNED = """
-import time
-from contextlib import suppress
-from hyperopt import hp
-SPACE = {"x": hp.uniform("x", 0, 1)}
-STUDY = {"sampler": "random", "pruner": "threshold:1"}
-def objective(params, context):
-    with open("alive", "a", buffering=1) as file:
-        file.write(f"{context.trial} {time.time()}\\n")
-        if context.trial % 2 == 0:
-            context.report(1, 10.0)
-            for _ in range(10_000):
-                with suppress(BaseException):
-                    time.sleep(0.005)
-                file.write(f"{context.trial} {time.time()}\\n")
-    return 0.0
-"""
-
 #: study by its kind: module, text of its file, and the libraries that it imports besides hyperopt
 KINDS: Mapping[str, tuple[str, str, str]] = {
     "plain": ("plain", PLAIN, "hyperopt"),
@@ -69,8 +46,6 @@ STAGES = ("first line", "study named", "first trial begun", "first trial ended",
 #: goals of the first trial's start, by place, and of the prompt, in units
 BEGUN = {"embedded": 1.5, "fleet": 0.7}
 PROMPT = 0.15
-#: seconds from a pruned trial's last sign of life to the next trial in its slot
-AFTER_PRUNE = 0.1
 
 
 def seconds_of(code: str, folder: Path) -> float:
@@ -100,19 +75,6 @@ def stages(folder: Path, environment: Mapping[str, str], module: str, trials: in
         query = "select min(started_at), min(finished_at), max(finished_at) from trials"
         first_begun, first_ended, last_ended = connection.execute(query).fetchone()
     return [lines[0][0] - began, named - began, first_begun - began, first_ended - began, ended - last_ended]
-
-
-def after_prunes(folder: Path) -> list[float]:
-    """Seconds from each pruned trial's last sign of life to the start of the next trial in its slot."""
-    (folder / "pruned.py").write_text(PRUNED)
-    words = ["-m", "shadho_celery", "run", "pruned", "--trials", "12", "--workers", "cpu=1", "--json"]
-    with python(folder, {}, *words, stdout=subprocess.PIPE) as process:
-        trials = json.loads(process.communicate(timeout=170)[0])["trials"]
-    if not trials["pruned"]:
-        raise SystemExit(f"no trial was pruned: {trials}")
-    lines = [line.split() for line in (folder / "alive").read_text().splitlines()]
-    alive = [(int(number), float(at)) for number, at in lines]
-    return [then - before for (number, before), (other, then) in pairwise(alive) if number != other and number % 2 == 0]
 
 
 @contextmanager
@@ -162,9 +124,8 @@ def main() -> None:
                     own[kind].append(seconds_of(f"import hyperopt, {libraries}", folder) / unit - 1)
                     found = stages(folder, environments[place], module, given.trials)
                     runs[place, kind].append([seconds / unit for seconds in found])
-        waited = after_prunes(folder)
 
-    figures: dict[str, Any] = {"unit_seconds": units, "own_libraries": {}, "after_prune_seconds": waited}
+    figures: dict[str, Any] = {"unit_seconds": units, "own_libraries": {}}
     goals: dict[str, dict[str, Any]] = {}
     rows = {}
     for (place, kind), found in runs.items():
@@ -176,7 +137,6 @@ def main() -> None:
         goals[f"{place} {kind}: first trial begun, less its own libraries"] = goal(begun, at_most=BEGUN[place])
         goals[f"{place} {kind}: prompt"] = goal(medians["prompt after the last result"], at_most=PROMPT)
     show(rows, "study", f"units of {statistics.median(units):.2f} s, those of import hyperopt")
-    goals["median seconds of a slot after a prune"] = goal(statistics.median(waited), at_most=AFTER_PRUNE)
     finish(figures, goals, vars(given))
 
 
