@@ -612,7 +612,6 @@ class GrowingTrials:
             seconds=real["seconds"],
             started_at=real["started_at"],
             finished_at=real["finished_at"],
-            # Earlier versions did not record slots.
             slots=np.where(real["slots"] >= 1, real["slots"], 1.0),
             subspace=codes["subspace"],
             compute_class=codes["compute_class"],

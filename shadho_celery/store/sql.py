@@ -466,7 +466,7 @@ class SqlStore:
     def versions(self, now: float) -> dict[str, tuple[object, ...]]:
         """Return by key of each study: its change number, its last scheduler, and whether that may be running it.
 
-        The counts and the state of a study are the same as long as these are, if the change number is not None.
+        The counts and the state of a study are the same as long as these are.
         """
         if self._is_empty:
             return {}

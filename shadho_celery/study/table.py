@@ -498,8 +498,7 @@ class FinishedTrials:
         losses, constraints = ended.losses, ended.constraints
         if losses or constraints:
             self._numbers[one.number] = losses, constraints
-        # An earlier version did not record slots.
-        if (one.slots or 1) > 1:
+        if one.slots > 1:
             self._wide[one.number] = one.slots
         self._rows += _ROW.pack(
             *[none if value is None else value for value, none in zip(numbers_of(trial), _NONES, strict=True)],
