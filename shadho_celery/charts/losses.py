@@ -396,10 +396,9 @@ def rungs(trials: TrialColumns) -> Chart:
 def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
     """Return each rung with its budget, and whether ranks agree with the next rung, as a study's report does."""
     ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
-    origins = np.where(trials.origin < 0, trials.number, trials.origin)
-    is_ranked = trials.is_complete & ~trials.is_infeasible & ~np.isnan(trials.loss)
-    losses = np.where(is_ranked, trials.merit, np.inf)
-    return agreements(trials.rung[ended], trials.budget[ended], origins[ended], losses[ended])
+    losses = np.where(trials.is_complete & ~trials.is_infeasible, trials.merit, np.nan)
+    rungs, budgets, numbers = trials.rung[ended], trials.budget[ended], trials.number[ended]
+    return agreements(rungs, budgets, numbers, trials.origin[ended], losses[ended])
 
 
 def candidates(trials: TrialColumns) -> list[int]:

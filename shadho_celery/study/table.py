@@ -42,6 +42,8 @@ from shadho_celery.study.front import Front
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.integer[Any]]
+Bools = NDArray[np.bool_]
+Indices = NDArray[np.intp]
 
 #: number of latest promoted trials by which two rungs are compared
 LATEST = 16
@@ -67,16 +69,29 @@ class RungSummary(Struct, frozen=True, kw_only=True):
     agreement: float | None
 
 
+def best_first(numbers: Integers, losses: Array, violations: Array, budgets: Array, is_complete: Bools) -> Indices:
+    """Return the places of trials from best to worst: the order of `core.columns.merit`, then by number.
+
+    NaN is no loss, no constraint, or all of the budget. The shapes are (trials,).
+    """
+    has_no_loss = np.isnan(losses)
+    budgets = np.where(np.isnan(budgets), np.inf, budgets)
+    keys = (losses, ~is_complete, -budgets, np.where(np.isnan(violations), 0.0, violations))
+    # Trials without a loss are all alike; numpy sorts by the last key first.
+    return np.lexsort([numbers, *(np.where(has_no_loss, 0, key) for key in keys), has_no_loss])
+
+
 def agreements(
-    rungs: Integers, budgets: Array, origins: Integers, losses: Array
+    rungs: Integers, budgets: Array, numbers: Integers, origins: Integers, losses: Array
 ) -> list[tuple[int, float, float | None]]:
     """Return each rung with its budget and the `agreement` of its losses with those of the next rung, by budget.
 
     The arrays have an entry for each finished trial, shape (trials,). `origins` are the numbers of the trials from
-    which promoted ones continue; other trials have their own number. The loss is infinite for a trial that is worse
-    than all others.
+    which promoted ones continue, below 0 for others. As in rounds, a trial whose loss is NaN is worse than all others.
     """
     found: list[tuple[int, float, float | None]] = []
+    origins = np.where(origins < 0, numbers, origins)
+    losses = np.where(np.isnan(losses), np.inf, losses)
     known = np.isfinite(budgets)
     for rung, budget in np.unique(np.column_stack([rungs[known], budgets[known]]), axis=0).tolist():
         mine, above = (budgets == budget) & (rungs == rung), rungs == rung + 1
@@ -418,17 +433,17 @@ class FinishedTrials:
         table = table[(table["rung"] >= 0) & (table["state"] != _PLACES[TrialState.CANCELLED])]
         if not len(table):
             return []
-        origins = np.where(table["origin"] < 0, table["number"], table["origin"])
-        # As in rounds: a failed trial, or one that violates a constraint, is worse than all others.
         is_ranked = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
-        losses = np.where(is_ranked & ~np.isnan(table["loss"]), table["loss"], np.inf)
+        losses = np.where(is_ranked, table["loss"], np.nan)
         return [
             RungSummary(
                 budget=budget,
                 classes=self._by_class(table[(table["budget"] == budget) & (table["rung"] == rung)]),
                 agreement=agreed,
             )
-            for rung, budget, agreed in agreements(table["rung"], table["budget"], origins, losses)
+            for rung, budget, agreed in agreements(
+                table["rung"], table["budget"], table["number"], table["origin"], losses
+            )
         ]
 
     def _by_class(self, table: _Table) -> dict[str, OnClass]:
@@ -563,8 +578,9 @@ class FinishedTrials:
         """Return the rows of the COMPLETE trials, the best first: by `merit`, then by number."""
         table = self._of_state(TrialState.COMPLETE)
         table = table[~np.isnan(table["loss"])]
-        budgets = np.where(np.isnan(table["budget"]), np.inf, table["budget"])
-        ranked: _Table = table[np.lexsort((table["number"], table["loss"], -budgets, table["violation"]))]
+        is_complete = np.ones(len(table), bool)
+        order = best_first(table["number"], table["loss"], table["violation"], table["budget"], is_complete)
+        ranked: _Table = table[order]
         return ranked
 
     def _recalled(self, rows: _Table, params: _Block) -> Iterator[Trial]:
