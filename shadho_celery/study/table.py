@@ -657,11 +657,13 @@ class StudyTrials:
         #: that is given. In a class, every live attempt counts, so a trial with two live attempts there counts twice
         self.count = self._counts.count
         self._asked = Counter(self.trials.asked())
-        #: function: return the number of trials drawn in a subspace so far; promotions to a higher rung are not counted
-        self.asked = self._asked.__getitem__
         for trial in opened:
             self._counts.add(trial)
             self._asked[trial.subspace] += trial.origin is None
+
+    def asked(self, subspace: str) -> int:
+        """Return the number of trials drawn in a subspace so far. Promotions to a higher rung are not counted."""
+        return self._asked[subspace]
 
     @property
     def lost(self) -> int:
