@@ -523,7 +523,7 @@ class Growing:
         count = len(self._keys)
         for name, column in columns.items():
             if name in self._reals and not self._reals[name].is_unused_by(column):
-                most = MOST_MOMENT if name.endswith("_at") else math.inf
+                most = MOST_MOMENT if name.endswith("_at") else MOST_SLOT if name == "slot" else math.inf
                 self._reals[name].put(places, reals(column, is_finite=name != "loss", most=most), count)
             elif name in self._names:
                 self._names[name].put(places, column, count)
@@ -573,8 +573,10 @@ class GrowingTrials(Growing):
             return
         self._fill(places, columns)
         if "error" in columns:
-            texts = (text_of(text) if isinstance(text, str | bytes) else "" for text in columns["error"])
-            read = [read_failure(text) if text else None for text in texts]
+            read = [
+                read_failure(text_of(text)) if text and isinstance(text, str | bytes) else None
+                for text in columns["error"]
+            ]
             self._fill(places, {"failure": [each and str(each) for each in read]})
             self._fill(places, {"failure_kind": [each and each.kind for each in read]})
         if "losses" in columns and self._losses:
@@ -660,7 +662,6 @@ class GrowingAttempts(Growing):
             if len(kept) < len(block):
                 columns = columns_of([block[row] for row in kept.tolist()], ATTEMPTS)
             if len(kept):
-                columns["slot"] = integers(columns["slot"], 0, MOST_SLOT).tolist()
                 columns["predicted"] = self._predictions(columns["compute_class"], columns["placed"])
                 self._fill(self._keys.places(numbers[kept] * _ATTEMPTS + attempts[kept]), columns)
 
