@@ -9,7 +9,7 @@ import gc
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import combinations
@@ -362,17 +362,18 @@ class FinishedTrials:
         """Trials on the Pareto front of several losses, sorted by the first loss. Only feasible trials are on it."""
         return self.of(self._front.numbers)
 
-    def losses(self) -> Iterator[tuple[int, Losses]]:
-        """Iterate over the losses of feasible COMPLETE trials with named losses, in the order of their results.
+    def losses(self, names: Collection[str]) -> tuple[Indices, Array]:
+        """Return the named losses of feasible COMPLETE trials, shape (trials, losses), in the order of their results.
 
-        Before the losses of a trial is the number of trials that had ended by then. Cancelled trials are not counted.
+        Before them is the number of trials that had ended when each of them had. Cancelled trials are not counted.
         """
-        ended = 0
-        for number, state in self._table()[["number", "state"]].tolist():
-            ended += _STATES[state] in COUNTED
-            losses, constraints = self._numbers.get(number, ({}, {}))
-            if losses and _STATES[state] is TrialState.COMPLETE and not violation_of(constraints):
-                yield ended, losses
+        table = self._table()
+        ended = np.cumsum(table["state"] != _PLACES[TrialState.CANCELLED])
+        is_feasible = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
+        known = zip(ended[is_feasible].tolist(), table["number"][is_feasible].tolist(), strict=True)
+        found = [(at, losses) for at, number in known if (losses := self._numbers.get(number, ({}, {}))[0])]
+        values = np.array([[losses[name] for name in names] for _, losses in found], float)
+        return np.array([at for at, _ in found], np.intp), values
 
     def best_of(self, subspace: str) -> float | None:
         """Return the least loss in `subspace` at the highest budget there, or None if no trial there is feasible."""

@@ -117,7 +117,7 @@ def test_a_front_has_the_feasible_trials_that_nothing_is_better_than_by_their_fi
     for found in (added(made), FinishedTrials(made)):
         assert [one.number for one in found.front] == [4, 2]
         assert (found.best, found.on_front, found.without_gain) == (made[4], 2, 2)
-        assert [ended for ended, _ in found.losses()] == [1, 2, 3, 5, 6, 7]
+        assert found.losses("ab")[0].tolist() == [1, 2, 3, 5, 6, 7]
         assert [one.outcome.losses for block, _ in found.recall() for one in block][2] == {"a": 5.0, "b": 4.0}
 
 
