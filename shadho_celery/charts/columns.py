@@ -25,7 +25,7 @@ from shadho_celery.core.failures import read_failure
 from shadho_celery.core.records import CLASS_BYTES
 from shadho_celery.core.trial import MAX_ATTEMPTS, MAX_COUNT, TrialState, turned_first
 from shadho_celery.results.study import StudyResults
-from shadho_celery.study.table import collector_paused
+from shadho_celery.study.table import best_first, collector_paused
 
 #: some places of a column: True for each of them, or their indices
 Within = NDArray[np.bool_] | Indices | slice
@@ -191,13 +191,8 @@ class TrialColumns:
 
     @cached_property
     def ranking(self) -> Indices:
-        """Places of the trials from best to worst, shape (n,): the order of `core.columns.merit`."""
-        has_no_loss = np.isnan(self.loss)
-        budget = np.where(np.isnan(self.budget), math.inf, self.budget)
-        violation = np.where(np.isnan(self.violation), 0.0, self.violation)
-        keys = (self.merit, ~self.is_complete, -budget, violation)
-        # Trials without a loss are all alike; numpy sorts by the last key first.
-        return np.lexsort([self.number, *(np.where(has_no_loss, 0, key) for key in keys), has_no_loss])
+        """Places of the trials from best to worst, shape (n,)."""
+        return best_first(self.number, self.merit, self.violation, self.budget, self.is_complete)
 
     @cached_property
     def best(self) -> int | None:
@@ -511,33 +506,55 @@ def names_of(depth: Depth, beyond: Depth | None = None) -> tuple[str, ...]:
     return ("number", *found, *(LATE if Depth.PARAMS in depths else ()))
 
 
-class GrowingTrials:
-    """The trials of one study. Rows are put in as they are read from the store, and read again when they change."""
+class Growing:
+    """Columns of one study that grow. Rows are put in as they are read from the store, again when they change."""
+
+    def __init__(self, numbers: Iterable[str], texts: Iterable[str]) -> None:
+        self._keys = Keys()
+        self._reals = {name: Grown(math.nan, np.float64) for name in numbers}
+        self._names = {name: Names() for name in texts}
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._keys)
+
+    def _fill(self, places: Indices, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Put in the values at some places. Values of a wrong type count as missing, and other columns are left out."""
+        count = len(self._keys)
+        for name, column in columns.items():
+            if name in self._reals and not self._reals[name].is_unused_by(column):
+                most = MOST_MOMENT if name.endswith("_at") else MOST_SLOT if name == "slot" else math.inf
+                self._reals[name].put(places, reals(column, is_finite=name != "loss", most=most), count)
+            elif name in self._names:
+                self._names[name].put(places, column, count)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the columns by name, in the order of the keys."""
+        count, order = len(self._keys), self._keys.order
+        found: dict[str, Any] = {name: column.first(count)[order] for name, column in self._reals.items()}
+        return found | {name: column.first(count, order) for name, column in self._names.items()}
+
+
+class GrowingTrials(Growing):
+    """The trials of one study by number."""
 
     def __init__(self, study: StudyResults) -> None:
+        texts = ("failure", "failure_kind", *(name for names in TEXTS.values() for name in names))
+        super().__init__((name for names in NUMBERS.values() for name in names), texts)
         self._space, self._objectives = study.space, study.objectives
         self._choices = {label for label, text in self._space.items() if text.startswith(_CHOICES)}
         self._option = study.option
         #: limit on the number of trials in the latest run, or None
         self.asked = study.asked
-        self._keys = Keys()
-        self._reals = {name: Grown(math.nan, np.float64) for names in NUMBERS.values() for name in names}
-        self._names = {
-            name: Names() for name in ("failure", "failure_kind", *(name for names in TEXTS.values() for name in names))
-        }
         self._labels: dict[str, Grown] = {}
         self._losses = {name: Grown(math.nan, np.float64) for name in self._objectives}
         #: by label and index: text of an option
         self._options: dict[tuple[str, float], str] = {}
 
-    def __len__(self) -> int:
-        """Return the number of trials."""
-        return len(self._keys)
-
     def put(self, blocks: Iterable[Sequence[Row]], names: Sequence[str], *, are_new: bool = True) -> None:
         """Put in blocks of rows with these columns, the first of which is the number.
 
-        Values of a wrong type count as missing. Rows of unknown trials are left out unless `are_new`.
+        Rows of unknown trials are left out unless `are_new`.
         """
         with collector_paused():
             for block in blocks:
@@ -554,20 +571,14 @@ class GrowingTrials:
             places, columns = places[kept], columns_of([block[place] for place in kept.tolist()], names)
         if not len(places):
             return
-        count = len(self._keys)
-        for name, column in columns.items():
-            if name in self._reals and not self._reals[name].is_unused_by(column):
-                most = MOST_MOMENT if name.endswith("_at") else math.inf
-                self._reals[name].put(places, reals(column, is_finite=name != "loss", most=most), count)
-            elif name in self._names:
-                self._names[name].put(places, column, count)
+        self._fill(places, columns)
         if "error" in columns:
             read = [
                 read_failure(text_of(text)) if text and isinstance(text, str | bytes) else None
                 for text in columns["error"]
             ]
-            self._names["failure"].put(places, [each and str(each) for each in read], count)
-            self._names["failure_kind"].put(places, [each and each.kind for each in read], count)
+            self._fill(places, {"failure": [each and str(each) for each in read]})
+            self._fill(places, {"failure_kind": [each and each.kind for each in read]})
         if "losses" in columns and self._losses:
             self._put_losses(places, columns["losses"])
         if "params" in columns:
@@ -601,33 +612,20 @@ class GrowingTrials:
     def columns(self) -> TrialColumns:
         """Return the columns by number."""
         count, order = len(self._keys), self._keys.order
-        real = {name: column.first(count)[order] for name, column in self._reals.items()}
-        codes = {name: column.first(count, order) for name, column in self._names.items()}
-        sign = turned_first(1.0, self._objectives)
+        facts, sign = self._facts(), turned_first(1.0, self._objectives)
+        is_failed = facts["state"].is_in(TrialState.FAILED.value)
+        for name in ("failure", "failure_kind"):
+            # A trial that was tried again has the error of its earlier attempt.
+            codes = np.where(is_failed, facts[name].codes, -1).astype(np.int32)
+            facts[name] = Codes(codes, facts[name].names)
+        facts |= {name: _whole(facts[name]) for name in ("rung", "origin")}
+        facts["slots"] = np.where(facts["slots"] >= 1, facts["slots"], 1.0)
+        losses = self._losses if len(self._losses) > 1 else {}
         return TrialColumns(
             number=np.asarray(self._keys.values[order], np.intp),
-            state=codes["state"],
-            loss=sign * real["loss"],
+            **(facts | {"loss": sign * facts["loss"]}),
             is_maximized=sign < 0,
-            seconds=real["seconds"],
-            started_at=real["started_at"],
-            finished_at=real["finished_at"],
-            # Earlier versions did not record slots.
-            slots=np.where(real["slots"] >= 1, real["slots"], 1.0),
-            subspace=codes["subspace"],
-            compute_class=codes["compute_class"],
-            host=codes["host"],
-            sampler=codes["sampler"],
-            code=codes["code"],
-            failure=_of_failed(codes["failure"], codes["state"]),
-            failure_kind=_of_failed(codes["failure_kind"], codes["state"]),
-            budget=real["budget"],
-            rung=_whole(real["rung"]),
-            origin=_whole(real["origin"]),
-            violation=real["violation"],
-            losses={name: column.first(count)[order] for name, column in self._losses.items()}
-            if len(self._losses) > 1
-            else {},
+            losses={name: column.first(count)[order] for name, column in losses.items()},
             objectives=self._objectives,
             labels={name: self._label(name, self._labels[name].first(count)[order]) for name in sorted(self._labels)},
             asked=self.asked,
@@ -645,17 +643,14 @@ class GrowingTrials:
         )
 
 
-class GrowingAttempts:
-    """The attempts of one study, put in as `GrowingTrials` does it."""
+class GrowingAttempts(Growing):
+    """The attempts of one study by trial and number."""
 
     def __init__(self, study: StudyResults) -> None:
+        numbers = ("queued_at", "started_at", "ended_at", "predicted", "slot", "copy")
+        super().__init__(numbers, ("compute_class", "host", "worker", "end"))
         self._records = study.records
         self._classes: Sequence[str] = ()
-        self._keys = Keys()
-        self._moments = {name: Grown(math.nan, np.float64) for name in ("queued_at", "started_at", "ended_at")}
-        self._predicted = Grown(math.nan, np.float64)
-        self._names = {name: Names() for name in ("compute_class", "host", "worker", "end")}
-        self._slot, self._copy = Grown(-1, np.int32), Grown(False, np.bool_)
 
     def put(self, blocks: Iterable[Sequence[Row]]) -> None:
         """Put in blocks of rows with the columns ATTEMPTS."""
@@ -667,19 +662,10 @@ class GrowingAttempts:
             if len(kept) < len(block):
                 columns = columns_of([block[row] for row in kept.tolist()], ATTEMPTS)
             if len(kept):
-                self._put(self._keys.places(numbers[kept] * _ATTEMPTS + attempts[kept]), columns)
+                columns["predicted"] = self._predictions(columns["compute_class"], columns["placed"])
+                self._fill(self._keys.places(numbers[kept] * _ATTEMPTS + attempts[kept]), columns)
 
-    def _put(self, places: Indices, columns: Mapping[str, Sequence[object]]) -> None:
-        count = len(self._keys)
-        for name, column in self._moments.items():
-            column.put(places, reals(columns[name], most=MOST_MOMENT), count)
-        for name, texts in self._names.items():
-            texts.put(places, columns[name], count)
-        self._slot.put(places, integers(columns["slot"], 0, MOST_SLOT), count)
-        self._copy.put(places, np.array([copy == 1 for copy in columns["copy"]]), count)
-        self._predicted.put(places, self._predictions(columns["compute_class"], columns["placed"]), count)
-
-    def _predictions(self, names: Sequence[object], placed: Sequence[object]) -> Array:
+    def _predictions(self, names: Sequence[object], placed: Sequence[object]) -> list[float]:
         """Return the seconds that were predicted of each attempt's own class, NaN if they were not."""
         texts = {name: text_of(name) for name in {*names} if isinstance(name, str | bytes)}
         if not {*texts.values()} <= {*self._classes}:
@@ -687,7 +673,7 @@ class GrowingAttempts:
             self._classes = self._records.class_order()
         place_of = {text: CLASS_BYTES * place for place, text in enumerate(self._classes)}
         starts: dict[object, int] = {name: place_of[text] for name, text in texts.items() if text in place_of}
-        found = [
+        return [
             _FLOAT.unpack_from(packed, start)[0]
             if (start := starts.get(name)) is not None
             and isinstance(packed, bytes | memoryview)
@@ -695,38 +681,28 @@ class GrowingAttempts:
             else math.nan
             for name, packed in zip(names, placed, strict=True)
         ]
-        return reals(found)
 
     def columns(self, now: float, *, is_running: bool) -> AttemptColumns:
         """Return the columns by trial and attempt. `now` is the time of reading.
 
         If the study was interrupted, its last record is the end of what had not ended: nothing runs since then.
         """
-        count, order = len(self._keys), self._keys.order
-        keys = self._keys.values[order]
-        moments = {name: column.first(count)[order] for name, column in self._moments.items()}
+        facts, keys = self._facts(), self._keys.values[self._keys.order]
         found = self._records.sessions()
         sessions = [Session(*row) for row in zip(*(found[name] for name in Session._fields), strict=True)]
         if not is_running:
-            latest = [float(np.nanmax(column)) for column in moments.values() if not np.isnan(column).all()]
+            moments = [facts[name] for name in ("queued_at", "started_at", "ended_at")]
+            latest = [float(np.nanmax(column)) for column in moments if not np.isnan(column).all()]
             known = [moment for name in ("since", "until") for moment in found[name] if moment is not None]
             now = min(now, max([*latest, *known], default=now))
-        names = {name: column.first(count, order) for name, column in self._names.items()}
+        facts["slot"], is_copy = _whole(facts["slot"]), facts.pop("copy") == 1
         return AttemptColumns(
             number=np.asarray(keys // _ATTEMPTS, np.intp),
             attempt=np.asarray(keys % _ATTEMPTS, np.intp),
-            compute_class=names["compute_class"],
-            host=names["host"],
-            worker=names["worker"],
-            slot=np.asarray(self._slot.first(count)[order], np.intp),
-            queued_at=moments["queued_at"],
-            started_at=moments["started_at"],
-            ended_at=moments["ended_at"],
-            end=names["end"],
-            is_copy=self._copy.first(count)[order],
-            predicted=self._predicted.first(count)[order],
+            is_copy=is_copy,
             sessions=sessions,
             now=now,
+            **facts,
         )
 
 
@@ -780,8 +756,3 @@ def _mapping(text: Any) -> Mapping[str, float]:
         return _as_numbers(text)
     except _NO_NUMBERS:
         return {}
-
-
-def _of_failed(failure: Codes, state: Codes) -> Codes:
-    """Return the failures of FAILED trials only: a trial that was tried again has the error of its earlier attempt."""
-    return Codes(np.where(state.is_in(TrialState.FAILED.value), failure.codes, -1).astype(np.int32), failure.names)

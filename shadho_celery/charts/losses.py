@@ -33,7 +33,7 @@ from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import COUNTED, Report, TrialState
 from shadho_celery.core.units import counted, digits
 from shadho_celery.results.study import StudyResults
-from shadho_celery.study.front import Coverage, coverage_of, first_front
+from shadho_celery.study.front import Coverage, coverage, first_front
 from shadho_celery.study.table import agreements
 
 #: share of the marks for the points of trials with a loss; the rest is for the failed ones and the line
@@ -209,7 +209,7 @@ def _coverage(trials: TrialColumns) -> Coverage | None:
         return None
     places, losses = _feasible(trials)
     ended = np.cumsum(trials.state.is_in(*(state.value for state in COUNTED)))
-    return coverage_of(np.asarray(ended[places], np.intp), losses, trials.objectives)
+    return coverage(np.asarray(ended[places], np.intp), losses, trials.objectives)
 
 
 @StudyChart(section="Search", place=2, is_shown=lambda trials, chart: len(trials.losses) > 1)
@@ -249,16 +249,16 @@ def front(trials: TrialColumns) -> Chart:
 def hypervolume(trials: TrialColumns) -> Chart:
     """Return the hypervolume of the front after each number of ended trials."""
     axes = Axis(name="ended trials"), Axis(name="hypervolume")
-    coverage = _coverage(trials)
-    if coverage is None:
+    covered = _coverage(trials)
+    if covered is None:
         return empty_chart("hypervolume", "The hypervolume of the front", _NO_FRONT, *axes)
-    ended, volumes = (np.array(column, float) for column in zip(*coverage.history, strict=True))
+    ended, volumes = (np.array(column, float) for column in zip(*covered.history, strict=True))
     drawn, note = thin_rows(len(ended), MOST)
     columns = {"x": cells(ended[drawn]), "y": cells(volumes[drawn])}
-    point = ", ".join(f"{name} {digits(value)}" for name, value in coverage.reference.items())
+    point = ", ".join(f"{name} {digits(value)}" for name, value in covered.reference.items())
     return Chart(
         name="hypervolume",
-        title=f"The front covers a hypervolume of {digits(coverage.hypervolume)}",
+        title=f"The front covers a hypervolume of {digits(covered.hypervolume)}",
         axes=axes,
         series=[Series(name="hypervolume", mark=Mark.STEPS, colour="best", columns=columns)],
         note=f"{note} The reference point is {point}.".strip(),
@@ -396,10 +396,9 @@ def rungs(trials: TrialColumns) -> Chart:
 def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
     """Return each rung with its budget, and whether ranks agree with the next rung, as a study's report does."""
     ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
-    origins = np.where(trials.origin < 0, trials.number, trials.origin)
-    is_ranked = trials.is_complete & ~trials.is_infeasible & ~np.isnan(trials.loss)
-    losses = np.where(is_ranked, trials.merit, np.inf)
-    return agreements(trials.rung[ended], trials.budget[ended], origins[ended], losses[ended])
+    losses = np.where(trials.is_complete & ~trials.is_infeasible, trials.merit, np.nan)
+    rungs, budgets, numbers = trials.rung[ended], trials.budget[ended], trials.number[ended]
+    return agreements(rungs, budgets, numbers, trials.origin[ended], losses[ended])
 
 
 def candidates(trials: TrialColumns) -> list[int]:

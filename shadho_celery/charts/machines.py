@@ -284,8 +284,7 @@ def waiting(attempts: AttemptColumns) -> Chart:
     left = np.where(np.isnan(attempts.started_at), attempts.ended_at, attempts.started_at)
     known = np.isfinite(attempts.queued_at)
     if not known.any():
-        empty = "No attempt has been sent yet, or the store has none: earlier versions did not record them."
-        return empty_chart("waiting", "Attempts that wait in the queues", empty, *axes)
+        return empty_chart("waiting", "Attempts that wait in the queues", "No attempt has been sent yet.", *axes)
     gone = np.fmax(np.where(np.isnan(left), attempts.now, left), attempts.queued_at)
     start, end = float(attempts.queued_at[known].min()), float(gone[known].max())
     edges = _edges(start, end, int(known.sum()))

@@ -13,13 +13,12 @@ and Machine Learning", 2006, sections 3.5 and 7.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
-from shadho_celery.charts import explained
 from shadho_celery.charts.chart import (
     MOST,
     MOST_CATEGORIES,
@@ -38,7 +37,7 @@ from shadho_celery.charts.chart import (
     thin_rows,
 )
 from shadho_celery.charts.columns import INFEASIBLE, Label, TrialColumns, points_by_class
-from shadho_celery.charts.explained import NEEDED, most_telling, scaled, seconds_shares, varies
+from shadho_celery.charts.explained import most_telling, scaled, varies
 from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.trial import COUNTED
@@ -63,12 +62,6 @@ NAMED_SHARE = 0.05
 #: difference of shares up to which they count as equal, because of rounding
 EQUAL = 1e-6
 
-METHOD = (
-    "For the loss it is the share of the variance of the ranks of all losses that one additive model of all labels "
-    "attributes to the label: half the increase of the squared error when the label's values are exchanged between "
-    "trials (permutation importance, Breiman 2001), on trials from which the model has not learned. "
-)
-
 
 class Shares(NamedTuple):
     """How much labels explain of the variance of values."""
@@ -85,6 +78,21 @@ def loss_shares(trials: TrialColumns) -> Shares:
     return shares_of([*trials.labels.values()], places, _ranks(trials.loss[places]))
 
 
+def seconds_shares(trials: TrialColumns) -> Shares:
+    """Return how much each label explains of the log seconds of the completed trials within each compute class.
+
+    Seconds count for each unit of the budget: they are in proportion to it, as far as there is no start-up.
+    """
+    classes = trials.compute_class.codes
+    is_timed = trials.is_complete & (trials.seconds > 0) & np.isfinite(trials.seconds) & (classes >= 0)
+    places = np.flatnonzero(is_timed)
+    budget = np.where(np.isfinite(trials.budget) & (trials.budget > 0), trials.budget, 1.0)
+    logs = np.log(trials.seconds[places] / budget[places])
+    own = classes[places]
+    means = np.bincount(own, logs) / np.maximum(np.bincount(own), 1)
+    return shares_of([*trials.labels.values()], places, logs - means[own])
+
+
 def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares:
     """Return how much labels explain of the values of the trials at some places; nothing for fewer than `LEAST`."""
     if len(places) < LEAST:
@@ -94,7 +102,7 @@ def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares
     rated = [each for each in labels if each.is_active[places].sum() >= LEAST_ACTIVE]
     shares = dict.fromkeys((label.name for label in rated), 0.0)
     labels = most_telling([each for each in rated if varies(each.values[places])], places, values)
-    if not labels or values.std() <= 0:
+    if not labels or values.std() <= EQUAL:
         return Shares(shares, ())
     parts = _attributed([_functions(label, places) for label in labels], (values - values.mean()) / values.std())
     found = parts.mean(axis=0).clip(0.0)
@@ -190,25 +198,26 @@ BEST = 50
 #: maximum number of labels of parallel coordinates, and of those whose slices a page shows
 MOST_AXES, SLICES = 12, 12
 
-#: share of the variance of the seconds below which a label is not said to matter, and from which on it matters most
-#: while other labels have no share yet; and factor of two shares from which on one is greater
-NAMED, MOST_OF_ALL, GREATER = 0.1, 0.5, 1.25
 #: maximum number of labels that a title names
 MOST_NAMED = 3
 
 _IMPORTANCE = (
     "Importance is the share of the variance that a label explains by itself in the trials so far, most of which an "
-    f"adaptive sampler draws near the best. {METHOD}{explained.METHOD}"
+    "adaptive sampler draws near the best. It is the part that one additive model of all labels attributes to the "
+    "label, of the ranks of the losses and of the log seconds within each compute class: half the increase of the "
+    "squared error when the label's values are exchanged between trials (permutation importance, Breiman 2001), on "
+    "trials from which the model has not learned."
 )
 
 
 class Importance(Struct, frozen=True, kw_only=True):
-    """How much one label matters: shares of explained variance from 0 to 1; None if there are too few trials."""
+    """How much one label matters: shares of explained variance from 0 to 1; None if there are too few trials.
+
+    Those of all labels sum to at most 1.
+    """
 
     label: str
-    #: share among all completed trials; those of all labels sum to at most 1
     loss: float | None
-    #: share among the completed trials in which the label is active
     seconds: float | None
     #: number of trials in which it is active
     trials: int
@@ -273,8 +282,8 @@ def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
 @StudyChart(section="Params", place=1)
 def importance(trials: TrialColumns) -> Chart:
     """Return two bars for each label: how much it matters for the loss, and how much for the seconds."""
-    by_loss = loss_shares(trials)
-    rated = _rated(trials, by_loss, seconds_shares(trials, LEAST_ACTIVE))
+    losses, seconds = loss_shares(trials), seconds_shares(trials)
+    rated = _rated(trials, losses, seconds)
     found = [each for each in rated if each.loss is not None or each.seconds is not None]
     axes = (
         Axis(name="share of the variance", most=1.0),
@@ -291,32 +300,23 @@ def importance(trials: TrialColumns) -> Chart:
         for name, values in bars.items()
         if any(value is not None for value in values)
     ]
-    note = " ".join([*_lacking(bars), _IMPORTANCE])
-    return Chart(name="importance", title=_important(by_loss, rated), axes=axes, series=series, note=note)
-
-
-def _lacking(bars: Mapping[str, Sequence[float | None]]) -> Iterator[str]:
-    """Yield sentences on the bars that are not there yet."""
-    least = f"{LEAST} completed trials, and {LEAST_ACTIVE}"
-    needs = {"loss": least, "seconds": f"{NEEDED} completed trials of one subspace"}
-    for name, values in bars.items():
-        if lacking := sum(value is None for value in values):
-            which = "Bars" if lacking == len(values) else "Missing bars"
-            yield f"{which} for the {name} need {needs[name]} in which the label is active."
+    note = _IMPORTANCE
+    if any(None in (each.loss, each.seconds) for each in rated):
+        note = f"Missing bars need {LEAST} completed trials, {LEAST_ACTIVE} with the label. {note}"
+    return Chart(name="importance", title=_important(losses, seconds), axes=axes, series=series, note=note)
 
 
 def importances(trials: TrialColumns, *, with_seconds: bool = True) -> list[Importance]:
     """Return how much each label matters, those that matter most for the loss first."""
-    seconds = seconds_shares(trials, LEAST_ACTIVE) if with_seconds else {}
-    return _rated(trials, loss_shares(trials), seconds)
+    return _rated(trials, loss_shares(trials), seconds_shares(trials) if with_seconds else Shares({}, ()))
 
 
-def _rated(trials: TrialColumns, losses: Shares, seconds: Mapping[str, float]) -> list[Importance]:
+def _rated(trials: TrialColumns, losses: Shares, seconds: Shares) -> list[Importance]:
     found = [
         Importance(
             label=label.name,
             loss=losses.shares.get(label.name),
-            seconds=seconds.get(label.name),
+            seconds=seconds.shares.get(label.name),
             trials=int(label.is_active.sum()),
         )
         for label in trials.labels.values()
@@ -344,42 +344,26 @@ def _where(trials: TrialColumns, label: Label) -> str:
     return where or ", in all trials"
 
 
-def _important(losses: Shares, rated: Sequence[Importance]) -> str:
+def _important(losses: Shares, seconds: Shares) -> str:
     """Return which labels matter, as far as the trials tell the labels apart."""
-    leaders, for_seconds = losses.leaders, _for_seconds(rated)
+    for_loss, for_seconds = losses.leaders, seconds.leaders
+    if len(for_loss) == 1 and for_loss == for_seconds:
+        return f"{for_loss[0]} matters most, for the loss and for the seconds"
     if not losses.shares:
-        for_loss = "Too few trials to say what matters for the loss"
-    elif not leaders:
-        for_loss = "No param clearly explains the loss by itself so far"
-    elif len(leaders) == 1:
-        for_loss = f"{leaders[0]} matters most for the loss"
+        said = "Too few trials to say what matters for the loss"
+    elif not for_loss:
+        said = "No param clearly explains the loss by itself so far"
+    elif len(for_loss) == 1:
+        said = f"{for_loss[0]} matters most for the loss"
     else:
-        for_loss = f"{_named(leaders)} matter most for the loss (which of them more is uncertain)"
-    if len(leaders) == 1 and leaders == for_seconds:
-        return f"{leaders[0]} matters most, for the loss and for the seconds"
-    known = [each for each in rated if each.seconds is not None]
-    if not known:
-        return for_loss
-    if for_seconds and len(leaders) == 1:
-        return f"{for_loss}, {_named(for_seconds)} for the seconds"
-    if for_seconds:
-        return (
-            f"{for_loss}; {_named(for_seconds)} {'matters' if len(for_seconds) == 1 else 'matter'} most for the seconds"
-        )
-    # The note says which bars are missing.
-    if len(known) < len(rated):
-        return for_loss
-    return f"{for_loss}; none matters much for the seconds"
-
-
-def _for_seconds(rated: Sequence[Importance]) -> tuple[str, ...]:
-    """Return the labels that matter most for the seconds, if they matter much and no other one may matter more."""
-    shares = {each.label: each.seconds for each in rated if each.seconds is not None}
-    most = max(shares.values(), default=0.0)
-    if most < (MOST_OF_ALL if len(shares) < len(rated) else NAMED):
-        return ()
-    # Labels of two subspaces may both explain nearly all in their own.
-    return tuple(sorted((name for name, share in shares.items() if GREATER * share > most), key=lambda n: -shares[n]))
+        said = f"{_named(for_loss)} matter most for the loss (which of them more is uncertain)"
+    if not seconds.shares:
+        return said
+    if not for_seconds:
+        return f"{said}; none matters much for the seconds"
+    if len(for_loss) == 1:
+        return f"{said}, {_named(for_seconds)} for the seconds"
+    return f"{said}; {_named(for_seconds)} {'matters' if len(for_seconds) == 1 else 'matter'} most for the seconds"
 
 
 def _named(labels: Sequence[str]) -> str:

@@ -341,7 +341,7 @@ def _natural(key: tuple[Any, ...]) -> list[list[tuple[int, str]]]:
 
 
 def _part(part: object) -> str:
-    """Return a part of a row's name as text. Earlier versions recorded no machines and no slots."""
+    """Return a part of a row's name as text."""
     return "unknown" if part in ("", -1) else str(part)
 
 

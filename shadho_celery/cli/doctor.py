@@ -322,10 +322,10 @@ def processes(site: Site) -> Finding:
 def gpus(site: Site) -> Finding:
     """The driver shows the GPUs that this process may use, and no two workers use the same one."""
     machine, visible = site.machine, os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible and not machine.gpus:
+    if visible and not machine.cards:
         text = f"CUDA_VISIBLE_DEVICES is {one_line(visible, 80)}, but no such GPU is found"
         return _wrong(text, "name the GPUs by the indexes of nvidia-smi, or unset it")
-    if not machine.gpus and visible is None and Path("/dev/nvidia0").exists():
+    if not machine.cards and visible is None and Path("/dev/nvidia0").exists():
         return _wrong("there is a GPU, but its driver does not answer", "run nvidia-smi, which tells the reason")
     if shared := _shared_gpus(site.workers):
         return _wrong(f"two workers use the same GPU: {_few(shared)}", "give each its own CUDA_VISIBLE_DEVICES")
@@ -529,7 +529,7 @@ def _slots(site: Site) -> int:
 
 
 def _lacks_gpu(worker: Worker) -> bool:
-    return worker.compute_class.startswith("gpu") and not worker.machine.gpus
+    return worker.compute_class.startswith("gpu") and not worker.machine.cards
 
 
 def _shared_gpus(workers: Mapping[str, Worker]) -> list[str]:

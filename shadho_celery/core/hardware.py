@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import force_setattr
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Clean, Memory, Name, Price
@@ -113,14 +112,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
     #: bytes of RAM
     memory: _Bytes = 0
-    #: GPUs that this process may use. Up to version 0.5, workers announce only the next three fields
+    #: GPUs that this process may use
     cards: Annotated[tuple[Gpu, ...], Meta(max_length=1000)] = ()
-    #: name of the first GPU; "" without a GPU
-    gpu_name: Name = ""
-    #: ids of the GPUs
-    gpus: tuple[str, ...] = ()
-    #: bytes of memory of the smallest GPU; 0 without a GPU
-    gpu_memory: _Bytes = 0
     #: processors on which this process may run, one bit for each, as a hexadecimal number; workers with an equal `pool`
     #: share them
     processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
@@ -129,15 +122,15 @@ class Machine(Struct, frozen=True, kw_only=True):
     #: True if ``SHADHO_CORES`` limits the cores
     is_limited: bool = False
 
-    def __post_init__(self) -> None:
-        if self.gpus and not self.cards:
-            alike = [Gpu(id=gpu, name=self.gpu_name, memory=self.gpu_memory) for gpu in self.gpus[:1000]]
-            force_setattr(self, "cards", tuple(alike))
+    @property
+    def gpu_memory(self) -> int:
+        """Bytes of memory of the smallest GPU; 0 without a GPU."""
+        return min((gpu.memory for gpu in self.cards), default=0)
 
     @property
     def compute_class(self) -> str:
         """Default compute class of the machine: `gpu_large`, `gpu_small` or `cpu`."""
-        if not self.gpus:
+        if not self.cards:
             return "cpu"
         return "gpu_large" if self.gpu_memory >= LARGE_GPU_BYTES else "gpu_small"
 
@@ -148,7 +141,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
     def kinds(self) -> list[Machine]:
         """Return these facts once for each kind of GPU, with the GPUs of that kind alone; [] without a GPU."""
-        return [msgspec.structs.replace(self, **_gpu_facts(cards)) for cards in kinds_of(self.cards)]
+        return [msgspec.structs.replace(self, cards=cards) for cards in kinds_of(self.cards)]
 
     def by_class(self) -> dict[str, Machine]:
         """Return these facts for each kind of GPU, by a compute class of its own; {} without a GPU.
@@ -307,16 +300,10 @@ def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAU
 
 
 def shortages(outgrown: str | None, memories: str | None) -> list[tuple[str, Memory]]:
-    """Return the compute classes that a trial has outgrown, each with the kind of memory that was too small.
-
-    Earlier versions did not record the kind of memory. It is then GPU memory for a class that uses GPUs, which is most
-    likely.
-    """
-    classes = outgrown.split(",") if outgrown else []
-    recorded = [Memory(name) for name in memories.split(",")] if memories else []
-    before = classes[: max(0, len(classes) - len(recorded))]
-    guessed = [Memory.GPU if uses_gpus(name) else Memory.HOST for name in before]
-    return list(zip(classes, guessed + recorded, strict=False))
+    """Return the compute classes that a trial has outgrown, each with the kind of memory that was too small."""
+    if not outgrown or not memories:
+        return []
+    return [*zip(outgrown.split(","), map(Memory, memories.split(",")), strict=False)]
 
 
 def detect() -> Machine:
@@ -325,27 +312,16 @@ def detect() -> Machine:
     ``SHADHO_CORES`` limits the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
     this machine for other machines, if its own name is ambiguous.
     """
-    cards = _nvidia_gpus() or _apple_gpu()
     cores = usable_cores()
     return Machine(
         host=own_host(),
         cores=cores.count,
         memory=ram_bytes(),
-        **_gpu_facts(cards),
+        cards=_nvidia_gpus() or _apple_gpu(),
         processors=f"{sum(1 << number for number in cores.processors):x}",
         pool=cores.pool,
         is_limited=cores.is_limited,
     )
-
-
-def _gpu_facts(cards: tuple[Gpu, ...]) -> dict[str, Any]:
-    """Return the fields of a machine that follow from its GPUs."""
-    return {
-        "cards": cards,
-        "gpu_name": cards[0].name if cards else "",
-        "gpus": tuple(gpu.id for gpu in cards),
-        "gpu_memory": min((gpu.memory for gpu in cards), default=0),
-    }
 
 
 def price() -> float | None:

@@ -166,8 +166,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     #: seconds that the objective itself took, by the monotonic clock of its process
     seconds: Seconds | None = None
-    #: peak bytes of the process's resident memory; None if not measured. In records up to version 0.5, peak bytes of
-    #: GPU memory if the trial ran on a GPU
+    #: peak bytes of the process's resident memory; None if not measured
     memory: Bytes | None = None
     #: peak bytes of GPU memory; None if the trial used no GPU, or if they were not measured
     gpu_memory: Bytes | None = None
@@ -275,7 +274,7 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     #: record of the values that the objective gets, see `space.stored`; None if they are the params
     given: str | None = None
     #: name of the sampler that chose its params, of several in `auto` the one; or how else they were chosen: `start`
-    #: (of `auto`, before it learns), `promoted`, `enqueued` or `added`. None in records of earlier versions
+    #: (of `auto`, before it learns), `promoted`, `enqueued` or `added`
     sampler: Name | None = None
     #: number of the latest attempt, from 1; 0 before the first
     attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
@@ -294,7 +293,7 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     step: Int64 | None = None
     #: compute classes with too little memory for it, joined by commas; see `hardware.shortages`
     outgrown: str | None = None
-    #: kind of memory that each of these classes had too little of, joined by commas; not recorded up to version 0.5
+    #: kind of memory that each of these classes had too little of, joined by commas
     outgrown_memory: _Memories | None = None
     #: live attempts; None if the latest attempt is the only one, see `living`
     live: Sequence[Attempt] | None = None

@@ -212,10 +212,10 @@ class Cache:
         versions, known, found = self.store.versions(time.time()), self._listed, {}
         for record in records:
             version = versions.get(record.key, (None,))
-            is_same = record.key in known and known[record.key][0] == version
-            # An earlier version of this package counts no changes.
-            is_kept = is_same and bool(version[0])
-            found[record.key] = known[record.key] if is_kept else (version, make(StudyResults(self.store, record)))
+            if record.key in known and known[record.key][0] == version:
+                found[record.key] = known[record.key]
+            else:
+                found[record.key] = version, make(StudyResults(self.store, record))
         self._listed = found
         return [made for _, made in found.values()]
 

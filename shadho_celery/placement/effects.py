@@ -72,29 +72,6 @@ class Basis:
         """Return the values of the basis functions at rows of features, shape (n, size)."""
         return np.asarray(self._kernel(rows, self._pivots) @ self._weights - self._mean)
 
-    def main_effects(self, rows: Array, coefficients: Array) -> Array:
-        """Return what each label alone changes in sums of the functions at each row, shape (n, labels, sums).
-
-        `coefficients` of the sums have shape (size, sums). The main effect of a label is the sum with this label's
-        value, on average over the values that the other labels have in the rows, minus the mean over all rows: the
-        first-order term of an analysis of variance (Hoeffding, 1948; Sobol, 1993). It is exact, because the kernel is a
-        sum over labels and pairs of labels.
-        """
-        labels = len(self._is_numeric)
-        weights = self._weights @ coefficients
-        means = np.array([self._alike(rows, label).mean(axis=0) for label in range(labels)])
-        of_pairs = PAIRS / max(math.comb(labels, 2), 1)
-        effects = np.empty((len(rows), labels, coefficients.shape[1]))
-        for label in range(labels):
-            share = (1.0 - PAIRS) / labels + of_pairs * (means.sum(axis=0) - means[label])
-            effects[:, label] = (self._alike(rows, label) - means[label]) @ (share[:, None] * weights)
-        return effects
-
-    def _alike(self, rows: Array, label: int) -> Array:
-        """Return the similarity of rows and pivots in one label, shape (n, size)."""
-        only = slice(label, label + 1)
-        return likeness(rows[:, only], self._pivots[:, only], self._is_numeric[only])[0]
-
     def _decomposed(self, draws: Array) -> tuple[list[int], Array]:
         """Return the indexes of the pivots among the draws, and the Cholesky factor, shape (draws, pivots).
 

@@ -455,7 +455,7 @@ def report_of(
         state=state,
         best_few=[_result(trial, known, values) for trial in trials.best_few(BEST)],
         front=[_result(trial, known, values) for trial in trials.front],
-        coverage=coverage(trials.losses(), known.record.objectives),
+        coverage=coverage(*trials.losses(known.record.objectives), known.record.objectives),
         classes={name: Ended(**_counts(trials, compute_class=name)) for name in sorted(trials.compute_classes)},
         subspaces={
             name: OfSubspace(

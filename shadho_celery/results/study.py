@@ -303,7 +303,7 @@ class StudyResults:
         worst value of each loss so far, by a tenth of the loss's range. Raises UsageError unless it has a finite number
         for each loss.
         """
-        return coverage(self._recorded.trials.losses(), self.objectives, reference)
+        return coverage(*self._recorded.trials.losses(self.objectives), self.objectives, reference)
 
     def read_report(self) -> StudyReport:
         """Return the results of the study so far in one record."""

@@ -413,11 +413,11 @@ class Scheduler:
 
     def _cut_words(self) -> str | None:
         """Notice about the first trial that several workers have given back, one after the other, or None."""
-        numbers = (number for number, times in self.study.given_back.items() if times >= CUT)
-        if self._cut is None and not self.cost_model.has_checkpoints and (number := next(numbers, None)) is not None:
+        numbers = () if self._cut is not None or self.cost_model.has_checkpoints else self.study.given_back(CUT)
+        if numbers:
             self._cut = (
-                f"trial {number} was given back by {CUT} workers, which ended before it did; let workers stay longer "
-                "(worker --for), or let trials continue from checkpoints"
+                f"trial {numbers[0]} was given back by {CUT} workers, which ended before it did; let workers stay "
+                "longer (worker --for), or let trials continue from checkpoints"
             )
         return self._cut
 

@@ -112,17 +112,17 @@ def default_workers(
     """
     if is_demo:
         return dict.fromkeys(hardware.DEFAULT_CLASSES, widest)
-    if machine.gpus:
-        cores = max(1, machine.cores - len(machine.gpus))
-        if widest > len(machine.gpus):
+    if gpus := len(machine.cards):
+        cores = max(1, machine.cores - gpus)
+        if widest > gpus:
             say(
-                f"a trial takes {widest} slots, but this machine has {len(machine.gpus)} GPUs, one for each slot: such "
+                f"a trial takes {widest} slots, but this machine has {gpus} GPUs, one for each slot: such "
                 "trials run in class cpu, without a GPU; for GPUs, give STUDY fewer slots, or start workers on more "
                 "machines"
             )
         kinds = {name: len(own.cards) for name, own in machine.by_class().items()}
-        if max(kinds.values()) < widest <= len(machine.gpus):
-            kinds = {machine.compute_class: len(machine.gpus)}
+        if max(kinds.values()) < widest <= gpus:
+            kinds = {machine.compute_class: gpus}
         return {**kinds, "cpu": cores if widest == 1 else widest}
     if widest > 1:
         return {machine.compute_class: max(widest, machine.cores)}

@@ -466,7 +466,7 @@ class SqlStore:
     def versions(self, now: float) -> dict[str, tuple[object, ...]]:
         """Return by key of each study: its change number, its last scheduler, and whether that may be running it.
 
-        The counts and the state of a study are the same as long as these are, if the change number is not None.
+        The counts and the state of a study are the same as long as these are.
         """
         if self._is_empty:
             return {}
@@ -601,12 +601,8 @@ class SqlStore:
 
     def _insert_ignoring(self, table: sa.Table) -> sa.Insert:
         """Return a statement that inserts rows into a table and skips rows that exist already."""
-        if self._engine.dialect.name == "sqlite":
-            return sqlite.insert(table).on_conflict_do_nothing()
-        # Imported late: it takes a quarter of the time of SQLAlchemy, and most stores are SQLite files.
-        from sqlalchemy.dialects import postgresql
-
-        return postgresql.insert(table).on_conflict_do_nothing()
+        found: sa.Insert = _insert(table, self._engine.dialect.name).on_conflict_do_nothing()
+        return found
 
     def _create_tables(self) -> None:
         """Create missing tables and columns. If another process creates them at the same time, try again."""
@@ -697,16 +693,20 @@ def _deleted(connection: sa.Connection, key: str, written: Sequence[Trial]) -> l
     return [trial for trial in written if trial.number not in found]
 
 
+def _insert(table: sa.Table, dialect: str) -> Any:
+    """Return a statement that inserts rows, for which a dialect has rules for rows that exist already."""
+    if dialect == "sqlite":
+        return sqlite.insert(table)
+    # Imported late: it takes a quarter of the time of SQLAlchemy, and most stores are SQLite files.
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)
+
+
 @lru_cache(maxsize=16)
 def _upsert(table: sa.Table, dialect: str) -> sa.Insert:
     """Return a statement that inserts rows, or sets those columns of existing rows that the new rows know."""
-    keys = [*table.primary_key]
-    if dialect == "sqlite":
-        insert: Any = sqlite.insert(table)
-    else:
-        from sqlalchemy.dialects import postgresql
-
-        insert = postgresql.insert(table)
+    keys, insert = [*table.primary_key], _insert(table, dialect)
     new = {c.name: sa.func.coalesce(insert.excluded[c.name], c) for c in table.columns if not c.primary_key}
     statement: sa.Insert = insert.on_conflict_do_update(index_elements=keys, set_=new)
     return statement

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -286,42 +286,21 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 
 def coverage(
-    trials: Iterable[tuple[int, Mapping[str, float]]],
-    objectives: Mapping[str, str],
-    reference: Mapping[str, float] | None = None,
-) -> Coverage | None:
-    """Return the hypervolume of the front over time. Return None for a study of one loss, or without a feasible trial.
-
-    `trials` are feasible: their minimised losses, each after the number of trials that had ended when it had ended. By
-    default, the `reference` point is worse than the worst value of each loss so far, by a tenth of the loss's range.
-    Raises UsageError unless it has a finite number for each loss.
-    """
-    if reference is not None:
-        reference = _checked(reference, objectives)
-    if len(objectives) < 2:
-        return None
-    found = [(ended, [losses[name] for name in objectives]) for ended, losses in trials]
-    ended = np.array([ended for ended, _ in found], np.intp)
-    return coverage_of(ended, np.array([losses for _, losses in found], float), objectives, reference)
-
-
-def coverage_of(
     ended: NDArray[np.intp],
     losses: Array,
     objectives: Mapping[str, str],
     reference: Mapping[str, float] | None = None,
 ) -> Coverage | None:
-    """Return the hypervolume over time of the minimised `losses` of feasible trials, shape (trials, losses).
+    """Return the hypervolume of the front over time. Return None for a study of one loss, or without a feasible trial.
 
-    `ended` has the number of trials that had ended when each of them had. Returns None without trials.
+    `losses` are the minimised ones of feasible trials, shape (trials, losses), and `ended` has the number of trials
+    that had ended when each of them had. By default, the `reference` point is worse than the worst value of each loss
+    so far, by a tenth of the loss's range. Raises UsageError unless it has a finite number for each loss.
     """
-    if not len(ended):
+    minimised = None if reference is None else turned(_checked(reference, objectives), objectives)
+    if len(objectives) < 2 or not len(ended):
         return None
-    if reference is None:
-        point = reference_point(losses)
-    else:
-        minimised = turned(reference, objectives)
-        point = np.array([minimised[name] for name in objectives])
+    point = reference_point(losses) if minimised is None else np.array([minimised[name] for name in objectives])
     changes = _changes(losses)
     looked_at = sorted({round(place) for place in np.linspace(0, len(changes) - 1, min(MOST_CHANGES, len(changes)))})
     # The volume of a point stays covered when a better one replaces it on the front.

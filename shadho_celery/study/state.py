@@ -79,6 +79,23 @@ _T = TypeVar("_T")
 _number = attrgetter("number")
 
 
+@dataclass
+class _Course:
+    """What has happened to an unfinished trial, besides its record."""
+
+    #: True if it was in flight when somebody has cancelled it
+    is_cancelled: bool = False
+    #: True if one of its attempts has failed while another was live
+    is_suspect: bool = False
+    #: how many of its latest attempts in a row ended with vanished machines, and when the last one of them was lost
+    vanished: int = 0
+    vanished_at: float = -math.inf
+    #: how often a worker has given it back while it ran
+    given_back: int = 0
+    #: its report with the greatest step
+    report: Report | None = None
+
+
 class StudyState(StudyTrials):
     """One search: its trials, their live attempts, and their counts. Created by `open_study`."""
 
@@ -116,35 +133,20 @@ class StudyState(StudyTrials):
         self.decade = record.decade
         #: the only record of live attempts, which the executor uses, too
         self.live: Attempts[Sent] = Attempts()
-        #: numbers of trials in flight that somebody has cancelled
-        self._cancelled: set[int] = set()
-        #: numbers of trials of which one attempt has failed while another was live
-        self._suspects: set[int] = set()
-        #: by number of an unfinished trial: how many of its latest attempts in a row ended with vanished machines, and
-        #: the time at which the last one of them was lost
-        self._vanished: dict[int, tuple[int, float]] = {}
-        #: by number of an unfinished trial: how often a worker has given it back while it ran
-        self.given_back: Counter[int] = Counter()
-        #: function: return the trial with this number if it has not finished, otherwise None
-        self.find_open = self._open.get
+        #: by number of an unfinished trial
+        self._courses: defaultdict[int, _Course] = defaultdict(_Course)
         self._waiting: deque[int] = deque()
         #: claimed attempts that were lost in this run, with the reason, and whether the worker has given it back; the
         #: reader removes them
         self.losses: deque[tuple[Attempt, str, bool]] = deque(maxlen=MAX_LOSSES)
         #: slots used by live attempts, by class; it has every class to which attempts were ever sent
         self._taken: Counter[str] = Counter()
-        #: function: return the number of slots of a class that live attempts use
-        self.taken = self._taken.__getitem__
         #: by class and machine: the slots that live attempts use there, or may only use there
         self._taken_on: defaultdict[str, Counter[str | None]] = defaultdict(Counter)
-        #: function: return these slots of a class, by machine
-        self.taken_on = self._taken_on.__getitem__
         #: by subspace and number: the unfinished trials, except promoted ones
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         #: numbers of the trials that `commit` must write; True for a new trial
         self._unwritten: dict[int, bool] = {}
-        #: by number of an unfinished trial: its report with the greatest step
-        self._last_reports: dict[int, Report] = {}
         self._written_at = self.clock.now()
         #: numbers of trials that another program has deleted from the store in this run, and that were written again
         self.rewritten: set[int] = set()
@@ -192,6 +194,10 @@ class StudyState(StudyTrials):
         """Iterate over blocks of finished trials like `FinishedTrials.recall`, and renew the lock meanwhile."""
         return self._kept_locked(self.trials.recall())
 
+    def find_open(self, number: int) -> Trial | None:
+        """Return the trial with this number if it has not finished, otherwise None."""
+        return self._open.get(number)
+
     def trial(self, number: int) -> Trial:
         """Return the trial with this number, finished or not. Raises KeyError if there is no such trial."""
         found = self._open.get(number) or self.trials.get(number)
@@ -226,6 +232,14 @@ class StudyState(StudyTrials):
 
     # Live attempts
 
+    def taken(self, compute_class: str) -> int:
+        """Return the number of slots of a class that live attempts use."""
+        return self._taken[compute_class]
+
+    def taken_on(self, compute_class: str) -> Mapping[str | None, int]:
+        """Return by machine the slots of a class that live attempts use there, or may only use there."""
+        return self._taken_on[compute_class]
+
     @property
     def in_flight(self) -> int:
         """Number of trials that were sent and have not ended."""
@@ -253,7 +267,7 @@ class StudyState(StudyTrials):
         Trials of which an attempt has failed, or too many were lost, are left out: the live attempt decides the result.
         """
         running = [each for each in self.sent if each.state is _S.RUNNING and each.step is None and each.slots == 1]
-        sound = [each for each in running if each.number not in self._suspects and each.lost < MAX_LOST - 1]
+        sound = [each for each in running if not self._courses[each.number].is_suspect and each.lost < MAX_LOST - 1]
         return [each for each in sound if len(self.live.of(each.number)) == 1 and each.attempt < MAX_ATTEMPTS]
 
     def running_since(self, trial: Trial) -> float:
@@ -420,16 +434,16 @@ class StudyState(StudyTrials):
         self._turn.reported.append(event)
         if (sent := self.live.find(event.number, event.attempt)) is not None:
             sent.report = event
-        last = self._last_reports.get(event.number)
-        if last is None or event.step > last.step:
-            self._last_reports[event.number] = event
+        course = self._courses[event.number]
+        if course.report is None or event.step > course.report.step:
+            course.report = event
         return Transition(trial=trial)
 
     def prune(self, number: int) -> None:
         """Mark a trial that has reported as pruned, by its `step`. It ends once its attempts are cancelled or lost."""
         trial = self._open[number]
         if trial.step is None:
-            self._note(replace(trial, step=self._last_reports[number].step))
+            self._note(replace(trial, step=self._last_step(trial)))
 
     def cancel(self, number: int) -> Trial | None:
         """Cancel an unfinished trial. Return it if it has ended by that.
@@ -440,18 +454,22 @@ class StudyState(StudyTrials):
         trial = self._open[number]
         if trial.state is _S.WAITING:
             return self._note(self._as_cancelled(trial))
-        self._cancelled.add(number)
+        self._courses[number].is_cancelled = True
         return None
 
     @property
     def vanishing(self) -> list[int]:
         """Numbers of the waiting trials whose last attempts ended with vanished machines, VANISHING or more."""
-        found = [number for number, (count, _) in self._vanished.items() if count >= VANISHING]
+        found = [number for number, course in self._courses.items() if course.vanished >= VANISHING]
         return [number for number in found if self._open[number].state is _S.WAITING]
 
     def vanishing_since(self, moment: float) -> list[int]:
         """Return those of the `vanishing` trials whose last machine has vanished after this moment."""
-        return [number for number in self.vanishing if self._vanished[number][1] > moment]
+        return [number for number in self.vanishing if self._courses[number].vanished_at > moment]
+
+    def given_back(self, times: int) -> list[int]:
+        """Return the numbers of the unfinished trials that workers have given back so often while they ran."""
+        return [number for number, course in self._courses.items() if course.given_back >= times]
 
     def give_up(self, number: int, error: str) -> Trial:
         """Fail a waiting trial for this reason. Return it."""
@@ -575,7 +593,7 @@ class StudyState(StudyTrials):
             if own is None:
                 return Transition(ended=())
             self._leave(result, [own])
-            self._suspects.add(trial.number)
+            self._courses[trial.number].is_suspect = True
             return Transition(trial=self._show(trial), ended=[own])
         ended = [*live.values()]
         self._leave(result, ended)
@@ -604,17 +622,16 @@ class StudyState(StudyTrials):
         sent = self.live.find(trial.number, event.attempt)
         if sent is None:
             return _UNCHANGED
-        is_loss = retry is None or retry.is_loss
+        is_loss, course = retry is None or retry.is_loss, self._courses[trial.number]
         if sent.is_claimed and is_loss and trial.step is None:
             is_given_back = isinstance(event, Lost) and event.given_back
             self.losses.append((sent.attempt, reason, is_given_back))
-            self.given_back[trial.number] += is_given_back
+            course.given_back += is_given_back
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
         if isinstance(event, Lost) and event.vanished:
-            before, _ = self._vanished.get(trial.number, (0, 0.0))
-            self._vanished[trial.number] = before + 1, self.clock.now()
+            course.vanished, course.vanished_at = course.vanished + 1, self.clock.now()
         elif sent.is_claimed:
-            self._vanished.pop(trial.number, None)
+            course.vanished = 0
         if isinstance(event, Lost) and event.vanished and (trial.vanished or 0) < MAX_VANISHED:
             trial = replace(trial, vanished=(trial.vanished or 0) + 1)
         else:
@@ -641,7 +658,7 @@ class StudyState(StudyTrials):
         if trial.step is not None:
             facts = {"outcome": self._pruned(trial), "step": self._last_step(trial), "finished_at": self.clock.wall()}
             return self._note(trial.evolve(state=_S.PRUNED, **facts))
-        if trial.number in self._cancelled:
+        if self._courses[trial.number].is_cancelled:
             return self._note(self._as_cancelled(trial))
         if trial.lost >= MAX_LOST or trial.attempt >= MAX_ATTEMPTS:
             count = f"{trial.lost} attempts" if trial.lost >= MAX_LOST else f"all {MAX_ATTEMPTS} attempts"
@@ -657,13 +674,13 @@ class StudyState(StudyTrials):
 
     def _pruned(self, trial: Trial, outcome: Outcome = _STOPPED) -> Outcome:
         """Return the outcome of a trial that was stopped because of its reports, with the loss of its last report."""
-        last = self._last_reports[trial.number].loss
-        loss = last if math.isfinite(last) else None
+        last = self._courses[trial.number].report
+        loss = last.loss if last is not None and math.isfinite(last.loss) else None
         losses = {} if loss is None else dict.fromkeys([*self.record.objectives][:1], loss)
         return replace(outcome, state=_S.PRUNED, loss=loss, losses=losses, error=None)
 
     def _last_step(self, trial: Trial) -> int | None:
-        last = self._last_reports.get(trial.number)
+        last = self._courses[trial.number].report
         return None if last is None else last.step
 
     def _show(self, trial: Trial) -> Trial:
@@ -692,10 +709,7 @@ class StudyState(StudyTrials):
         if before is not None:
             self._counts.add(before, -1)
         if trial.state.is_finished:
-            self._last_reports.pop(trial.number, None)
-            self._cancelled.discard(trial.number)
-            self._vanished.pop(trial.number, None)
-            self.given_back.pop(trial.number, None)
+            self._courses.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
             self.counted += trial.state in COUNTED
@@ -734,10 +748,10 @@ class StudyState(StudyTrials):
         if trial.step is not None:
             # The report is in the store: it was recorded in one transaction with the decision to prune.
             reports = self.store.reports(self.record.key, [trial.number])
-            self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
+            self._courses[trial.number].report = max(reports, key=attrgetter("step"))
         if trial.vanished:
             # Whether they were the latest attempts was not recorded.
-            self._vanished[trial.number] = trial.vanished, -math.inf
+            self._courses[trial.number].vanished = trial.vanished
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
             self.hold_back(trial)

@@ -9,7 +9,7 @@ import gc
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import combinations
@@ -42,6 +42,8 @@ from shadho_celery.study.front import Front
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.integer[Any]]
+Bools = NDArray[np.bool_]
+Indices = NDArray[np.intp]
 
 #: number of latest promoted trials by which two rungs are compared
 LATEST = 16
@@ -67,16 +69,29 @@ class RungSummary(Struct, frozen=True, kw_only=True):
     agreement: float | None
 
 
+def best_first(numbers: Integers, losses: Array, violations: Array, budgets: Array, is_complete: Bools) -> Indices:
+    """Return the places of trials from best to worst: the order of `core.columns.merit`, then by number.
+
+    NaN is no loss, no constraint, or all of the budget. The shapes are (trials,).
+    """
+    has_no_loss = np.isnan(losses)
+    budgets = np.where(np.isnan(budgets), np.inf, budgets)
+    keys = (losses, ~is_complete, -budgets, np.where(np.isnan(violations), 0.0, violations))
+    # Trials without a loss are all alike; numpy sorts by the last key first.
+    return np.lexsort([numbers, *(np.where(has_no_loss, 0, key) for key in keys), has_no_loss])
+
+
 def agreements(
-    rungs: Integers, budgets: Array, origins: Integers, losses: Array
+    rungs: Integers, budgets: Array, numbers: Integers, origins: Integers, losses: Array
 ) -> list[tuple[int, float, float | None]]:
     """Return each rung with its budget and the `agreement` of its losses with those of the next rung, by budget.
 
     The arrays have an entry for each finished trial, shape (trials,). `origins` are the numbers of the trials from
-    which promoted ones continue; other trials have their own number. The loss is infinite for a trial that is worse
-    than all others.
+    which promoted ones continue, below 0 for others. As in rounds, a trial whose loss is NaN is worse than all others.
     """
     found: list[tuple[int, float, float | None]] = []
+    origins = np.where(origins < 0, numbers, origins)
+    losses = np.where(np.isnan(losses), np.inf, losses)
     known = np.isfinite(budgets)
     for rung, budget in np.unique(np.column_stack([rungs[known], budgets[known]]), axis=0).tolist():
         mine, above = (budgets == budget) & (rungs == rung), rungs == rung + 1
@@ -347,17 +362,18 @@ class FinishedTrials:
         """Trials on the Pareto front of several losses, sorted by the first loss. Only feasible trials are on it."""
         return self.of(self._front.numbers)
 
-    def losses(self) -> Iterator[tuple[int, Losses]]:
-        """Iterate over the losses of feasible COMPLETE trials with named losses, in the order of their results.
+    def losses(self, names: Collection[str]) -> tuple[Indices, Array]:
+        """Return the named losses of feasible COMPLETE trials, shape (trials, losses), in the order of their results.
 
-        Before the losses of a trial is the number of trials that had ended by then. Cancelled trials are not counted.
+        Before them is the number of trials that had ended when each of them had. Cancelled trials are not counted.
         """
-        ended = 0
-        for number, state in self._table()[["number", "state"]].tolist():
-            ended += _STATES[state] in COUNTED
-            losses, constraints = self._numbers.get(number, ({}, {}))
-            if losses and _STATES[state] is TrialState.COMPLETE and not violation_of(constraints):
-                yield ended, losses
+        table = self._table()
+        ended = np.cumsum(table["state"] != _PLACES[TrialState.CANCELLED])
+        is_feasible = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
+        known = zip(ended[is_feasible].tolist(), table["number"][is_feasible].tolist(), strict=True)
+        found = [(at, losses) for at, number in known if (losses := self._numbers.get(number, ({}, {}))[0])]
+        values = np.array([[losses[name] for name in names] for _, losses in found], float)
+        return np.array([at for at, _ in found], np.intp), values
 
     def best_of(self, subspace: str) -> float | None:
         """Return the least loss in `subspace` at the highest budget there, or None if no trial there is feasible."""
@@ -418,17 +434,17 @@ class FinishedTrials:
         table = table[(table["rung"] >= 0) & (table["state"] != _PLACES[TrialState.CANCELLED])]
         if not len(table):
             return []
-        origins = np.where(table["origin"] < 0, table["number"], table["origin"])
-        # As in rounds: a failed trial, or one that violates a constraint, is worse than all others.
         is_ranked = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
-        losses = np.where(is_ranked & ~np.isnan(table["loss"]), table["loss"], np.inf)
+        losses = np.where(is_ranked, table["loss"], np.nan)
         return [
             RungSummary(
                 budget=budget,
                 classes=self._by_class(table[(table["budget"] == budget) & (table["rung"] == rung)]),
                 agreement=agreed,
             )
-            for rung, budget, agreed in agreements(table["rung"], table["budget"], origins, losses)
+            for rung, budget, agreed in agreements(
+                table["rung"], table["budget"], table["number"], table["origin"], losses
+            )
         ]
 
     def _by_class(self, table: _Table) -> dict[str, OnClass]:
@@ -498,8 +514,7 @@ class FinishedTrials:
         losses, constraints = ended.losses, ended.constraints
         if losses or constraints:
             self._numbers[one.number] = losses, constraints
-        # An earlier version did not record slots.
-        if (one.slots or 1) > 1:
+        if one.slots > 1:
             self._wide[one.number] = one.slots
         self._rows += _ROW.pack(
             *[none if value is None else value for value, none in zip(numbers_of(trial), _NONES, strict=True)],
@@ -564,8 +579,9 @@ class FinishedTrials:
         """Return the rows of the COMPLETE trials, the best first: by `merit`, then by number."""
         table = self._of_state(TrialState.COMPLETE)
         table = table[~np.isnan(table["loss"])]
-        budgets = np.where(np.isnan(table["budget"]), np.inf, table["budget"])
-        ranked: _Table = table[np.lexsort((table["number"], table["loss"], -budgets, table["violation"]))]
+        is_complete = np.ones(len(table), bool)
+        order = best_first(table["number"], table["loss"], table["violation"], table["budget"], is_complete)
+        ranked: _Table = table[order]
         return ranked
 
     def _recalled(self, rows: _Table, params: _Block) -> Iterator[Trial]:
@@ -642,11 +658,13 @@ class StudyTrials:
         #: that is given. In a class, every live attempt counts, so a trial with two live attempts there counts twice
         self.count = self._counts.count
         self._asked = Counter(self.trials.asked())
-        #: function: return the number of trials drawn in a subspace so far; promotions to a higher rung are not counted
-        self.asked = self._asked.__getitem__
         for trial in opened:
             self._counts.add(trial)
             self._asked[trial.subspace] += trial.origin is None
+
+    def asked(self, subspace: str) -> int:
+        """Return the number of trials drawn in a subspace so far. Promotions to a higher rung are not counted."""
+        return self._asked[subspace]
 
     @property
     def lost(self) -> int:

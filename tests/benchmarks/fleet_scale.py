@@ -134,7 +134,7 @@ class PlayedWorkers:
             compute_class=compute_class,
             slots=1,
             imports=[MODULE],
-            machine=Machine(host=names[0], cores=1, memory=2**33, gpu_memory=0),
+            machine=Machine(host=names[0], cores=1, memory=2**33),
         )
         self._channels = {name: WorkerChannel(self._client, worker=name) for name in names}
         # What a worker sends again and again is made once: all of them share one machine with the scheduler.

@@ -18,7 +18,7 @@ from services import MARK as LENT
 from services.channels import Channel
 
 from shadho_celery.core.failures import cause_of
-from shadho_celery.core.hardware import Machine
+from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.core.trial import (
     Called,
     Event,
@@ -1014,7 +1014,7 @@ def registry(kind: type[Any], client: Any) -> Registry[Any]:
 def facts(kind: type[Any]) -> list[Any]:
     """Two announcements of a kind."""
     if kind is Worker:
-        machine = Machine(host="größe", cores=3, gpus=("0", "1"))
+        machine = Machine(host="größe", cores=3, cards=(Gpu(name="größe"),))
         return [Worker(slots=1, imports=["a", "b"], machine=machine), Worker(slots=2, quarantined=True)]
     return [StudyWants(weight=1.5, wants={"größe": 1.0}, turns={"größe": 0.1 + 0.2}), StudyWants(weight=0.5)]
 

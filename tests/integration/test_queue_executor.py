@@ -25,7 +25,7 @@ from contract.test_executors import Rig, all_end, collect, ends, queued
 from services.channels import Channel
 from services.told import ToldExecutor
 
-from shadho_celery.core.hardware import ComputeClass, Machine
+from shadho_celery.core.hardware import ComputeClass, Gpu, Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, TrialState, digest_of
 from shadho_celery.fleet import broker, dispatch, gangs
@@ -408,9 +408,9 @@ def fake_worker(url: str, name: str, **facts: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "machines", "memory", "gpu_memory"),
     [
-        ("gpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=16, memory=512)], 64, 16),
-        ("gpu", [Machine(gpu_memory=0, memory=64), Machine(gpu_memory=0, memory=32)], 32, 0),
-        ("cpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=0, memory=128)], 64, 0),
+        ("gpu", [Machine(cards=(Gpu(name="g", memory=24 - n),), memory=64 + n) for n in (0, 8)], 64, 16),
+        ("gpu", [Machine(memory=64), Machine(memory=32)], 32, 0),
+        ("cpu", [Machine(cards=(Gpu(name="g", memory=24),), memory=64), Machine(memory=128)], 64, 0),
     ],
     ids=["of the smallest GPU", "of the smallest machine", "a cpu class on a machine with GPUs"],
 )

@@ -14,7 +14,7 @@ from services.columns import trials
 
 from shadho_celery.charts.chart import MOST, Mark, Scale
 from shadho_celery.charts.columns import TrialColumns
-from shadho_celery.charts.explained import NEEDED, explained
+from shadho_celery.charts.explained import explained
 from shadho_celery.charts.losses import (
     MOST_CURVES,
     candidates,
@@ -69,42 +69,16 @@ def test_importance_finds_what_matters_for_the_loss_and_for_the_seconds() -> Non
     assert chart.axes[1].categories[0] == "x"
 
 
-def test_importance_says_what_is_missing_for_the_seconds_of_few_trials() -> None:
-    rows = searched()[:30]
-    for row in rows:
-        row["subspace"] = "all"
-    chart = importance(trials(rows))
-    assert [series.name for series in chart.series] == ["loss"]
-    assert f"Bars for the seconds need {NEEDED} completed trials of one subspace" in chart.note
-    assert "seconds" not in chart.title
-    chart = importance(trials(searched()[:9]))
-    assert "20 completed trials" in chart.empty
-
-
-def test_no_title_ranks_the_seconds_of_a_small_bar_while_others_have_too_few_trials() -> None:
-    rows = searched(60)
-    by_label = {each.label: each for each in importances(trials(rows, options={"kind": ["tree", "net"]}))}
-    assert {label for label, each in by_label.items() if each.seconds is not None} == {"kind"}
-    title = importance(trials(rows, options={"kind": ["tree", "net"]})).title
-    assert title == "x matters most for the loss"
-    for row in rows:
+def test_importance_says_what_is_missing() -> None:
+    rows = searched(30, seed=1)
+    for place, row in enumerate(rows):
         row["seconds"] = 1.0
-    rows = [{**row, "subspace": "all"} for row in rows]
-    assert importance(trials(rows)).title == "x matters most for the loss; none matters much for the seconds"
-
-
-@pytest.mark.parametrize("count", [30, 60, 80, 200])
-def test_a_title_names_the_label_whose_bar_has_most_of_the_seconds(count: int) -> None:
-    """However many trials there are, and whether or not other labels have a bar yet."""
-    rng = np.random.default_rng(2)
-    rows = searched(count)
-    for row in rows:
-        row["seconds"] = float(np.exp(2.0 * (row["subspace"] == "kind=net") + 0.5 * rng.normal()))
-    found = trials(rows, options={"kind": ["tree", "net"]})
-    shares = {each.label: each.seconds for each in importances(found)}
-    assert (shares["kind"] or 0) > 0.5
-    assert (shares["size"] is None) == (count <= 60)
-    assert importance(found).title == "x matters most for the loss, kind for the seconds"
+        if place >= 5:
+            row["params"].pop("depth", None)  # type: ignore[attr-defined]
+    chart = importance(trials(rows))
+    assert chart.title == "x matters most for the loss; none matters much for the seconds"
+    assert chart.note.startswith("Missing bars need 20 completed trials, 10 with the label.")
+    assert "20 completed trials" in importance(trials(rows[:9])).empty
 
 
 def test_labels_of_two_subspaces_that_both_decide_the_seconds_are_named_together() -> None:
@@ -162,7 +136,7 @@ def uniform(rng: np.random.Generator, params: object) -> float:
 
 
 def test_a_label_that_goes_along_with_one_that_costs_seconds_does_not_cost_them() -> None:
-    """As when a sampler prefers both large: the model holds one still while the other changes."""
+    """As when a sampler prefers both large: the model has both."""
 
     def along(rng: np.random.Generator, params: Mapping[str, float]) -> float:
         return float(np.clip(params["width"] + 0.1 * rng.normal(), 0, 1))
@@ -172,9 +146,9 @@ def test_a_label_that_goes_along_with_one_that_costs_seconds_does_not_cost_them(
     assert found["follower"] < 0.05
 
 
-def test_an_effect_on_one_class_alone_counts_on_that_class_alone() -> None:
+def test_an_effect_on_one_class_alone_counts_for_less_than_one_on_all() -> None:
     found = shares(timed(400, lambda where, width, noise: 3 * width * (where == "cpu"), width=uniform, noise=uniform))
-    assert 0.5 < found["width"] < 0.95
+    assert 0.3 < found["width"] < 0.7
     assert found["noise"] < 0.05
 
 

@@ -77,7 +77,7 @@ def workers(*others: Worker) -> FleetState:
 
 
 def gpu_worker(**facts: Any) -> Worker:
-    machine = Machine(host="b", gpus=("0",), gpu_name="A100", gpu_memory=2**35)
+    machine = Machine(host="b", cards=(Gpu(name="A100", id="0", memory=2**35),))
     return changed(WORKER, **{"compute_class": "gpu_large", "machine": machine, **facts})
 
 

@@ -22,7 +22,7 @@ from shadho_celery import launch
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.run import RunOptions
 from shadho_celery.core import hardware
-from shadho_celery.core.hardware import Machine
+from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.urls import BROKER, REDIS
@@ -519,8 +519,8 @@ def workers_by(monkeypatch: pytest.MonkeyPatch, machine: Machine, *words: str) -
         (Machine(cores=4), {"classes": ["big", "cpu"]}, [], {"big": 1, "cpu": 1}),
         (Machine(cores=4), {}, ["--demo"], {"gpu_large": 1, "gpu_small": 1, "cpu": 1}),
         (Machine(cores=4), {"classes": ["big"]}, ["--demo"], {"gpu_large": 1, "gpu_small": 1, "cpu": 1}),
-        (Machine(cores=4, gpus=("0",), gpu_memory=2**40), {}, [], {"gpu_large": 1, "cpu": 3}),
-        (Machine(cores=4, gpus=("0",)), {}, ["--demo"], {"gpu_large": 1, "gpu_small": 1, "cpu": 1}),
+        (Machine(cores=4, cards=(Gpu(name="A100", memory=2**40),)), {}, [], {"gpu_large": 1, "cpu": 3}),
+        (Machine(cores=4, cards=(Gpu(name="T4"),)), {}, ["--demo"], {"gpu_large": 1, "gpu_small": 1, "cpu": 1}),
         (Machine(cores=4), {}, ["--workers", "b=2"], {"b": 2}),
     ],
 )

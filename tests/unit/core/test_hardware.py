@@ -39,9 +39,8 @@ GIB = 2**30
 
 
 def machine(cores: int = 8, gpus: int = 0, gpu_memory: int = 0) -> Machine:
-    return Machine(
-        host="h", cores=cores, memory=64 * GIB, gpus=tuple(str(i) for i in range(gpus)), gpu_memory=gpu_memory
-    )
+    cards = tuple(Gpu(name="A100", id=str(number), memory=gpu_memory) for number in range(gpus))
+    return Machine(host="h", cores=cores, memory=64 * GIB, cards=cards)
 
 
 # Class and slots
@@ -166,17 +165,8 @@ def test_every_class_uses_the_gpus_but_those_named_cpu(name: str, uses: bool) ->
 def test_the_facts_travel_as_json() -> None:
     facts = json.loads(json.dumps(msgspec.to_builtins(machine(8, 2, 80 * GIB))))
     assert facts["cores"] == 8
-    assert facts["gpus"] == ["0", "1"]
-    assert facts["gpu_memory"] == 80 * GIB
+    assert [card["id"] for card in facts["cards"]] == ["0", "1"]
     assert msgspec.convert(facts, Machine) == machine(8, 2, 80 * GIB)
-
-
-def test_an_announcement_of_an_earlier_version_has_gpus_that_are_alike() -> None:
-    facts = {"host": "h", "gpus": ["0", "2"], "gpu_name": "T4", "gpu_memory": 16 * GIB}
-    assert msgspec.convert(facts, Machine).cards == (
-        Gpu(id="0", name="T4", memory=16 * GIB),
-        Gpu(id="2", name="T4", memory=16 * GIB),
-    )
 
 
 def test_gpus_of_one_name_and_memory_are_of_one_kind() -> None:
@@ -325,13 +315,12 @@ def test_the_machine_is_told_by_its_name_cores_and_memory(monkeypatch: pytest.Mo
     assert found.memory > 2**20
     assert found.pool
     assert int(found.processors, 16).bit_count() >= found.cores
-    assert (found.gpus, found.gpu_name, found.gpu_memory, found.compute_class) == ((), "", 0, "cpu")
+    assert (found.cards, found.gpu_memory, found.compute_class) == ((), 0, "cpu")
 
 
 def test_the_smallest_gpu_decides_on_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     found, fake = with_gpus(monkeypatch, [80 * GIB, 8 * GIB])
-    assert (found.gpus, found.gpu_name, found.gpu_memory) == (("0", "1"), "Fake 0", 8 * GIB)
-    assert found.compute_class == "gpu_small"
+    assert (found.gpu_memory, found.compute_class) == (8 * GIB, "gpu_small")
     assert fake.open == 0, "the library is let go of"
 
 
@@ -356,8 +345,7 @@ def test_only_the_gpus_left_to_this_process_count(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found, _ = with_gpus(monkeypatch, [80 * GIB, 8 * GIB, 24 * GIB])
-    assert (found.gpus, found.gpu_memory) == (gpus, gpu_memory)
-    assert bool(found.gpu_name) is bool(gpus)
+    assert (tuple(card.id for card in found.cards), found.gpu_memory) == (gpus, gpu_memory)
 
 
 def test_each_gpu_has_its_own_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +372,7 @@ def test_of_a_gpu_that_is_divided_the_parts_are_the_gpus(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([8 * GIB, 80 * GIB, 80 * GIB], parts={1: 3, 2: 0}))
     found = detect()
-    assert found.gpus == gpus
+    assert tuple(card.id for card in found.cards) == gpus
     for part in [each for each in found.cards if each.id != "0"]:
         assert (part.name, part.memory, part.uuid) == ("Fake 1 MIG 1g.10gb", 10 * GIB, part.id)
     if visible is None:
@@ -407,7 +395,7 @@ def test_apples_gpu_is_a_device_of_torch_that_cuda_is_not_told_of(monkeypatch: p
 @pytest.mark.parametrize("broken", ["init", "count", "handle", "memory", "name", "uuid"])
 def test_a_driver_that_fails_means_no_gpu_and_no_error(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     found, fake = with_gpus(monkeypatch, [80 * GIB], broken)
-    assert (found.gpus, found.gpu_memory, found.compute_class) == ((), 0, "cpu")
+    assert (found.cards, found.gpu_memory, found.compute_class) == ((), 0, "cpu")
     assert fake.open == 0
 
 
@@ -423,21 +411,9 @@ def test_shadho_cores_bounds_the_cores(monkeypatch: pytest.MonkeyPatch, told: st
     assert found.is_limited is (told in ("1", "99999"))
 
 
-@pytest.mark.parametrize(
-    ("outgrown", "memories", "found"),
-    [
-        (None, None, []),
-        ("gpu,cpu", "host,host", [("gpu", Memory.HOST), ("cpu", Memory.HOST)]),
-        ("gpu,cpu", None, [("gpu", Memory.GPU), ("cpu", Memory.HOST)]),
-        ("gpu,cpu,big", "host", [("gpu", Memory.GPU), ("cpu", Memory.HOST), ("big", Memory.HOST)]),
-        (None, "gpu", []),
-    ],
-    ids=["none", "recorded", "of an earlier version", "begun by an earlier version", "damaged"],
-)
-def test_a_shortage_is_of_the_memory_that_was_recorded_else_of_the_classs_own(
-    outgrown: str | None, memories: str | None, found: list[tuple[str, Memory]]
-) -> None:
-    assert shortages(outgrown, memories) == found
+def test_each_class_that_was_outgrown_has_the_memory_that_was_too_small() -> None:
+    assert shortages("gpu,cpu", "gpu,host") == [("gpu", Memory.GPU), ("cpu", Memory.HOST)]
+    assert shortages(None, None) == shortages(None, "gpu") == []
 
 
 def test_a_price_is_a_number_from_0_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,22 +198,6 @@ def test_an_inactive_label_and_a_space_of_very_many_labels_are_no_obstacle() -> 
     assert 0 < Basis(draws, [True] * 200).size <= MOST
 
 
-def test_the_main_effect_of_a_label_is_the_sum_averaged_over_the_values_of_the_others() -> None:
-    rng = np.random.default_rng(7)
-    rows = np.column_stack([rng.uniform(size=(60, 2)), rng.integers(3, size=60)])
-    rows[::4, 1] = np.nan
-    basis = Basis(rows, [True, True, False])
-    coefficients = rng.normal(size=(basis.size, 2))
-    found = basis.main_effects(rows, coefficients)
-    for label in range(3):
-        averaged = np.empty((60, 2))
-        for place in range(60):
-            others = rows.copy()
-            others[:, label] = rows[place, label]
-            averaged[place] = (basis.functions(others) @ coefficients).mean(axis=0)
-        assert found[:, label] == pytest.approx(averaged - averaged.mean(axis=0), abs=1e-9)
-
-
 def test_without_params_there_is_nothing_to_learn() -> None:
     bare = split(compile_space({"c": hp.choice("c", [1])}))[0]
     effects, _ = learned(bare, lambda params: (1.0, 2.0), 20)

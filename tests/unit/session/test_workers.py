@@ -43,7 +43,7 @@ def test_ctrl_c_waits_until_the_supervisor_can_end_what_was_started(
 @cases("widest", [1, 2, 3])
 def test_a_machine_with_fewer_gpus_than_a_gang_has_slots_says_that_the_gang_runs_without(widest: int) -> None:
     said: list[str] = []
-    machine = replace(hardware.detect(), gpus=("0", "1"), gpu_memory=8 << 30, cores=8)
+    machine = replace(hardware.detect(), cards=(hardware.Gpu(name="T4", memory=8 << 30),) * 2, cores=8)
     settings = StudySettings()
     slots = workers.default_workers(machine, settings, widest, is_demo=False, say=said.append)
     assert slots[machine.compute_class] == 2
@@ -76,7 +76,7 @@ CARDS = tuple(
 def test_each_kind_of_gpu_is_a_class_unless_only_all_together_have_a_trials_slots(
     widest: int, slots: dict[str, int], visible: dict[str, str]
 ) -> None:
-    machine = hardware.Machine(cores=8, cards=CARDS, gpus=("0", "1", "2", "3"), gpu_memory=15 << 30)
+    machine = hardware.Machine(cores=8, cards=CARDS)
     found = workers.default_workers(machine, StudySettings(), widest, is_demo=False, say=lambda _: None)
     assert found == slots
     assert workers.visible_gpus(machine, found) == visible

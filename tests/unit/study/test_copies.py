@@ -285,28 +285,6 @@ def test_after_a_restart_both_attempts_live_where_they_did() -> None:
     assert list(study.alone) == []
 
 
-@pytest.mark.parametrize("state", [S.FAILED, S.CANCELLED])
-@pytest.mark.parametrize("first", [1, 2])
-def test_after_a_restart_an_attempt_that_ends_badly_leaves_the_trial_to_the_other(
-    first: int, state: TrialState
-) -> None:
-    study = resumed_with_a_copy()
-    study.tell(result(first, state, error="no GPU here"))
-    assert (study.trial(0).state, study.in_flight, study.copies) == (S.RUNNING, 1, 0)
-    ended = study.tell(result(3 - first)).trial
-    assert ended is not None
-    assert (ended.state, ended.host) == (S.COMPLETE, {1: "second", 2: "first"}[first])
-
-
-@pytest.mark.parametrize("first", [1, 2])
-def test_after_a_restart_a_lost_attempt_is_taken_away_alone(first: int) -> None:
-    study = resumed_with_a_copy()
-    study.tell(lost(first))
-    assert (study.trial(0).state, study.trial(0).lost, study.next_waiting()) == (S.RUNNING, 1, None)
-    study.tell(lost(3 - first))
-    assert study.next_waiting() is not None
-
-
 @pytest.mark.parametrize("first", [1, 2])
 def test_after_a_restart_the_attempt_that_was_left_is_the_one_that_lives(first: int) -> None:
     study = resumed_with_a_copy(lost(first))

@@ -33,11 +33,9 @@ from shadho_celery.core.trial import (
     digest_of,
 )
 from shadho_celery.errors import (
-    LockLost,
     SpaceChanged,
     StoreOutage,
     StudyError,
-    StudyExists,
     StudyLocked,
     StudyNotFound,
     UsageError,
@@ -278,15 +276,7 @@ def test_the_first_that_fits_is_taken_and_the_others_go_on_waiting() -> None:
     assert study.next_waiting(lambda trial: trial.seed > 10) is None
     taken = [study.next_waiting(lambda trial: trial.subspace == "b") for _ in range(4)]
     assert [trial and trial.number for trial in taken] == [1, 3, 5, None]
-    assert {trial.number for trial in iter(study.next_waiting, None)} == {0, 2, 4}
-
-
-def test_those_that_do_not_fit_keep_their_turn() -> None:
-    study = begin()
-    for seed in range(5):
-        study.hold_back(study.add("all", {"x": 0.5}, seed=seed))
-    assert study.next_waiting(lambda trial: trial.seed == 2) is study.trial(2)
-    assert [trial.number for trial in iter(study.next_waiting, None)] == [0, 1, 3, 4]
+    assert [trial.number for trial in iter(study.next_waiting, None)] == [0, 2, 4], "the others keep their turn"
 
 
 def test_a_trial_that_ends_while_it_waits_is_not_sent() -> None:
@@ -327,27 +317,6 @@ def test_what_was_sent_and_has_not_ended_is_known_the_one_sent_last_at_the_end()
     study.send(study.trial(1), "gpu")
     assert [trial.number for trial in study.sent] == [2, 3, 1]
     assert study.in_flight == len(study.sent) == 3
-
-
-def test_the_memory_that_a_trial_used_is_kept_with_it() -> None:
-    study = begin(name="s")
-    trial = sent(study)
-    study.tell(result(trial, memory=7 * 10**9))
-    outcome = study.trial(0).outcome
-    assert outcome is not None
-    assert outcome.memory == 7 * 10**9
-    study.close()
-    assert begin(study.store, name="s", resume=True).trial(0).outcome == outcome
-
-
-def test_only_complete_trials_can_be_best_and_the_first_of_equals_is() -> None:
-    study = begin()
-    for loss, state in [(0.1, S.FAILED), (0.2, S.PRUNED), (0.15, S.CANCELLED), (0.5, S.COMPLETE), (0.5, S.COMPLETE)]:
-        study.tell(result(sent(study), loss, state=state))
-    assert study.best is study.trial(3)
-    assert study.trials.best_of("all") == 0.5
-    assert study.trials.best_of("none") is None
-    assert (study.counted, study.count(S.CANCELLED)) == (4, 1)
 
 
 def test_counts_are_kept_by_class_and_by_subspace() -> None:
@@ -580,15 +549,6 @@ def test_a_study_without_news_still_renews_its_lock() -> None:
         study.store.lock(key, holder_name(), clock.now() + 20)
 
 
-def test_a_replaced_scheduler_is_told_so_when_it_writes() -> None:
-    study = begin()
-    study.store.unlock(study.record.key, 1)
-    study.store.lock(study.record.key, holder_name(), 1000.0)
-    sent(study)
-    with pytest.raises(LockLost):
-        study.commit()
-
-
 # Opening
 
 
@@ -598,19 +558,6 @@ def test_a_running_study_cannot_be_opened_a_second_time() -> None:
         begin(study.store, name="s", resume=True)
     study.close()
     begin(study.store, name="s", resume=True)
-
-
-def test_a_name_can_be_given_once() -> None:
-    study = begin(name="s")
-    with pytest.raises(StudyExists, match="'s'"):
-        begin(study.store, name="s")
-
-
-def test_without_a_name_the_latest_study_of_the_module_is_resumed() -> None:
-    store = SqlStore("sqlite://")
-    for moment, module in [(1.0, "m"), (3.0, "m"), (2.0, "m"), (4.0, "n")]:
-        begin(store, module=module, clock=ManualClock(moment), name=f"{module} {moment}").close()
-    assert begin(store, module="m", resume=True).name == "m 3.0"
 
 
 def test_resuming_what_is_not_there_or_another_modules_is_refused() -> None:
@@ -743,15 +690,6 @@ def test_a_name_that_is_taken_gets_longer(monkeypatch: pytest.MonkeyPatch) -> No
     keys = iter(["3f2a0" + 11 * "0", "3f2a1" + 11 * "0"])
     monkeypatch.setattr(open_module, "new_key", lambda: next(keys))
     assert [begin(store, module="tasks.svm").name for _ in range(2)] == ["svm-3f2a", "svm-3f2a1"]
-
-
-def test_a_trial_that_was_recorded_and_never_sent_is_sent_when_the_study_is_resumed() -> None:
-    """As when the process is stopped between the two."""
-    study = begin(name="s")
-    study.add("all", {"x": 0.5}, seed=1)
-    study.close()
-    again = begin(study.store, name="s", resume=True)
-    assert again.next_waiting() == again.trial(0)
 
 
 def test_a_trial_that_cannot_be_read_loses_nobodys_turn() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shadho_celery.core.columns import PACKED, merit, of_trial
+from shadho_celery.core.columns import PACKED, of_trial
 from shadho_celery.core.trial import FINISHED, NO_OUTCOME, Outcome, Trial, TrialState
 from shadho_celery.errors import StoreError
 from shadho_celery.study import table
-from shadho_celery.study.table import Counts, FinishedTrials, OnClass
+from shadho_celery.study.table import FinishedTrials, OnClass
 
 S = TrialState
 
@@ -24,29 +24,6 @@ S = TrialState
 def trial(number: int = 0, state: TrialState = S.WAITING, *, loss: float | None = None, **facts: Any) -> Trial:
     outcome = Outcome(state=state, loss=loss) if state in FINISHED else None
     return Trial(**{"number": number, "subspace": "all", "params": {}, "state": state, "outcome": outcome, **facts})
-
-
-def test_a_trial_is_counted_in_its_state_and_subspace_until_it_is_counted_no_more() -> None:
-    counts = Counts()
-    counts.add(trial(subspace="a"))
-    counts.add(trial(1, S.FAILED, subspace="a"))
-    counts.add(trial(2, S.FAILED, subspace="b"))
-    assert (counts.count(*S), counts.count(S.FAILED), counts.count(S.WAITING, S.FAILED)) == (3, 2, 3)
-    assert [counts.count(S.FAILED, subspace=name) for name in "abc"] == [1, 1, 0]
-    counts.add(trial(1, S.FAILED, subspace="a"), -1)
-    assert (counts.count(S.FAILED), counts.count(*S, subspace="a")) == (1, 1)
-
-
-def test_an_attempt_is_counted_in_its_class_and_is_no_trial() -> None:
-    counts = Counts()
-    sent = trial(compute_class="cpu", attempt=1).attempted(state=S.QUEUED)
-    counts.add_placed(sent)
-    counts.add_placed(sent.evolve(attempt=2, compute_class="gpu", state=S.RUNNING))
-    assert [counts.count(*S, compute_class=name) for name in ("cpu", "gpu", "none")] == [1, 1, 0]
-    assert (counts.count(S.QUEUED, compute_class="cpu"), counts.count(S.QUEUED, compute_class="gpu")) == (1, 0)
-    assert counts.count(*S) == 0
-    counts.add_placed(sent, -1)
-    assert counts.count(*S, compute_class="cpu") == 0
 
 
 def test_those_that_finish_are_kept_in_the_order_in_which_their_results_came() -> None:
@@ -66,40 +43,6 @@ def test_trials_of_earlier_runs_come_in_the_order_of_their_numbers_and_are_kept_
     moments = [3.0, 1.0, None, 2.0]
     ended = FinishedTrials(trial(number, S.FAILED, finished_at=at) for number, at in enumerate(moments))
     assert [one.number for one in ended] == [2, 1, 3, 0]
-
-
-def test_there_is_no_best_without_a_complete_trial() -> None:
-    ended = FinishedTrials([trial(0, S.FAILED), trial(1, S.CANCELLED), trial(2, S.PRUNED, loss=0.1)])
-    assert (ended.best, ended.best_of("all")) == (None, None)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_the_best_is_the_one_of_the_least_loss_and_of_equals_that_of_the_least_number(order: tuple[int, ...]) -> None:
-    made = [
-        trial(0, S.COMPLETE, loss=0.5, subspace="a"),
-        trial(1, S.COMPLETE, loss=0.2, subspace="b"),
-        trial(2, S.COMPLETE, loss=0.2, subspace="b"),
-    ]
-    ended = FinishedTrials()
-    for number in order:
-        ended.add(made[number])
-    assert ended.best is made[1]
-    assert [ended.best_of(name) for name in "abc"] == [0.5, 0.2, None]
-
-
-def test_the_best_has_the_least_loss_at_the_highest_budget_and_all_of_it_is_the_highest() -> None:
-    ended = [
-        trial(number, S.COMPLETE, loss=loss, budget=budget)
-        for number, (loss, budget) in enumerate([(0.1, 1.0), (0.3, 9.0), (0.2, 9.0), (0.9, None)])
-    ]
-    assert [(one.outcome.loss, one.budget) for one in sorted(ended, key=merit)] == [
-        (0.9, None),
-        (0.2, 9.0),
-        (0.3, 9.0),
-        (0.1, 1.0),
-    ]
-    assert FinishedTrials(ended).best is ended[3]
-    assert FinishedTrials(ended[:3]).best is ended[2]
 
 
 def test_trials_of_earlier_runs_are_counted_and_ranked_like_those_that_are_added_one_by_one() -> None:
@@ -174,17 +117,8 @@ def test_a_front_has_the_feasible_trials_that_nothing_is_better_than_by_their_fi
     for found in (added(made), FinishedTrials(made)):
         assert [one.number for one in found.front] == [4, 2]
         assert (found.best, found.on_front, found.without_gain) == (made[4], 2, 2)
-        assert [ended for ended, _ in found.losses()] == [1, 2, 3, 5, 6, 7]
+        assert found.losses("ab")[0].tolist() == [1, 2, 3, 5, 6, 7]
         assert [one.outcome.losses for block, _ in found.recall() for one in block][2] == {"a": 5.0, "b": 4.0}
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_front_of_earlier_runs_is_that_of_trials_added_one_by_one(seed: int) -> None:
-    draw = random.Random(seed).randrange
-    made = [with_numbers(n, [draw(6), draw(6)], draw(3) - 1) for n in range(60)]
-    loaded, grown = FinishedTrials(made), added(made)
-    assert [one.number for one in loaded.front] == [one.number for one in grown.front]
-    assert (loaded.best, loaded.without_gain) == (grown.best, grown.without_gain)
 
 
 # With a store
