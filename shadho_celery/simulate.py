@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import option
 from shadho_celery.core.files import replacing
@@ -36,19 +35,6 @@ if TYPE_CHECKING:
 #: the example of a cluster file, which is read as text, because importing it would import hyperopt
 EXAMPLE = (Path(__file__).parent / "simulation" / "example.py").read_text(encoding="utf-8")
 
-EXAMPLES = """
-\b
-Examples:
-  python -m shadho_celery.simulate --example > cluster.py         # a file to start from
-  python -m shadho_celery.simulate cluster.py
-  python -m shadho_celery.simulate cluster.py --policy cost --policy paper --policy fifo
-  python -m shadho_celery.simulate cluster.py --trials 2000 --shares promise --json
-  python -m shadho_celery.simulate cluster.py --out trials.csv    # each trial's slot and times
-  python -m shadho_celery.simulate cluster.py --store sqlite:///shadho.db    # then: shadho-celery dashboard
-\b
-A cluster file, as --example prints it:
-""" + "".join(f"  {line}\n" if line else "\b\n" for line in EXAMPLE.splitlines())
-
 #: number of turns of the loop between two updates of the progress bar
 TURNS = 500
 
@@ -61,7 +47,16 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
         context.exit()
 
 
-@click.command(cls=Command, epilog=EXAMPLES)
+@shared_options.command(
+    "python -m shadho_celery.simulate --example > cluster.py         # a file to start from",
+    "python -m shadho_celery.simulate cluster.py",
+    "python -m shadho_celery.simulate cluster.py --policy cost --policy paper --policy fifo",
+    "python -m shadho_celery.simulate cluster.py --trials 2000 --shares promise --json",
+    "python -m shadho_celery.simulate cluster.py --out trials.csv    # each trial's slot and times",
+    "python -m shadho_celery.simulate cluster.py --store sqlite:///shadho.db    # then: shadho-celery dashboard",
+    more="A cluster file, as --example prints it:\n"
+    + "".join(f"  {line}\n" if line else "\b\n" for line in EXAMPLE.splitlines()),
+)
 @click.argument("cluster_file", metavar="CLUSTER_FILE")
 @option(replace(SETTINGS["policy"], help="Places trials on classes; may be repeated."), multiple=True)
 @option(replace(SETTINGS["shares"], shown_default="even; with --policy paper: paper"))

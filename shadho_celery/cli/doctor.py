@@ -21,10 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import json_option, print_json, store_option
-from shadho_celery.cli.shared_options import warn_of_password
 from shadho_celery.cli.status import FleetState, codes, read_fleet
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask, one_line
@@ -458,40 +455,35 @@ def _judged(check: Check, site: Site) -> Finding | None:
         return _wrong(text, remedy)
 
 
-@click.command(
-    cls=Command,
-    epilog=f"""
-\b
-Examples:
-  shadho-celery doctor
-  shadho-celery doctor --url-file ~/fleet.urls --longest-trial 6h
-  {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery doctor --json
-""",
+@shared_options.command(
+    "doctor",
+    "doctor --url-file ~/fleet.urls --longest-trial 6h",
+    f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery doctor --json",
 )
 @click.option(
     "--longest-trial",
     "longest",
-    type=Duration(),
+    type=shared_options.Duration(),
     metavar="DURATION",
     default=duration(LONGEST_SECONDS).replace(" ", ""),
     show_default=True,
     help="Duration of the longest trial that you expect; the broker must wait for as long.",
 )
-@store_option
-@json_option
+@shared_options.store_option
+@shared_options.json_option
 @shared_options.fleet_options
 def doctor(*, longest: float, store: str, as_json: bool, **connection: str | None) -> None:
     """Check what a fleet or this machine needs: servers and their limits, the store, clocks, workers, queues, disks.
 
     Nothing is changed. Each fault is one line with its remedy. The exit code is 1 if something is wrong.
     """
-    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
+    shared_options.warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     with overridden(shared_options.environment(**connection)):
         found = examine(look(store, longest))
     wrong, unknown = (sum(each.state is state for each in found) for state in (State.WRONG, State.UNKNOWN))
     if as_json:
         checks = [{**asdict(each), "state": each.state.value} for each in found]
-        print_json({"wrong": wrong, "unknown": unknown, "checks": checks})
+        shared_options.print_json({"wrong": wrong, "unknown": unknown, "checks": checks})
     else:
         for each in found:
             if each.needs:

@@ -22,7 +22,6 @@ from rich.console import Console
 from shadho_celery.cli import shared_options, tables
 from shadho_celery.cli.live import Fleet, LiveView, PlainView, ShownOutput, WorkerLines
 from shadho_celery.cli.messages import readable_warnings, say
-from shadho_celery.cli.result_options import STORE_VARIABLE, print_json
 from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.metrics.server import MetricsServer
@@ -49,7 +48,7 @@ def dashboard_beside(store: str, environment: Mapping[str, str], say: Callable[[
     # By a variable, because a URL may have a password, and other users see the arguments of a process.
     process = subprocess.Popen(
         [sys.executable, "-m", "shadho_celery", "dashboard", "--port", "0", "--with-parent"],
-        env={**environment, STORE_VARIABLE: store},
+        env={**environment, shared_options.STORE_VARIABLE: store},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -177,7 +176,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     ended = study.counted - session.counted_before
     run = run_of(study, time.monotonic() - session.began, ended, session.slots, refused)
     if options.as_json:
-        print_json(study_json(report, run))
+        shared_options.print_json(study_json(report, run))
     else:
         trials = tables.further_trials(session.plan.limits.trials, study.counted)
         where = session.file.module, study.name, store.safe_url

@@ -19,7 +19,6 @@ import click
 from msgspec.structs import replace
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.interrupts import Output
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.slurm import cancel_waiting
@@ -46,24 +45,17 @@ OUTAGE = "no worker is started or ended meanwhile"
 MAX_OUTPUT = 2000
 
 
-@click.command(
-    cls=Command,
-    context_settings={"allow_interspersed_args": False},
-    epilog="""
-\b
-Examples:
-  shadho-celery scale --class-spec classes.toml --max 8 --command ./start-workers.sh
-  shadho-celery scale --class-spec classes.toml --max 20 --slurm -- --for 4h --gpus 1 --import my_study
-
-\b
-A class spec, of which only [classes.NAME] is required:
+@shared_options.command(
+    "scale --class-spec classes.toml --max 8 --command ./start-workers.sh",
+    "scale --class-spec classes.toml --max 20 --slurm -- --for 4h --gpus 1 --import my_study",
+    more="""A class spec, of which only [classes.NAME] is required:
   [classes.gpu_large]
   slots = 1                # of one worker
   max_workers = 4
   startup_seconds = 120    # from the start of a worker until it takes trials
   memory_gib = 64          # --mem of --slurm
-  price = 2.40             # SHADHO_PRICE of its workers
-""",
+  price = 2.40             # SHADHO_PRICE of its workers""",
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option(
     "--class-spec", "path", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Classes to scale."
@@ -85,7 +77,7 @@ A class spec, of which only [classes.NAME] is required:
 )
 @click.option(
     "--cooldown",
-    type=Duration(),
+    type=shared_options.Duration(),
     default="60s",
     show_default=True,
     metavar="DURATION",

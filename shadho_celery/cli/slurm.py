@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
+from shadho_celery.cli.shared_options import Duration
 from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.hardware import check_class_name
 from shadho_celery.core.units import duration
@@ -60,18 +60,12 @@ KEPT = ("--time", "--time-min", "--signal")
 GPUS = r"([\w.-]+:)?0*[1-9]\d{0,3}(,([\w.-]+:)?0*[1-9]\d{0,3})*"
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  shadho-celery slurm --class gpu_large --count 4 --for 4h --gpus 1 --import my_study > workers.sh
-  shadho-celery slurm --class cpu --for 2d --partition long --url-file ~/fleet.urls --submit
-  shadho-celery slurm --class cpu --for 8h --grace 5m --idle-exit 10m -- --cpus-per-task=8 --mem=32G
-
-\b
-The script has no URLs: give a --url-file that the nodes can read, or set the variables where sbatch is called.
-""",
+@shared_options.command(
+    "slurm --class gpu_large --count 4 --for 4h --gpus 1 --import my_study > workers.sh",
+    "slurm --class cpu --for 2d --partition long --url-file ~/fleet.urls --submit",
+    "slurm --class cpu --for 8h --grace 5m --idle-exit 10m -- --cpus-per-task=8 --mem=32G",
+    more="The script has no URLs: give a --url-file that the nodes can read, or set the variables where sbatch is "
+    "called.",
 )
 @click.option("--class", "compute_class", required=True, metavar="NAME", help="Compute class of the workers.")
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of workers.")

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from msgspec.structs import asdict
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import json_option, moment, print_json
+from shadho_celery.cli.shared_options import moment
 from shadho_celery.core.checks import mask, one_line
 from shadho_celery.core.files import LOCK, is_locked
 from shadho_celery.core.hardware import Gpu, gpus_text
@@ -43,17 +42,13 @@ NO_FLEET = (
 )
 
 
-@click.command(
-    epilog=f"""
-\b
-Examples:
-  shadho-celery status
-  {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery status
-  shadho-celery status --url-file ~/fleet.urls
-  shadho-celery status --url-file ~/fleet.urls --json
-"""
+@shared_options.command(
+    "status",
+    f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery status",
+    "status --url-file ~/fleet.urls",
+    "status --url-file ~/fleet.urls --json",
 )
-@json_option
+@shared_options.json_option
 @shared_options.fleet_options
 def status(as_json: bool, **connection: str | None) -> None:
     """Show the studies that run on a fleet, its workers with the trials in their slots, and its classes and queues.
@@ -62,7 +57,7 @@ def status(as_json: bool, **connection: str | None) -> None:
     """
     places = places_of(shared_options.environment(**connection))
     if as_json:
-        print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
+        shared_options.print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
     elif places:
         for place in places:
             _show(place)
