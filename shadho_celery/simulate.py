@@ -165,10 +165,9 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], 
 
 def _show(found: Sequence[Simulation]) -> None:
     """Print a table of the subspaces for each policy, and a table that compares the policies."""
-    from rich.table import Table
     from rich.text import Text
 
-    from shadho_celery.cli.tables import make_console, right
+    from shadho_celery.cli.tables import make_console, make_table
     from shadho_celery.core.units import money
     from shadho_celery.results.report import LATEST, preferences
     from shadho_celery.results.trial import Values
@@ -176,11 +175,9 @@ def _show(found: Sequence[Simulation]) -> None:
 
     console = make_console()
     for each in found:
-        columns = map(right, ("complete", "failed", *each.utilisation))
-        table = Table("subspace", *columns, title=f"policy {each.policy}", title_justify="left")
-        for name, placed in each.placed.items():
-            table.add_row(Text(name), *map(str, (each.complete[name], each.failed[name], *placed.values())))
-        console.print(table)
+        rows = ((name, each.complete[name], each.failed[name], *on.values()) for name, on in each.placed.items())
+        columns = ("subspace", ">complete", ">failed", *(f">{name}" for name in each.utilisation))
+        console.print(make_table(columns, rows, f"policy {each.policy}"))
         if each.policy == "cost":
             values = Values(each.study.record, each.plan.space)
             for preference in preferences(each.study.trials[-LATEST:], values.outlined):
@@ -188,22 +185,22 @@ def _show(found: Sequence[Simulation]) -> None:
     is_priced = any(each.money for each in found)
     names = ("policy", "trials", "per hour", "per hour in the space's mix", "utilised", "lost", "best loss", "after")
     is_left = any(each.interrupted > each.lost for each in found)
-    table = Table(*names, *(["interrupted"] * is_left), *(["money"] * is_priced))
-    for each in found:
-        utilised = ", ".join(f"{name} {part:.0%}" for name, part in each.utilisation.items())
-        table.add_row(
+    rows = (
+        [
             each.policy,
-            str(each.trials),
+            each.trials,
             f"{an_hour(sum(each.complete.values()), each.seconds):.4g}",
             f"{each.balanced_an_hour:.4g}",
-            Text(utilised),
-            str(each.lost),
-            "-" if each.best is None else f"{each.best:.4g}",
-            "-" if each.best_after is None else f"{each.best_after:.0f} s",
-            *([str(each.interrupted)] * is_left),
+            ", ".join(f"{name} {part:.0%}" for name, part in each.utilisation.items()),
+            each.lost,
+            None if each.best is None else f"{each.best:.4g}",
+            None if each.best_after is None else f"{each.best_after:.0f} s",
+            *([each.interrupted] * is_left),
             *([money(sum(each.money.values()))] * is_priced),
-        )
-    console.print(table)
+        ]
+        for each in found
+    )
+    console.print(make_table([*names, *["interrupted"] * is_left, *["money"] * is_priced], rows))
     for notice in dict.fromkeys(notice for each in found for notice in each.notices):
         console.print(Text(notice), soft_wrap=True)
     last = found[-1]

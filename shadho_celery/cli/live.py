@@ -31,9 +31,9 @@ from shadho_celery.cli.tables import (
     cut,
     failure_lines,
     last,
+    make_table,
     preference_lines,
     rate_text,
-    right,
     rung_lines,
 )
 from shadho_celery.core.checks import one_line, unbroken
@@ -602,8 +602,7 @@ def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), 
 
 def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
     """Return a table with one row for each compute class that is live or has trials."""
-    study = scheduler.study
-    table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")), last("state"))
+    study, rows = scheduler.study, []
     for row in class_rows(scheduler, fleet):
         waiting = study.count(_S.QUEUED, compute_class=row.name)
         done = study.count(_S.COMPLETE, _S.PRUNED, compute_class=row.name)
@@ -611,8 +610,8 @@ def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
         state = cut(row.words)
         state.stylize(row.style, 0, len(row.state) if row.style else 0)
         figures = (row.workers, row.busy, row.slots, waiting, done)
-        table.add_row(Text(row.name), *map(str, figures), Text(str(failed), style=BAD if failed else ""), state)
-    return table
+        rows.append([row.name, *figures, Text(str(failed), style=BAD if failed else ""), state])
+    return make_table(["class", ">workers", ">busy", ">slots", ">waiting", ">done", ">failed", last("state")], rows)
 
 
 def busy_slots(study: StudyState) -> Counter[str | None]:

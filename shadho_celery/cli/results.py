@@ -69,23 +69,15 @@ def studies(store: str, as_json: bool) -> None:
     if not found:
         say("there is no study yet; begin one: shadho-celery run STUDY_FILE", err=True)
         return
-    from rich.text import Text
+    from shadho_celery.cli.tables import fact, last, make_table, number
 
-    from shadho_celery.cli.tables import make_table, number
+    def row(each: StudyResults) -> Sequence[object]:
+        state = f"{each.state} on {where}" if (where := each.running_on) else each.state
+        counts = (each.count(*COUNTED), each.count(TrialState.FAILED))
+        return (each.name, each.module or None, state, *counts, number(each.best_loss), moment(each.created_at))
 
-    table = make_table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
-    for each in found:
-        facts = (each.count(*COUNTED), each.count(TrialState.FAILED), number(each.best_loss))
-        running_on, state = each.running_on, each.state
-        state = f"{state} on {running_on}" if running_on else state
-        table.add_row(
-            Text(each.name),
-            Text(each.module or "-"),
-            Text(state),
-            *map(str, facts),
-            moment(each.created_at),
-        )
-    _print(table)
+    columns = [*map(fact, ("study", "module", "state")), ">trials", ">failed", ">best loss", last("begun")]
+    _print(make_table(columns, map(row, found)))
 
 
 @shared_options.command("show svm", "show svm --json")
