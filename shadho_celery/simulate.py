@@ -175,9 +175,9 @@ def _show(found: Sequence[Simulation]) -> None:
 
     console = make_console()
     for each in found:
-        rows = ((name, each.complete[name], each.failed[name], *on.values()) for name, on in each.placed.items())
+        placed = ((name, each.complete[name], each.failed[name], *on.values()) for name, on in each.placed.items())
         columns = ("subspace", ">complete", ">failed", *(f">{name}" for name in each.utilisation))
-        console.print(make_table(columns, rows, f"policy {each.policy}"))
+        console.print(make_table(columns, placed, f"policy {each.policy}"))
         if each.policy == "cost":
             values = Values(each.study.record, each.plan.space)
             for preference in preferences(each.study.trials[-LATEST:], values.outlined):

@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def _parsed(text: str, where: str) -> object:
 _PARAMETERS: Mapping[str, Callable[..., Any]] = {
     "number": click.argument("number", metavar="TRIAL", type=click.IntRange(min=0)),
     "points": click.argument("points", metavar="FILE", type=click.Path(path_type=Path)),
-    "settings": shared_options.changes,
+    "settings": partial(shared_options.study_options, is_change=True),
     "worker": click.argument("worker", metavar="WORKER"),
 }
 

@@ -296,7 +296,7 @@ def disks(site: Site) -> Finding:
     for name, place in places.items():
         if place is None:
             continue
-        folder = _existing(place.absolute())
+        folder = next(each for each in (place.absolute(), *place.absolute().parents) if each.is_dir())
         found, inodes = shutil.disk_usage(folder), os.statvfs(folder)
         free[name] = found.free
         if found.free < FREE_BYTES or (inodes.f_files and not inodes.f_favail):
@@ -326,7 +326,8 @@ def gpus(site: Site) -> Finding:
         return _wrong("there is a GPU, but its driver does not answer", "run nvidia-smi, which tells the reason")
     if shared := _shared_gpus(site.workers):
         return _wrong(f"two workers use the same GPU: {_few(shared)}", "give each its own CUDA_VISIBLE_DEVICES")
-    if bare := [name for name, each in sorted(site.workers.items()) if _lacks_gpu(each)]:
+    on_gpus = {name: each for name, each in sorted(site.workers.items()) if each.compute_class.startswith("gpu")}
+    if bare := [name for name, each in on_gpus.items() if not each.machine.gpus]:
         return _wrong(f"these workers see no GPU: {_few(bare)}", "check their driver, or start them as another class")
     return _ok(hardware.gpus_text(machine.cards) or "none here")
 
@@ -501,11 +502,6 @@ def _few(texts: Sequence[str]) -> str:
     return listed([one_line(text) for text in texts], NAMES)
 
 
-def _existing(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
-
-
 def _limit(kind: int, wanted: int, what: str, name: str) -> Finding:
     soft, hard = resource.getrlimit(kind)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -518,10 +514,6 @@ def _limit(kind: int, wanted: int, what: str, name: str) -> Finding:
 
 def _slots(site: Site) -> int:
     return site.machine.slots_for(site.machine.compute_class)
-
-
-def _lacks_gpu(worker: Worker) -> bool:
-    return worker.compute_class.startswith("gpu") and not worker.machine.gpus
 
 
 def _shared_gpus(workers: Mapping[str, Worker]) -> list[str]:

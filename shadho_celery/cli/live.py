@@ -292,9 +292,38 @@ class _View:
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> None:
         self._scheduler, self._fleet = scheduler, fleet
-        self._began = self._shown_at = self._looked_at = scheduler.study.clock.now()
+        #: moments of the last look, and of the last line or the last check of placement
+        self._began = self._looked_at = self._shown_at = scheduler.study.clock.now()
         self._pace = Pace(scheduler.study, lambda: scheduler.limits)
         self._lost = LostTrials(scheduler.study)
+        #: what else is printed in each turn
+        self.also: list[ShownOutput | WorkerLines] = []
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        """Show the current state, and what has happened to lost trials."""
+        study = self._scheduler.study
+        now = study.clock.now()
+        if now - self._looked_at >= REFRESH_SECONDS or study.losses:
+            self._looked_at = now
+            self._pace.note()
+            for line in self._lost.news():
+                self.note(line)
+            self.show(now)
+        # After the lost trials, before the output of their next attempts.
+        for each in self.also:
+            each.update()
+            if self._scheduler.done:
+                each.close()
+
+    def note(self, text: str) -> None:
+        """Print a line on standard error, because standard output is for results."""
+        say(text, err=True)
+
+    def show(self, now: float) -> None:
+        """Show the state at this moment."""
 
 
 class LiveView(_View):
@@ -319,14 +348,9 @@ class LiveView(_View):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def update(self) -> None:
-        """Show the current state."""
-        now = self._scheduler.study.clock.now()
-        if now - self._shown_at >= REFRESH_SECONDS or self._scheduler.study.losses:
-            self._shown_at = now
-            for line in self._lost.news():
-                self.note(line)
-            self._live.update(self.picture())
+    def show(self, now: float) -> None:
+        """Update the picture."""
+        self._live.update(self.picture())
 
     def note(self, text: str) -> None:
         """Print a message above the view, without line breaks, so that a command in it can be copied."""
@@ -335,13 +359,12 @@ class LiveView(_View):
     def picture(self) -> Group:
         """Return the picture of the current state."""
         study = self._scheduler.study
-        self._pace.note()
         self._progress.update(self._task, completed=study.counted, total=self._scheduler.limits.trials)
         known = overview_of(study, self._made)
         lines = [best_line(known), self._values(known), pace_line(self._scheduler, self._pace, self._began)]
         lines += cheapest_lines(self._scheduler)
-        if study.clock.now() - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = study.clock.now()
+        if study.clock.now() - self._shown_at >= LOOK_SECONDS:
+            self._shown_at = study.clock.now()
             self._preferred = preference_lines(placed_by_params(study, self._made), len(study.subspaces))
         below = [*self._preferred, *choice_lines(known), *rung_lines(known), *waiting_lines(self._scheduler)]
         below += running_lines(study, self._fleet)
@@ -370,18 +393,8 @@ class PlainView(_View):
     def __enter__(self) -> PlainView:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self) -> None:
+    def show(self, now: float) -> None:
         """Print a line if PLAIN_SECONDS have passed since the last one."""
-        now = self._scheduler.study.clock.now()
-        if now - self._looked_at >= REFRESH_SECONDS or self._scheduler.study.losses:
-            self._looked_at = now
-            self._pace.note()
-            if self._scheduler.study.losses or self._lost.how:
-                for line in self._lost.news():
-                    self.note(line)
         if now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
             pace = pace_line(self._scheduler, self._pace, self._began)
@@ -389,10 +402,6 @@ class PlainView(_View):
             cheapest = cheapest_lines(self._scheduler)
             still = filter(None, [overview_of(self._scheduler.study).still_words])
             self.note("; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace, *cheapest, *still]))
-
-    def note(self, text: str) -> None:
-        """Print a line on standard error, because standard output is for results."""
-        say(text, err=True)
 
 
 def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:

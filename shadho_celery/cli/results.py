@@ -76,7 +76,7 @@ def studies(store: str, as_json: bool) -> None:
         counts = (each.count(*COUNTED), each.count(TrialState.FAILED))
         return (each.name, each.module or None, state, *counts, number(each.best_loss), moment(each.created_at))
 
-    columns = [*map(fact, ("study", "module", "state")), ">trials", ">failed", ">best loss", last("begun")]
+    columns: list[Any] = [*map(fact, ("study", "module", "state")), ">trials", ">failed", ">best loss", last("begun")]
     _print(make_table(columns, map(row, found)))
 
 

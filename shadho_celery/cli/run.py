@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 from rich.console import Console
 
@@ -29,7 +28,7 @@ from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of, state_at_rest
 from shadho_celery.results.schema import study_json
 from shadho_celery.results.trial import Values
-from shadho_celery.session.session import Options, Session, View
+from shadho_celery.session.session import Options, Session
 
 #: seconds for which the dashboard may take to end
 END_SECONDS = 5.0
@@ -110,9 +109,11 @@ def run_study(options: RunOptions) -> int:
         console = tables.make_console(stderr=options.as_json)
         with Session(options, file, say_beside) as session:
             shared_options.warn_of_password("--store", options.store, "PGPASSWORD or ~/.pgpass")
-            view: View = view_of(session, console)
-            if options.show_output or options.verbose:
-                view = _WithOutput(view, session, options)
+            view = view_of(session, console)
+            if options.show_output:
+                view.also.append(ShownOutput(session.study, view.note))
+            if options.verbose and session.embedded is not None:
+                view.also.append(WorkerLines(session.embedded.logs.items(), view.note))
             if options.metrics is not None:
                 # Imported late, because most runs serve no metrics.
                 from shadho_celery.metrics.run import collector
@@ -133,34 +134,6 @@ def view_of(session: Session, console: Console) -> LiveView | PlainView:
     if console.is_terminal and not session.options.silent:
         return LiveView(session.scheduler, session.plan.space, console, fleet)
     return PlainView(session.scheduler, fleet)
-
-
-class _WithOutput:
-    """A view that also prints the output of trials and the log lines of workers, if the options say so."""
-
-    def __init__(self, view: View, session: Session, options: RunOptions) -> None:
-        self._view, self._session = view, session
-        self._shown: list[ShownOutput | WorkerLines] = []
-        if options.show_output:
-            self._shown.append(ShownOutput(session.study, view.note))
-        if options.verbose and session.embedded is not None:
-            self._shown.append(WorkerLines(session.embedded.logs.items(), view.note))
-        self.note = view.note
-
-    def __enter__(self) -> _WithOutput:
-        self._view.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._view.__exit__(*error)
-
-    def update(self) -> None:
-        # The view first: it says that a trial was lost before the next attempt's output.
-        self._view.update()
-        for each in self._shown:
-            each.update()
-            if self._session.scheduler.done:
-                each.close()
 
 
 def _show_result(session: Session, options: RunOptions, console: Console) -> None:

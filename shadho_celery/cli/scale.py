@@ -288,17 +288,13 @@ class _Starter:
     def _command(self, name: str, count: int, *, submit: bool = True) -> list[str]:
         if not self._is_slurm:
             return [*self._words]
-        options, dashes, others = _parted(self._words)
+        # The options of sbatch follow two dashes.
+        place = self._words.index("--") if "--" in self._words else len(self._words)
+        options, others = self._words[:place], self._words[place + 1 :]
         memory = self._spec[name].memory_gib
         memories = [f"--mem={max(1, round(memory * 1024))}M"] if memory else []
         words = [sys.executable, "-m", "shadho_celery", "slurm", *options, f"--class={name}", f"--count={count}"]
-        return [*words, *["--submit"] * submit, *([dashes] if others or memories else []), *memories, *others]
-
-
-def _parted(words: Sequence[str]) -> tuple[Sequence[str], str, Sequence[str]]:
-    """Return the options of `slurm`, two dashes, and the options of sbatch after these."""
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], "--", words[place + 1 :]
+        return [*words, *["--submit"] * submit, *["--"] * bool(others or memories), *memories, *others]
 
 
 def _last_line(text: str) -> str:

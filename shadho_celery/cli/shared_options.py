@@ -243,22 +243,15 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # it is not generic bef
             raise refusal(error) from None
 
 
-def study_options(command: F) -> F:
-    """Add to a command the options of all settings that have one, in the order of the settings."""
-    for setting in [*SETTINGS.values()][::-1]:
-        if setting.help:
-            command = option(setting)(command)
-    return command
+def study_options(command: F, *, is_change: bool = False) -> F:
+    """Add to a command the options of all settings that have one, in the order of the settings.
 
-
-def changes(command: F) -> F:
-    """Add to a command the options of the settings that may change in a running study.
-
-    The other ones are hidden, so that the command can say why it refuses them.
+    With `is_change`, they are for a running study. Those of settings that may not change are hidden, so that the command
+    can say why it refuses them.
     """
     for setting in [*SETTINGS.values()][::-1]:
         if setting.help:
-            command = option(setting, is_change=True)(command)
+            command = option(setting, is_change=is_change)(command)
     return command
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from shadho_celery.space.space import Space
 from shadho_celery.space.stored import Label, read_given, read_labels, read_shown
 from shadho_celery.space.tree import evaluate
 from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import PAGE, SqlStore
 
 
@@ -227,26 +228,10 @@ class TrialResults(Sequence[TrialResult]):
 Columns = Mapping[str, list[Any]]
 
 
-class RecordStore(Protocol):
-    """A store that keeps such records."""
-
-    def attempts(self, key: str, numbers: Collection[int] | None = None) -> Iterable[AttemptRecord]:
-        """Return the attempts of all trials, or of those with these numbers, in the order of both numbers."""
-
-    def sessions(self, key: str) -> Sequence[SessionRecord]:
-        """Return the sessions in the order of their beginnings."""
-
-    def machines(self, key: str) -> Sequence[MachineRecord]:
-        """Return the machines in the order of their names."""
-
-    def class_order(self, key: str) -> Sequence[str]:
-        """Return the names of the study's compute classes in the order of `AttemptRecord.placed`."""
-
-
 class Records:
     """The records of one study as the store has them at the time of each call."""
 
-    def __init__(self, store: RecordStore, key: str) -> None:
+    def __init__(self, store: SqlStore | MemoryStore, key: str) -> None:
         """`key` is the study's key."""
         self._store, self._key = store, key
 
