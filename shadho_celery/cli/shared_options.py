@@ -246,8 +246,8 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # it is not generic bef
 def study_options(command: F, *, is_change: bool = False) -> F:
     """Add to a command the options of all settings that have one, in the order of the settings.
 
-    With `is_change`, they are for a running study. Those of settings that may not change are hidden, so that the command
-    can say why it refuses them.
+    With `is_change`, they are for a running study. Those of settings that may not change are hidden, so that the
+    command can say why it refuses them.
     """
     for setting in [*SETTINGS.values()][::-1]:
         if setting.help:
