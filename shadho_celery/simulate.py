@@ -124,7 +124,9 @@ def main(
             write(found[0])
     if as_json:
         for result, name in zip(found, names, strict=True):
-            say(json.dumps(_as_json(result) | ({} if name is None else {"study": name})))
+            facts = {fact: value for fact, value in vars(result).items() if fact not in {"study", "store", "plan"}}
+            facts |= {"trials": result.trials, "balanced_an_hour": result.balanced_an_hour}
+            say(json.dumps(facts | ({} if name is None else {"study": name})))
     else:
         _show(found)
         if store is not None:
@@ -208,11 +210,6 @@ def _show(found: Sequence[Simulation]) -> None:
         f"{last.seconds:.0f} simulated seconds; {sum(each.cpu_seconds for each in found):.1f} s of CPU "
         f"({1e6 * last.cpu_seconds / max(1, last.trials):.0f} us per trial), {last.peak_mib:.0f} MiB at most"
     )
-
-
-def _as_json(found: Simulation) -> dict[str, object]:
-    facts = {name: value for name, value in vars(found).items() if name not in {"study", "store", "plan"}}
-    return facts | {"trials": found.trials, "balanced_an_hour": found.balanced_an_hour}
 
 
 @contextmanager

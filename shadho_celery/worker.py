@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import click
@@ -85,7 +86,8 @@ class Workers:
                 env={**os.environ, **environment},
                 # Ctrl-C in the terminal would otherwise reach a worker twice, which means that it ends at once.
                 start_new_session=True,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 -- this process has one thread
+                # Linux ends a worker at once, its trials given back, when the process that started it is killed.
+                preexec_fn=partial(prctl, PR_SET_PDEATHSIG, signal.SIGQUIT),  # noqa: PLW1509 -- this process has one thread
             )
             self._processes.append(process)
         code = 0
@@ -107,11 +109,6 @@ class Workers:
         """Return the exit code of a worker that failed, as shells show it, or 0."""
         code = next((process.returncode for process in self._processes if process.returncode), 0)
         return 128 - code if code < 0 else code
-
-
-def _end_with_parent() -> None:
-    """Let Linux end this worker at once, its trials given back, when the process that started it is killed."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 @shared_options.command(

@@ -44,7 +44,7 @@ from shadho_celery.core.units import counted, duration
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.gangs import Seated
 from shadho_celery.fleet.registry import Worker
-from shadho_celery.results.report import Overview, overview_of, placed_by_params
+from shadho_celery.results.report import overview_of, placed_by_params
 from shadho_celery.results.trial import Values
 from shadho_celery.runner.output import log_path, read_log, unstamped
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -361,7 +361,9 @@ class LiveView(_View):
         study = self._scheduler.study
         self._progress.update(self._task, completed=study.counted, total=self._scheduler.limits.trials)
         known = overview_of(study, self._made)
-        lines = [best_line(known), self._values(known), pace_line(self._scheduler, self._pace, self._began)]
+        if known.best is not None and known.best.number != self._best[0]:
+            self._best = (known.best.number, f"with {best_values(known.best)}")
+        lines = [best_line(known), self._best[1], pace_line(self._scheduler, self._pace, self._began)]
         lines += cheapest_lines(self._scheduler)
         if study.clock.now() - self._shown_at >= LOOK_SECONDS:
             self._shown_at = study.clock.now()
@@ -374,12 +376,6 @@ class LiveView(_View):
         return Group(
             self._progress, *_lines(lines), table, *_lines(below), *_lines(warnings, WARN), *_lines(failed, BAD)
         )
-
-    def _values(self, known: Overview) -> str:
-        """Return text of the values that the objective got in the best trial."""
-        if known.best is not None and known.best.number != self._best[0]:
-            self._best = (known.best.number, f"with {best_values(known.best)}")
-        return self._best[1]
 
 
 def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:

@@ -125,27 +125,9 @@ def slurm(
         raise UsageError(f"--for must be at least {least} with this --grace, in which trials return")
     if gpus is not None and re.fullmatch(GPUS, gpus, re.ASCII) is None:
         raise UsageError(f"--gpus: {short(gpus, 60)} is not a number of GPUs; write it as 2 or a100:2")
-    for each in others:
-        name = each.partition("=")[0]
-        # sbatch knows a long option by its first letters, too.
-        if len(name) > len("--") and any(kept.startswith(name) for kept in KEPT):
-            raise UsageError(f"{short(each, 60)} would end workers before they know; give --for and --grace instead")
-    directives = [
-        f"--job-name=shadho-{re.sub('[^A-Za-z0-9_.-]', '-', compute_class)}",
-        f"--array=1-{count}",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--time={minutes}",
-        "--requeue",
-        # A job that runs again continues the log of its first run.
-        "--open-mode=append",
-        "--export=ALL",
-        # To the worker alone, not to its trials.
-        f"--signal=B:{SIGNAL}@{math.ceil(grace) + END_SECONDS}",
-        *([f"--partition={partition}"] if partition is not None else []),
-        *([f"--gpus={gpus}"] if gpus is not None else []),
-        *others,
-    ]
+    given = {"--partition": partition, "--gpus": gpus}
+    own = [f"{name}={value}" for name, value in given.items() if value is not None]
+    directives = [*_directives(compute_class, count, minutes, math.ceil(grace)), *own, *_checked(others)]
     variables = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
     variables |= {stay.FOR: f"{stays}s", stay.GRACE: f"{math.ceil(grace)}s", stay.SIGNAL: SIGNAL}
     variables |= {} if idle is None else {stay.IDLE: f"{math.ceil(idle)}s"}
@@ -160,6 +142,33 @@ def slurm(
         say(submitted(text))
     else:
         say(text, nl=False)
+
+
+def _directives(compute_class: str, count: int, minutes: int, grace: int) -> list[str]:
+    """Return the options of sbatch for an array of jobs that may be requeued."""
+    return [
+        f"--job-name=shadho-{re.sub('[^A-Za-z0-9_.-]', '-', compute_class)}",
+        f"--array=1-{count}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={minutes}",
+        "--requeue",
+        # A job that runs again continues the log of its first run.
+        "--open-mode=append",
+        "--export=ALL",
+        # To the worker alone, not to its trials.
+        f"--signal=B:{SIGNAL}@{grace + END_SECONDS}",
+    ]
+
+
+def _checked(others: Sequence[str]) -> Sequence[str]:
+    """Return a user's options of sbatch. Raises UsageError for those on which the worker relies."""
+    for each in others:
+        name = each.partition("=")[0]
+        # sbatch knows a long option by its first letters, too.
+        if len(name) > len("--") and any(kept.startswith(name) for kept in KEPT):
+            raise UsageError(f"{short(each, 60)} would end workers before they know; give --for and --grace instead")
+    return others
 
 
 def script(directives: Sequence[str], variables: dict[str, str], words: Sequence[str]) -> str:

@@ -18,12 +18,12 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.columns import Merit, TrialFacts, merit
 from shadho_celery.core.failures import headline
 from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord, unpack
-from shadho_celery.core.trial import Params, Report, Trial, TrialState, turned, turned_first
+from shadho_celery.core.trial import Report, Trial, TrialState, turned, turned_first
 from shadho_celery.errors import ShadhoError, StoreError
 from shadho_celery.objective import study_file
 from shadho_celery.space.describe import brief
 from shadho_celery.space.space import Space
-from shadho_celery.space.stored import Label, read_given, read_labels, read_shown
+from shadho_celery.space.stored import read_given, read_labels, read_shown
 from shadho_celery.space.tree import evaluate
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.store.memory import MemoryStore
@@ -74,7 +74,9 @@ class Values:
 
         The value None becomes a text, because None in a table stands for an inactive label.
         """
-        labels = {label: known.shown(trial.params[label]) for label, known in self._known(trial.params)}
+        labels = {
+            label: self._labels[label].shown(drawn) for label, drawn in trial.params.items() if label in self._labels
+        }
         found = {**trial.params, **labels, **read_shown(trial.given)}
         return {label: "None" if found[label] is None else found[label] for label in trial.params}
 
@@ -88,9 +90,6 @@ class Values:
         known = self._labels.get(label)
         value = drawn if known is None else known.outlined(drawn)
         return "None" if value is None else value
-
-    def _known(self, params: Params) -> Iterator[tuple[str, Label]]:
-        return ((label, self._labels[label]) for label in params if label in self._labels)
 
     @cached_property
     def _of_module(self) -> Space | None:
