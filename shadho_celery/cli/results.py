@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from heapq import nsmallest
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -187,15 +189,15 @@ def trials(
         )
 
     with shared_options.opened(store, name) as study:
-        found, count = _chosen(study, fits, SORTED[sort], limit or (None if as_json else LIMIT))
+        found, total = _chosen(study, fits, SORTED[sort], limit or (None if as_json else LIMIT))
         if as_json:
             from shadho_celery.results.schema import trial_json
 
             print_json({"study": study.name, "trials": [trial_json(trial) for trial in found]})
             return
         _print(_trials_table(found, with_errors=failed))
-        more = f", of which {len(found)} are shown: see --limit" if count > len(found) else ""
-        say(f"study {study.name}: {counted(count, 'trial')}{more}")
+        more = f", of which {len(found)} are shown: see --limit" if total > len(found) else ""
+        say(f"study {study.name}: {counted(total, 'trial')}{more}")
 
 
 @shared_options.command("trial svm 3", "trial svm 3 --json")
@@ -267,16 +269,11 @@ def _chosen(
     study: StudyResults, fits: Callable[[TrialResult], bool], key: Callable[[TrialResult], Any], most: int | None
 ) -> tuple[list[TrialResult], int]:
     """Return the trials that fit, sorted by `key`, and their number. At most the first `most` trials are returned."""
-    found: list[TrialResult] = []
-    count = 0
-    for each in study.trials:
-        if fits(each):
-            count += 1
-            found.append(each)
-            if most is not None and len(found) >= 1000 + most:
-                # Shortened meanwhile, because a study may have a million trials.
-                found = sorted(found, key=key)[:most]
-    return sorted(found, key=key)[:most], count
+    counter = count()
+    fitting = (each for each in study.trials if fits(each) and next(counter) >= 0)
+    # A study may have a million trials, of which `nsmallest` keeps only so many in memory.
+    found = sorted(fitting, key=key) if most is None else nsmallest(most, fitting, key=key)
+    return found, next(counter)
 
 
 def _trials_table(found: Sequence[TrialResult], *, with_errors: bool) -> Table:
