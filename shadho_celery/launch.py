@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command
 from shadho_celery.cli.control import points
 from shadho_celery.cli.interrupts import Output
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import store_option
-from shadho_celery.cli.shared_options import metrics_options, refusal
+from shadho_celery.cli.shared_options import refusal
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
 from shadho_celery.core.settings import KEPT
@@ -39,20 +37,6 @@ from shadho_celery.session.workers import start_early
 
 if TYPE_CHECKING:
     from shadho_celery.cli.run import RunOptions
-
-EXAMPLES = f"""
-\b
-Examples:
-  shadho-celery run tasks.svm                          # everything on this machine
-  shadho-celery run tasks.svm --trials 40 --seed 0
-  shadho-celery run tasks.svm --workers cpu=4          # four trials at a time
-  shadho-celery run tasks.svm --demo                   # three simulated classes on this machine
-  shadho-celery run tasks.svm --dashboard              # with a web page that follows it
-  shadho-celery run tasks.svm --resume --trials 80     # continue the latest study
-  shadho-celery run tasks.svm --warm-start svm-3f2a    # learn from an earlier study
-  {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\
-      shadho-celery run tasks.svm                      # on the fleet
-"""
 
 
 def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
@@ -73,7 +57,17 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     return [] if path is None else points(path)
 
 
-@click.command(cls=Command, epilog=EXAMPLES)
+@shared_options.command(
+    "run tasks.svm                          # everything on this machine",
+    "run tasks.svm --trials 40 --seed 0",
+    "run tasks.svm --workers cpu=4          # four trials at a time",
+    "run tasks.svm --demo                   # three simulated classes on this machine",
+    "run tasks.svm --dashboard              # with a web page that follows it",
+    "run tasks.svm --resume --trials 80     # continue the latest study",
+    "run tasks.svm --warm-start svm-3f2a    # learn from an earlier study",
+    f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\\n"
+    "      shadho-celery run tasks.svm                      # on the fleet",
+)
 @click.argument("study_module", metavar="STUDY_FILE", required=False)
 @shared_options.study_options
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
@@ -87,7 +81,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     "are those of its earlier runs, except --workers.",
 )
 @click.option("--resume-if-exists", is_flag=True, help="Resume the study named by --study, or begin it the first time.")
-@store_option
+@shared_options.store_option
 @click.option(
     "--workers",
     multiple=True,
@@ -141,7 +135,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     help="Print the log of the workers. Each line begins with its class; on this machine only.",
 )
 @click.option("--dashboard", is_flag=True, help="Show the study on a web page of this machine while it runs.")
-@metrics_options
+@shared_options.metrics_options
 @click.option("-q", "--quiet", "silent", is_flag=True, help="Show no progress, only warnings and the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @click.option("--local", is_flag=True, help="Run on this machine, even if the environment names a broker.")
@@ -169,7 +163,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     found = shared_options.environment(*options)
     is_fleet = not local and urls.is_fleet(found)
     given["broker_from"] = shared_options.origin(found)
-    os.environ.update(found | shared_options.allowed(given.pop("unsigned_control")))
+    os.environ.update(found)
     _refuse_misplaced(given, is_fleet)
     # Copied now: the run itself adds the addresses of its own servers.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None
@@ -223,6 +217,38 @@ def run(options: RunOptions) -> int:
     from shadho_celery.cli.run import run_study
 
     return run_study(options)
+
+
+@shared_options.command(
+    "resume svm-3f2a",
+    "resume svm --trials 80",
+    context_settings={"ignore_unknown_options": True},
+)
+@shared_options.study_argument
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@shared_options.store_option
+def resume(name: str, options: tuple[str, ...], store: str) -> None:
+    """Continue STUDY, ended or interrupted, in the folder of its study file; OPTIONS are those of run.
+
+    A study that has reached its limit needs a new one, such as --trials 80.
+    """
+    from shadho_celery.study.open import check_continues  # needs numpy and SQLAlchemy, and no help does
+
+    with shared_options.opened(store, name) as study:
+        module, found = study.module, study.name
+        check_continues(found, is_simulated=study.is_simulated)
+    if not module:
+        raise UsageError(
+            f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"
+        )
+    parts = module.split(".")
+    if not all(map(str.isidentifier, parts)) or parts[0] in sys.stdlib_module_names:
+        raise UsageError(
+            f"study {found!r} names {short(module)} as its study file; give the file: run FILE --resume {found}"
+        )
+    # With =, because a name may begin like an option.
+    words = [module, f"--resume={found}", f"--store={store}", *options]
+    main.main(words, prog_name="shadho-celery run", standalone_mode=False)
 
 
 if __name__ == "__main__":

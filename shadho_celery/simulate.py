@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import option
 from shadho_celery.core.files import replacing
@@ -36,19 +35,6 @@ if TYPE_CHECKING:
 #: the example of a cluster file, which is read as text, because importing it would import hyperopt
 EXAMPLE = (Path(__file__).parent / "simulation" / "example.py").read_text(encoding="utf-8")
 
-EXAMPLES = """
-\b
-Examples:
-  python -m shadho_celery.simulate --example > cluster.py         # a file to start from
-  python -m shadho_celery.simulate cluster.py
-  python -m shadho_celery.simulate cluster.py --policy cost --policy paper --policy fifo
-  python -m shadho_celery.simulate cluster.py --trials 2000 --shares promise --json
-  python -m shadho_celery.simulate cluster.py --out trials.csv    # each trial's slot and times
-  python -m shadho_celery.simulate cluster.py --store sqlite:///shadho.db    # then: shadho-celery dashboard
-\b
-A cluster file, as --example prints it:
-""" + "".join(f"  {line}\n" if line else "\b\n" for line in EXAMPLE.splitlines())
-
 #: number of turns of the loop between two updates of the progress bar
 TURNS = 500
 
@@ -61,7 +47,16 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
         context.exit()
 
 
-@click.command(cls=Command, epilog=EXAMPLES)
+@shared_options.command(
+    "python -m shadho_celery.simulate --example > cluster.py         # a file to start from",
+    "python -m shadho_celery.simulate cluster.py",
+    "python -m shadho_celery.simulate cluster.py --policy cost --policy paper --policy fifo",
+    "python -m shadho_celery.simulate cluster.py --trials 2000 --shares promise --json",
+    "python -m shadho_celery.simulate cluster.py --out trials.csv    # each trial's slot and times",
+    "python -m shadho_celery.simulate cluster.py --store sqlite:///shadho.db    # then: shadho-celery dashboard",
+    more="A cluster file, as --example prints it:\n"
+    + "".join(f"  {line}\n" if line else "\b\n" for line in EXAMPLE.splitlines()),
+)
 @click.argument("cluster_file", metavar="CLUSTER_FILE")
 @option(replace(SETTINGS["policy"], help="Places trials on classes; may be repeated."), multiple=True)
 @option(replace(SETTINGS["shares"], shown_default="even; with --policy paper: paper"))
@@ -129,7 +124,9 @@ def main(
             write(found[0])
     if as_json:
         for result, name in zip(found, names, strict=True):
-            say(json.dumps(_as_json(result) | ({} if name is None else {"study": name})))
+            facts = {fact: value for fact, value in vars(result).items() if fact not in {"study", "store", "plan"}}
+            facts |= {"trials": result.trials, "balanced_an_hour": result.balanced_an_hour}
+            say(json.dumps(facts | ({} if name is None else {"study": name})))
     else:
         _show(found)
         if store is not None:
@@ -170,10 +167,9 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], 
 
 def _show(found: Sequence[Simulation]) -> None:
     """Print a table of the subspaces for each policy, and a table that compares the policies."""
-    from rich.table import Table
     from rich.text import Text
 
-    from shadho_celery.cli.tables import make_console, right
+    from shadho_celery.cli.tables import make_console, make_table
     from shadho_celery.core.units import money
     from shadho_celery.results.report import LATEST, preferences
     from shadho_celery.results.trial import Values
@@ -181,11 +177,9 @@ def _show(found: Sequence[Simulation]) -> None:
 
     console = make_console()
     for each in found:
-        columns = map(right, ("complete", "failed", *each.utilisation))
-        table = Table("subspace", *columns, title=f"policy {each.policy}", title_justify="left")
-        for name, placed in each.placed.items():
-            table.add_row(Text(name), *map(str, (each.complete[name], each.failed[name], *placed.values())))
-        console.print(table)
+        placed = ((name, each.complete[name], each.failed[name], *on.values()) for name, on in each.placed.items())
+        columns = ("subspace", ">complete", ">failed", *(f">{name}" for name in each.utilisation))
+        console.print(make_table(columns, placed, f"policy {each.policy}"))
         if each.policy == "cost":
             values = Values(each.study.record, each.plan.space)
             for preference in preferences(each.study.trials[-LATEST:], values.outlined):
@@ -193,22 +187,22 @@ def _show(found: Sequence[Simulation]) -> None:
     is_priced = any(each.money for each in found)
     names = ("policy", "trials", "per hour", "per hour in the space's mix", "utilised", "lost", "best loss", "after")
     is_left = any(each.interrupted > each.lost for each in found)
-    table = Table(*names, *(["interrupted"] * is_left), *(["money"] * is_priced))
-    for each in found:
-        utilised = ", ".join(f"{name} {part:.0%}" for name, part in each.utilisation.items())
-        table.add_row(
+    rows = (
+        [
             each.policy,
-            str(each.trials),
+            each.trials,
             f"{an_hour(sum(each.complete.values()), each.seconds):.4g}",
             f"{each.balanced_an_hour:.4g}",
-            Text(utilised),
-            str(each.lost),
-            "-" if each.best is None else f"{each.best:.4g}",
-            "-" if each.best_after is None else f"{each.best_after:.0f} s",
-            *([str(each.interrupted)] * is_left),
+            ", ".join(f"{name} {part:.0%}" for name, part in each.utilisation.items()),
+            each.lost,
+            None if each.best is None else f"{each.best:.4g}",
+            None if each.best_after is None else f"{each.best_after:.0f} s",
+            *([each.interrupted] * is_left),
             *([money(sum(each.money.values()))] * is_priced),
-        )
-    console.print(table)
+        ]
+        for each in found
+    )
+    console.print(make_table([*names, *["interrupted"] * is_left, *["money"] * is_priced], rows))
     for notice in dict.fromkeys(notice for each in found for notice in each.notices):
         console.print(Text(notice), soft_wrap=True)
     last = found[-1]
@@ -216,11 +210,6 @@ def _show(found: Sequence[Simulation]) -> None:
         f"{last.seconds:.0f} simulated seconds; {sum(each.cpu_seconds for each in found):.1f} s of CPU "
         f"({1e6 * last.cpu_seconds / max(1, last.trials):.0f} us per trial), {last.peak_mib:.0f} MiB at most"
     )
-
-
-def _as_json(found: Simulation) -> dict[str, object]:
-    facts = {name: value for name, value in vars(found).items() if name not in {"study", "store", "plan"}}
-    return facts | {"trials": found.trials, "balanced_an_hour": found.balanced_an_hour}
 
 
 @contextmanager

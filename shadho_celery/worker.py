@@ -11,83 +11,165 @@ if __name__ == "__main__":
     end_quietly()
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import click
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command, Duration
-from shadho_celery.cli.each_kind import Workers, workers_of
 from shadho_celery.cli.interrupts import Output
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.shared_options import metrics_options
+from shadho_celery.cli.shared_options import variable_option
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import short
+from shadho_celery.core.hardware import Machine
+from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.core.units import counted
 from shadho_celery.errors import UsageError
 from shadho_celery.metrics import server
 from shadho_celery.node import stay
 from shadho_celery.objective.study_file import check_modules, preloaded
+from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
 from shadho_celery.runner.starting import ForkServers
 
-EXAMPLES = """
-\b
-Examples:
-  python -m shadho_celery.worker                           # the machine's own class; a worker for each kind of GPU
-  python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
-  python -m shadho_celery.worker --slots-per-gpu auto      # small trials share a GPU
-  python -m shadho_celery.worker --import my_study         # for my_study's objective
-  python -m shadho_celery.worker --for 4h --grace 2m       # on a machine that is taken away after four hours
-  python -m shadho_celery.worker --price 2.40              # a slot costs 2.40 an hour; reports then tell the money
-  python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file
-  python -m shadho_celery.worker --signing-key-file ~/shadho.key   # only for trials signed with that key
-  python -m shadho_celery.worker --signing-key-file ~/shadho.key --accept-code   # also for code signed with it
-"""
+COMMAND = (sys.executable, "-m", "shadho_celery.worker")
+
+#: seconds between two checks whether a worker has ended
+CHECK_SECONDS = 0.2
 
 
-@click.command(cls=Command, epilog=EXAMPLES)
+def workers_of(machine: Machine) -> list[tuple[str, dict[str, str]]]:
+    """Return the compute class of the worker of each kind of GPU, and the environment variables of its process.
+
+    With several workers, those after the first one have their own ports of metrics and heartbeat files, numbered.
+    """
+    kinds = enumerate(machine.kinds())
+    return [(own.compute_class, dict(_environment(number, own, machine))) for number, own in kinds]
+
+
+def _environment(number: int, own: Machine, machine: Machine) -> Iterator[tuple[str, str]]:
+    yield "CUDA_VISIBLE_DEVICES", own.visible
+    if machine.is_limited:
+        yield "SHADHO_CORES", str(max(1, machine.cores * len(own.cards) // len(machine.cards)))
+    port, file = os.environ.get(server.PORT, ""), os.environ.get(HEARTBEAT_FILE)
+    if number and port.isdecimal() and int(port):
+        yield server.PORT, str(int(port) + number)
+    if number and file:
+        yield HEARTBEAT_FILE, f"{file}.{number}"
+
+
+class Workers:
+    """The workers of one machine. A signal to this process is passed to all of them."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        """`arguments` are options of each worker."""
+        self._arguments = arguments
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._is_ending = False
+
+    def serve(self, each: Sequence[tuple[str, Mapping[str, str]]]) -> int:
+        """Run a worker for each class and environment. Return 0, or the exit code of the first one that failed.
+
+        If one fails, the others end too, after their running trials. One that ends well leaves the others alone: it may
+        have been idle for too long.
+        """
+        for number in {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, *stay.Stay.configured().signals}:
+            signal.signal(number, self.pass_on)
+        for name, environment in each:
+            process = subprocess.Popen(
+                [*COMMAND, "--class", name, *self._arguments],
+                env={**os.environ, **environment},
+                # Ctrl-C in the terminal would otherwise reach a worker twice, which means that it ends at once.
+                start_new_session=True,
+                # Linux ends a worker at once, its trials given back, when the process that started it is killed.
+                preexec_fn=partial(prctl, PR_SET_PDEATHSIG, signal.SIGQUIT),  # noqa: PLW1509 -- this process has one thread
+            )
+            self._processes.append(process)
+        code = 0
+        while None in [process.poll() for process in self._processes]:
+            code = code or self._failed()
+            if code and not self._is_ending:
+                say(f"a worker of this machine has ended with exit code {code}, so the others end too", err=True)
+                self.pass_on(signal.SIGTERM)
+            time.sleep(CHECK_SECONDS)
+        return code or self._failed()
+
+    def pass_on(self, number: int, _: object = None) -> None:
+        """Send a signal to the workers."""
+        self._is_ending |= number != signal.SIGHUP
+        for process in self._processes:
+            process.send_signal(number)
+
+    def _failed(self) -> int:
+        """Return the exit code of a worker that failed, as shells show it, or 0."""
+        code = next((process.returncode for process in self._processes if process.returncode), 0)
+        return 128 - code if code < 0 else code
+
+
+@shared_options.command(
+    "python -m shadho_celery.worker                           # the machine's own class; a worker for each kind of GPU",
+    "python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu",
+    "python -m shadho_celery.worker --slots-per-gpu auto      # small trials share a GPU",
+    "python -m shadho_celery.worker --import my_study         # for my_study's objective",
+    "python -m shadho_celery.worker --for 4h --grace 2m       # on a machine that is taken away after four hours",
+    "python -m shadho_celery.worker --price 2.40              # a slot costs 2.40 an hour; reports then tell the money",
+    "python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file",
+    "python -m shadho_celery.worker --signing-key-file ~/shadho.key   # only for trials signed with that key",
+    "python -m shadho_celery.worker --signing-key-file ~/shadho.key --accept-code   # also for code signed with it",
+)
 @click.option("--class", "compute_class", metavar="NAME", help="Compute class to serve.  [default: detected]")
 @click.option("--slots", type=click.IntRange(min=1), help="Trials at a time.  [default: one per GPU, else per core]")
-@click.option(
+@variable_option(
+    hardware.SLOTS_PER_GPU,
     "--slots-per-gpu",
     metavar="N|auto",
     help="Trials at a time on each GPU. With auto, trials share a GPU as far as the GPU memory fits that similar ones "
     "have taken; a trial of unknown size is alone.  [default: 1; env: SHADHO_SLOTS_PER_GPU]",
 )
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
-@click.option(
+@variable_option(
+    "SHADHO_ACCEPT_CODE",
     "--accept-code",
     is_flag=True,
     help="Run the code that a study ships (--code ship), signed with the fleet's key, without its files here.",
 )
-@click.option(
+@variable_option(
+    stay.FOR,
     "--for",
-    "seconds",
-    type=Duration(),
+    type=shared_options.Duration(),
     metavar="DURATION",
     help="End after this time, such as 4h; take only trials that are predicted to end in time.  [env: SHADHO_FOR]",
 )
-@click.option(
+@variable_option(
+    stay.IDLE,
     "--idle-exit",
-    "idle",
-    type=Duration(),
+    type=shared_options.Duration(),
     metavar="DURATION",
     help="End after this time without a trial, such as 10m.  [env: SHADHO_IDLE_EXIT]",
 )
-@click.option(
+@variable_option(
+    stay.GRACE,
     "--grace",
-    type=Duration(),
+    type=shared_options.Duration(),
     metavar="DURATION",
     help="At SIGTERM, tell running trials to write a checkpoint, and give them back after this time at most; without "
     "it they finish first.  [env: SHADHO_GRACE]",
 )
-@click.option(
+@variable_option(
+    stay.SIGNAL,
     "--preempt-signal",
     metavar="NAME",
     help="Do so at this signal too, such as USR1; the grace is then 30s by default.  [env: SHADHO_PREEMPT_SIGNAL]",
 )
-@click.option("--price", metavar="MONEY", help="Money that a slot costs an hour, for reports and --max-cost.")
-@metrics_options
+@variable_option(
+    "SHADHO_PRICE", "--price", metavar="MONEY", help="Money that a slot costs an hour, for reports and --max-cost."
+)
+@shared_options.metrics_options
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @click.option("-v", "--verbose", is_flag=True, help="The same as --loglevel DEBUG.")
 @shared_options.control_option
@@ -97,19 +179,11 @@ def main(
     *,
     compute_class: str | None,
     slots: int | None,
-    slots_per_gpu: str | None,
     imports: tuple[str, ...],
-    accept_code: bool,
-    seconds: float | None,
-    idle: float | None,
-    grace: float | None,
-    preempt_signal: str | None,
-    price: str | None,
     metrics_port: int | None,
     metrics_host: str | None,
     loglevel: str,
     verbose: bool,
-    unsigned_control: bool,
     **connection: str | None,
 ) -> None:
     """Serve trials on this machine until Ctrl-C. Running trials finish first; a second Ctrl-C gives them back.
@@ -117,22 +191,13 @@ def main(
     Without --class, a machine with GPUs of several kinds gets a worker for each kind, and they end together.
     """
     Output.is_optional = True
-    os.environ.update(shared_options.environment(**connection) | shared_options.allowed(unsigned_control))
+    os.environ.update(shared_options.environment(**connection))
     modules = [name for each in imports for name in each.split(",") if name]
     check_modules(modules)
     if compute_class is not None:
         hardware.check_class_name(compute_class, "--class")
-    durations = {stay.FOR: seconds, stay.IDLE: idle, stay.GRACE: grace}
-    given = {
-        "SHADHO_IMPORTS": ",".join(modules) if imports else None,
-        "SHADHO_ACCEPT_CODE": "1" if accept_code else None,
-        **{variable: None if value is None else f"{value:f}" for variable, value in durations.items()},
-        stay.SIGNAL: preempt_signal or None,
-        hardware.SLOTS_PER_GPU: slots_per_gpu,
-        "SHADHO_PRICE": price,
-        server.PORT: metrics_port,
-        server.HOST: metrics_host,
-    }
+    given = {server.PORT: metrics_port, server.HOST: metrics_host}
+    given |= {"SHADHO_IMPORTS": ",".join(modules)} if imports else {}
     os.environ.update({variable: str(value) for variable, value in given.items() if value is not None})
     # What the environment holds is checked, too.
     stay.Stay.configured()

@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,7 @@ import click
 from msgspec.structs import asdict
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import json_option, print_json, store_option, study_argument
 from shadho_celery.core.checks import is_shallow, one_line, short
 from shadho_celery.core.files import MAX_NESTED, read_text
 from shadho_celery.core.records import Deed, name_of
@@ -70,7 +69,7 @@ def _parsed(text: str, where: str) -> object:
 _PARAMETERS: Mapping[str, Callable[..., Any]] = {
     "number": click.argument("number", metavar="TRIAL", type=click.IntRange(min=0)),
     "points": click.argument("points", metavar="FILE", type=click.Path(path_type=Path)),
-    "settings": shared_options.changes,
+    "settings": partial(shared_options.study_options, is_change=True),
     "worker": click.argument("worker", metavar="WORKER"),
 }
 
@@ -79,27 +78,19 @@ def command(kind: type[Deed]) -> click.Command:
     """Return the command of an action."""
 
     def run(**given: Any) -> None:
-        _act(kind(**{each: _argument(each, given) for each in kind.__struct_fields__}), given)
+        if "points" in given:
+            given["points"] = points(given["points"])
+        given["settings"] = {each: value for each in KEPT if (value := given.get(each)) is not None}
+        _act(kind(**{each: given[each] for each in kind.__struct_fields__}), given)
 
     made: Callable[..., None] = run
     parts = [_PARAMETERS[each] for each in kind.__struct_fields__]
-    parts = [study_argument, *parts, store_option] if kind.scope != "worker" else parts
-    for add in (*reversed(parts), shared_options.fleet_options, json_option):
+    parts = [shared_options.study_argument, *parts, shared_options.store_option] if kind.scope != "worker" else parts
+    for add in (*reversed(parts), shared_options.fleet_options, shared_options.json_option):
         made = add(made)
-    lines = [f"shadho-celery {each}" for each in kind.examples]
-    lines.append(f"{urls.REDIS}=redis://127.0.0.1/0 shadho-celery {kind.examples[0].partition('  ')[0]}")
-    epilog = "\n".join(["", "\b", "Examples:", *(f"  {line}" for line in lines), ""])
-    return click.command(name_of(kind), cls=Command, help=cleandoc(kind.__doc__ or ""), epilog=epilog)(made)
-
-
-def _argument(name: str, given: Mapping[str, Any]) -> Any:
-    """Return an argument of an action, made from the values of its command."""
-    match name:
-        case "points":
-            return points(given[name])
-        case "settings":
-            return {each: value for each in KEPT if (value := given[each]) is not None}
-    return given[name]
+    on_fleet = f"{urls.REDIS}=redis://127.0.0.1/0 shadho-celery {kind.examples[0].partition('  ')[0]}"
+    texts = {"name": name_of(kind), "help": cleandoc(kind.__doc__ or "")}
+    return shared_options.command(*kind.examples, on_fleet, **texts)(made)
 
 
 def _act(deed: Any, given: Mapping[str, Any]) -> None:
@@ -114,7 +105,7 @@ def _act(deed: Any, given: Mapping[str, Any]) -> None:
 
     answer = Control(store=given.get("store", DEFAULT_STORE)).act(deed, given.get("name", ""))
     if given["as_json"]:
-        print_json(asdict(answer))
+        shared_options.print_json(asdict(answer))
         raise SystemExit(0 if answer.is_done else UsageError.exit_code)
     if not answer.is_done:
         raise UsageError(answer.text)

@@ -21,10 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import json_option, print_json, store_option
-from shadho_celery.cli.shared_options import warn_of_password
 from shadho_celery.cli.status import FleetState, codes, read_fleet
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask, one_line
@@ -299,7 +296,7 @@ def disks(site: Site) -> Finding:
     for name, place in places.items():
         if place is None:
             continue
-        folder = _existing(place.absolute())
+        folder = next(each for each in (place.absolute(), *place.absolute().parents) if each.is_dir())
         found, inodes = shutil.disk_usage(folder), os.statvfs(folder)
         free[name] = found.free
         if found.free < FREE_BYTES or (inodes.f_files and not inodes.f_favail):
@@ -329,7 +326,8 @@ def gpus(site: Site) -> Finding:
         return _wrong("there is a GPU, but its driver does not answer", "run nvidia-smi, which tells the reason")
     if shared := _shared_gpus(site.workers):
         return _wrong(f"two workers use the same GPU: {_few(shared)}", "give each its own CUDA_VISIBLE_DEVICES")
-    if bare := [name for name, each in sorted(site.workers.items()) if _lacks_gpu(each)]:
+    on_gpus = {name: each for name, each in sorted(site.workers.items()) if each.compute_class.startswith("gpu")}
+    if bare := [name for name, each in on_gpus.items() if not each.machine.cards]:
         return _wrong(f"these workers see no GPU: {_few(bare)}", "check their driver, or start them as another class")
     return _ok(hardware.gpus_text(machine.cards) or "none here")
 
@@ -458,40 +456,35 @@ def _judged(check: Check, site: Site) -> Finding | None:
         return _wrong(text, remedy)
 
 
-@click.command(
-    cls=Command,
-    epilog=f"""
-\b
-Examples:
-  shadho-celery doctor
-  shadho-celery doctor --url-file ~/fleet.urls --longest-trial 6h
-  {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery doctor --json
-""",
+@shared_options.command(
+    "doctor",
+    "doctor --url-file ~/fleet.urls --longest-trial 6h",
+    f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery doctor --json",
 )
 @click.option(
     "--longest-trial",
     "longest",
-    type=Duration(),
+    type=shared_options.Duration(),
     metavar="DURATION",
     default=duration(LONGEST_SECONDS).replace(" ", ""),
     show_default=True,
     help="Duration of the longest trial that you expect; the broker must wait for as long.",
 )
-@store_option
-@json_option
+@shared_options.store_option
+@shared_options.json_option
 @shared_options.fleet_options
 def doctor(*, longest: float, store: str, as_json: bool, **connection: str | None) -> None:
     """Check what a fleet or this machine needs: servers and their limits, the store, clocks, workers, queues, disks.
 
     Nothing is changed. Each fault is one line with its remedy. The exit code is 1 if something is wrong.
     """
-    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
+    shared_options.warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     with overridden(shared_options.environment(**connection)):
         found = examine(look(store, longest))
     wrong, unknown = (sum(each.state is state for each in found) for state in (State.WRONG, State.UNKNOWN))
     if as_json:
         checks = [{**asdict(each), "state": each.state.value} for each in found]
-        print_json({"wrong": wrong, "unknown": unknown, "checks": checks})
+        shared_options.print_json({"wrong": wrong, "unknown": unknown, "checks": checks})
     else:
         for each in found:
             if each.needs:
@@ -509,11 +502,6 @@ def _few(texts: Sequence[str]) -> str:
     return listed([one_line(text) for text in texts], NAMES)
 
 
-def _existing(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
-
-
 def _limit(kind: int, wanted: int, what: str, name: str) -> Finding:
     soft, hard = resource.getrlimit(kind)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -526,10 +514,6 @@ def _limit(kind: int, wanted: int, what: str, name: str) -> Finding:
 
 def _slots(site: Site) -> int:
     return site.machine.slots_for(site.machine.compute_class)
-
-
-def _lacks_gpu(worker: Worker) -> bool:
-    return worker.compute_class.startswith("gpu") and not worker.machine.cards
 
 
 def _shared_gpus(workers: Mapping[str, Worker]) -> list[str]:

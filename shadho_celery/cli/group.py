@@ -14,7 +14,7 @@ from shadho_celery.core.records import ACTIONS
 #: name -> module, its click command, and one line of help, so that `--help` need not import the modules
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("shadho_celery.launch", "main", "Run a study, here or on a fleet."),
-    "resume": ("shadho_celery.cli.resume", "resume", "Continue a study by its name."),
+    "resume": ("shadho_celery.launch", "resume", "Continue a study by its name."),
     "worker": ("shadho_celery.worker", "main", "Serve trials on this machine."),
     "slurm": ("shadho_celery.cli.slurm", "slurm", "Print or submit a SLURM job of workers."),
     "scale": ("shadho_celery.cli.scale", "scale", "Start and end workers as studies want them."),

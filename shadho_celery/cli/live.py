@@ -31,9 +31,9 @@ from shadho_celery.cli.tables import (
     cut,
     failure_lines,
     last,
+    make_table,
     preference_lines,
     rate_text,
-    right,
     rung_lines,
 )
 from shadho_celery.core.checks import one_line, unbroken
@@ -44,7 +44,7 @@ from shadho_celery.core.units import counted, duration
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.gangs import Seated
 from shadho_celery.fleet.registry import Worker
-from shadho_celery.results.report import Overview, overview_of, placed_by_params
+from shadho_celery.results.report import overview_of, placed_by_params
 from shadho_celery.results.trial import Values
 from shadho_celery.runner.output import log_path, read_log, unstamped
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -292,9 +292,38 @@ class _View:
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> None:
         self._scheduler, self._fleet = scheduler, fleet
-        self._began = self._shown_at = self._looked_at = scheduler.study.clock.now()
+        #: moments of the last look, and of the last line or the last check of placement
+        self._began = self._looked_at = self._shown_at = scheduler.study.clock.now()
         self._pace = Pace(scheduler.study, lambda: scheduler.limits)
         self._lost = LostTrials(scheduler.study)
+        #: what else is printed in each turn
+        self.also: list[ShownOutput | WorkerLines] = []
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        """Show the current state, and what has happened to lost trials."""
+        study = self._scheduler.study
+        now = study.clock.now()
+        if now - self._looked_at >= REFRESH_SECONDS or study.losses:
+            self._looked_at = now
+            self._pace.note()
+            for line in self._lost.news():
+                self.note(line)
+            self.show(now)
+        # After the lost trials, before the output of their next attempts.
+        for each in self.also:
+            each.update()
+            if self._scheduler.done:
+                each.close()
+
+    def note(self, text: str) -> None:
+        """Print a line on standard error, because standard output is for results."""
+        say(text, err=True)
+
+    def show(self, now: float) -> None:
+        """Show the state at this moment."""
 
 
 class LiveView(_View):
@@ -319,14 +348,9 @@ class LiveView(_View):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def update(self) -> None:
-        """Show the current state."""
-        now = self._scheduler.study.clock.now()
-        if now - self._shown_at >= REFRESH_SECONDS or self._scheduler.study.losses:
-            self._shown_at = now
-            for line in self._lost.news():
-                self.note(line)
-            self._live.update(self.picture())
+    def show(self, now: float) -> None:
+        """Update the picture."""
+        self._live.update(self.picture())
 
     def note(self, text: str) -> None:
         """Print a message above the view, without line breaks, so that a command in it can be copied."""
@@ -335,13 +359,14 @@ class LiveView(_View):
     def picture(self) -> Group:
         """Return the picture of the current state."""
         study = self._scheduler.study
-        self._pace.note()
         self._progress.update(self._task, completed=study.counted, total=self._scheduler.limits.trials)
         known = overview_of(study, self._made)
-        lines = [best_line(known), self._values(known), pace_line(self._scheduler, self._pace, self._began)]
+        if known.best is not None and known.best.number != self._best[0]:
+            self._best = (known.best.number, f"with {best_values(known.best)}")
+        lines = [best_line(known), self._best[1], pace_line(self._scheduler, self._pace, self._began)]
         lines += cheapest_lines(self._scheduler)
-        if study.clock.now() - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = study.clock.now()
+        if study.clock.now() - self._shown_at >= LOOK_SECONDS:
+            self._shown_at = study.clock.now()
             self._preferred = preference_lines(placed_by_params(study, self._made), len(study.subspaces))
         below = [*self._preferred, *choice_lines(known), *rung_lines(known), *waiting_lines(self._scheduler)]
         below += running_lines(study, self._fleet)
@@ -351,12 +376,6 @@ class LiveView(_View):
         return Group(
             self._progress, *_lines(lines), table, *_lines(below), *_lines(warnings, WARN), *_lines(failed, BAD)
         )
-
-    def _values(self, known: Overview) -> str:
-        """Return text of the values that the objective got in the best trial."""
-        if known.best is not None and known.best.number != self._best[0]:
-            self._best = (known.best.number, f"with {best_values(known.best)}")
-        return self._best[1]
 
 
 def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:
@@ -370,18 +389,8 @@ class PlainView(_View):
     def __enter__(self) -> PlainView:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self) -> None:
+    def show(self, now: float) -> None:
         """Print a line if PLAIN_SECONDS have passed since the last one."""
-        now = self._scheduler.study.clock.now()
-        if now - self._looked_at >= REFRESH_SECONDS or self._scheduler.study.losses:
-            self._looked_at = now
-            self._pace.note()
-            if self._scheduler.study.losses or self._lost.how:
-                for line in self._lost.news():
-                    self.note(line)
         if now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
             pace = pace_line(self._scheduler, self._pace, self._began)
@@ -389,10 +398,6 @@ class PlainView(_View):
             cheapest = cheapest_lines(self._scheduler)
             still = filter(None, [overview_of(self._scheduler.study).still_words])
             self.note("; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace, *cheapest, *still]))
-
-    def note(self, text: str) -> None:
-        """Print a line on standard error, because standard output is for results."""
-        say(text, err=True)
 
 
 def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:
@@ -602,8 +607,7 @@ def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), 
 
 def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
     """Return a table with one row for each compute class that is live or has trials."""
-    study = scheduler.study
-    table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")), last("state"))
+    study, rows = scheduler.study, []
     for row in class_rows(scheduler, fleet):
         waiting = study.count(_S.QUEUED, compute_class=row.name)
         done = study.count(_S.COMPLETE, _S.PRUNED, compute_class=row.name)
@@ -611,8 +615,8 @@ def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
         state = cut(row.words)
         state.stylize(row.style, 0, len(row.state) if row.style else 0)
         figures = (row.workers, row.busy, row.slots, waiting, done)
-        table.add_row(Text(row.name), *map(str, figures), Text(str(failed), style=BAD if failed else ""), state)
-    return table
+        rows.append([row.name, *figures, Text(str(failed), style=BAD if failed else ""), state])
+    return make_table(["class", ">workers", ">busy", ">slots", ">waiting", ">done", ">failed", last("state")], rows)
 
 
 def busy_slots(study: StudyState) -> Counter[str | None]:

@@ -13,7 +13,6 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.units import counted
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
@@ -30,22 +29,18 @@ FOLLOW_SECONDS = 0.5
 LATEST = 5
 
 
-@click.command(
-    epilog=f"""
-\b
-Examples:
-  shadho-celery logs svm 3
-  shadho-celery logs svm 3 --follow
-  shadho-celery logs svm 3 --attempt 1
-  {urls.REDIS}=redis://127.0.0.1/0 shadho-celery logs svm 3     # from the fleet's workers
-"""
+@shared_options.command(
+    "logs svm 3",
+    "logs svm 3 --follow",
+    "logs svm 3 --attempt 1",
+    f"{urls.REDIS}=redis://127.0.0.1/0 shadho-celery logs svm 3     # from the fleet's workers",
 )
-@study_argument
+@shared_options.study_argument
 @click.argument("number", metavar="TRIAL", type=click.IntRange(min=0))
 @click.option("-f", "--follow", is_flag=True, help="Go on until the trial ends.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt of the trial.  [default: the last with output]")
 @click.option("--raw", is_flag=True, help="Print it unchanged: control codes, which a terminal obeys, are not escaped.")
-@store_option
+@shared_options.store_option
 @shared_options.fleet_options
 def logs(
     name: str, number: int, *, follow: bool, attempt: int | None, raw: bool, store: str, **connection: str | None
@@ -61,7 +56,7 @@ def logs(
     # Imported late, because `--help` needs none of it.
     from shadho_celery.session.control import TrialLogs
 
-    with opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet(named))) as found:
+    with shared_options.opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet(named))) as found:
         trial = study.trial(number)
         if attempt is not None and attempt > trial.attempts:
             raise UsageError(

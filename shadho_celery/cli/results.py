@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from heapq import nsmallest
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,15 +21,7 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import (
-    json_option,
-    moment,
-    opened,
-    print_json,
-    store_option,
-    study_argument,
-)
-from shadho_celery.cli.shared_options import warn_of_password
+from shadho_celery.cli.shared_options import moment, print_json
 from shadho_celery.core.checks import printable, unbroken
 from shadho_celery.core.files import replacing
 from shadho_celery.core.settings import UNNAMED
@@ -58,23 +52,15 @@ MOST_EXPLAINED = 50_000
 MIB = 2**20
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery studies
-  shadho-celery studies --json
-  shadho-celery studies --store postgresql://me@db/searches
-"""
-)
-@store_option
-@json_option
+@shared_options.command("studies", "studies --json", "studies --store postgresql://me@db/searches")
+@shared_options.store_option
+@shared_options.json_option
 def studies(store: str, as_json: bool) -> None:
     """List the studies of a store, the latest first."""
     from shadho_celery.results.study import StudyResults
     from shadho_celery.store.sql import SqlStore
 
-    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
+    shared_options.warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     opened_store = SqlStore(store, read_only=True)
     found = [StudyResults(opened_store, record) for record in opened_store.records()]
     if as_json:
@@ -85,33 +71,24 @@ def studies(store: str, as_json: bool) -> None:
     if not found:
         say("there is no study yet; begin one: shadho-celery run STUDY_FILE", err=True)
         return
-    from rich.text import Text
+    from shadho_celery.cli.tables import fact, last, make_table, number
 
-    from shadho_celery.cli.tables import make_table, number
+    def row(each: StudyResults) -> Sequence[object]:
+        state = f"{each.state} on {where}" if (where := each.running_on) else each.state
+        counts = (each.count(*COUNTED), each.count(TrialState.FAILED))
+        return (each.name, each.module or None, state, *counts, number(each.best_loss), moment(each.created_at))
 
-    table = make_table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
-    for each in found:
-        facts = (each.count(*COUNTED), each.count(TrialState.FAILED), number(each.best_loss))
-        running_on, state = each.running_on, each.state
-        state = f"{state} on {running_on}" if running_on else state
-        table.add_row(Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at))
-    _print(table)
+    columns: list[Any] = [*map(fact, ("study", "module", "state")), ">trials", ">failed", ">best loss", last("begun")]
+    _print(make_table(columns, map(row, found)))
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery show svm
-  shadho-celery show svm --json
-"""
-)
-@study_argument
-@store_option
-@json_option
+@shared_options.command("show svm", "show svm --json")
+@shared_options.study_argument
+@shared_options.store_option
+@shared_options.json_option
 def show(name: str, store: str, as_json: bool) -> None:
     """Show a study as the end of a run does: its best trials, failures and warnings; also while it runs."""
-    with opened(store, name) as found:
+    with shared_options.opened(store, name) as found:
         report = found.read_report()
         if as_json:
             from shadho_celery.results.schema import study_json
@@ -159,18 +136,14 @@ def _show(report: StudyReport, found: StudyResults) -> None:
     say(running if report.running_on else f"{report.state}{rest}")
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery trials svm
-  shadho-celery trials svm --failed
-  shadho-celery trials svm --state running --state queued
-  shadho-celery trials svm --class cpu --subspace kernel=rbf --sort seconds --limit 10
-  shadho-celery trials svm --sort loss --json
-"""
+@shared_options.command(
+    "trials svm",
+    "trials svm --failed",
+    "trials svm --state running --state queued",
+    "trials svm --class cpu --subspace kernel=rbf --sort seconds --limit 10",
+    "trials svm --sort loss --json",
 )
-@study_argument
+@shared_options.study_argument
 @click.option(
     "--state",
     "states",
@@ -191,8 +164,8 @@ Examples:
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), help=f"Most trials to show.  [default: {LIMIT}; with --json all]"
 )
-@store_option
-@json_option
+@shared_options.store_option
+@shared_options.json_option
 def trials(
     name: str,
     *,
@@ -215,33 +188,26 @@ def trials(
             and subspace in (None, trial.subspace)
         )
 
-    with opened(store, name) as study:
-        found, count = _chosen(study, fits, SORTED[sort], limit or (None if as_json else LIMIT))
+    with shared_options.opened(store, name) as study:
+        found, total = _chosen(study, fits, SORTED[sort], limit or (None if as_json else LIMIT))
         if as_json:
             from shadho_celery.results.schema import trial_json
 
             print_json({"study": study.name, "trials": [trial_json(trial) for trial in found]})
             return
         _print(_trials_table(found, with_errors=failed))
-        more = f", of which {len(found)} are shown: see --limit" if count > len(found) else ""
-        say(f"study {study.name}: {counted(count, 'trial')}{more}")
+        more = f", of which {len(found)} are shown: see --limit" if total > len(found) else ""
+        say(f"study {study.name}: {counted(total, 'trial')}{more}")
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery trial svm 3
-  shadho-celery trial svm 3 --json
-"""
-)
-@study_argument
+@shared_options.command("trial svm 3", "trial svm 3 --json")
+@shared_options.study_argument
 @click.argument("number", type=click.IntRange(min=0))
-@store_option
-@json_option
+@shared_options.store_option
+@shared_options.json_option
 def trial(name: str, number: int, store: str, as_json: bool) -> None:
     """Show all that is known of trial NUMBER of a study, with the traceback of its failure."""
-    with opened(store, name) as study:
+    with shared_options.opened(store, name) as study:
         found = study.trial(number)
         if as_json:
             from shadho_celery.results.schema import attempt_json, trial_json
@@ -256,23 +222,16 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
             say(line)
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery best svm
-  shadho-celery best svm --json > best.json
-"""
-)
-@study_argument
-@store_option
-@json_option
+@shared_options.command("best svm", "best svm --json > best.json")
+@shared_options.study_argument
+@shared_options.store_option
+@shared_options.json_option
 def best(name: str, store: str, as_json: bool) -> None:
     """Print the best trial of a study: its loss, and the values as the objective got them.
 
     Of several losses print all trials of the front, the feasible ones that no other one dominates.
     """
-    with opened(store, name) as study:
+    with shared_options.opened(store, name) as study:
         front = study.front
         found = front[0] if front else study.best
         if as_json:
@@ -310,16 +269,11 @@ def _chosen(
     study: StudyResults, fits: Callable[[TrialResult], bool], key: Callable[[TrialResult], Any], most: int | None
 ) -> tuple[list[TrialResult], int]:
     """Return the trials that fit, sorted by `key`, and their number. At most the first `most` trials are returned."""
-    found: list[TrialResult] = []
-    count = 0
-    for each in study.trials:
-        if fits(each):
-            count += 1
-            found.append(each)
-            if most is not None and len(found) >= 1000 + most:
-                # Shortened meanwhile, because a study may have a million trials.
-                found = sorted(found, key=key)[:most]
-    return sorted(found, key=key)[:most], count
+    counter = count()
+    fitting = (each for each in study.trials if fits(each) and next(counter) >= 0)
+    # A study may have a million trials, of which `nsmallest` keeps only so many in memory.
+    found = sorted(fitting, key=key) if most is None else nsmallest(most, fitting, key=key)
+    return found, next(counter)
 
 
 def _trials_table(found: Sequence[TrialResult], *, with_errors: bool) -> Table:
@@ -518,29 +472,25 @@ def _new_file(output: Path) -> Iterator[IO[bytes]]:
 WRITERS: Mapping[str, Callable[[StudyResults, IO[bytes]], None]] = {"csv": _csv, "json": _json, "parquet": _parquet}
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery export svm -o trials.csv
-  shadho-celery export svm --format json > trials.json
-  shadho-celery export svm -o trials.parquet
-\b
-csv and parquet are tables with one row per trial, and one column per label and metric. parquet
+@shared_options.command(
+    "export svm -o trials.csv",
+    "export svm --format json > trials.json",
+    "export svm -o trials.parquet",
+    more="""csv and parquet are tables with one row per trial, and one column per label and metric. parquet
 needs pandas and pyarrow: pip install -e ".[export]" in the checkout
 \b
 A text in csv that begins with =, +, -, @, a tab or a carriage return gets an apostrophe in front, because
 a spreadsheet would run it as a formula. A text that begins with an apostrophe gets another one.
 --warm-start removes these apostrophes again; --plain writes none.
-"""
+""",
 )
-@study_argument
+@shared_options.study_argument
 @click.option(
     "--format", "kind", type=click.Choice([*WRITERS]), help="Format of the file.  [default: by FILE's name, else csv]"
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write.")
 @click.option("--plain", is_flag=True, help="Write texts in csv unchanged, for programs other than spreadsheets.")
-@store_option
+@shared_options.store_option
 def export(name: str, kind: str | None, output: Path | None, plain: bool, store: str) -> None:
     """Write all trials of a study to FILE, or to standard output."""
     ending = output.suffix[1:].lower() if output else ""
@@ -552,7 +502,7 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
     write = partial(_csv, plain=True) if plain else WRITERS[kind]
     if output is None and kind == "parquet" and sys.stdout.isatty():
         raise UsageError("parquet is a binary format and cannot be shown in a terminal; give -o FILE")
-    with opened(store, name) as study:
+    with shared_options.opened(store, name) as study:
         if output is None and sys.stdout.isatty():
             shown = io.BytesIO()
             write(study, shown)
@@ -567,19 +517,14 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
         say(f"{counted(len(study.trials), 'trial')} of study {study.name} written to {output}", err=True)
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery report svm
-  shadho-celery report svm -o svm.html
-  shadho-celery report svm --store postgresql://me@db/searches
-\b
-The file opens in any browser, without a network. It has at most 2 MB of data, whatever the size of the
-study: of large studies, fewer marks are drawn, and each chart says by which rule.
-"""
+@shared_options.command(
+    "report svm",
+    "report svm -o svm.html",
+    "report svm --store postgresql://me@db/searches",
+    more="""The file opens in any browser, without a network. It has at most 2 MB of data, whatever the size of the
+study: of large studies, fewer marks are drawn, and each chart says by which rule.""",
 )
-@study_argument
+@shared_options.study_argument
 @click.option(
     "-o",
     "--output",
@@ -589,31 +534,24 @@ study: of large studies, fewer marks are drawn, and each chart says by which rul
     metavar="FILE",
     help="File to write; an existing one is replaced.",
 )
-@store_option
+@shared_options.store_option
 def report(name: str, output: Path, store: str) -> None:
     """Write a report with charts to FILE: one HTML file, also while the study runs."""
     # Imported late, because the charts take a third of a second.
     from shadho_celery.charts.report import report_html
     from shadho_celery.charts.study import StudyData
 
-    with opened(store, name) as study:
+    with shared_options.opened(store, name) as study:
         text = report_html(StudyData(study))
         with _new_file(output) as file:
             file.write(text.encode())
         say(f"report of study {study.name} written to {output}", err=True)
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery rm svm-3f2a
-  shadho-celery rm svm-3f2a --yes
-"""
-)
-@study_argument
+@shared_options.command("rm svm-3f2a", "rm svm-3f2a --yes")
+@shared_options.study_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@store_option
+@shared_options.store_option
 @shared_options.fleet_options
 def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
     """Delete a study: its trials and reports, and its checkpoints, logs and state below this folder's .shadho.
@@ -622,7 +560,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
     named, running trials of the study are stopped, and those that wait in its queues will not run.
     """
     named = shared_options.environment(**connection)
-    with opened(store, name, exactly=True) as study:
+    with shared_options.opened(store, name, exactly=True) as study:
         if (where := study.running_on) is not None:
             raise StudyLocked(f"the scheduler on {where} runs study {study.name}; stop it first, with Ctrl-C there")
         if yes and study.name != name:

@@ -15,14 +15,12 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 from rich.console import Console
 
 from shadho_celery.cli import shared_options, tables
 from shadho_celery.cli.live import Fleet, LiveView, PlainView, ShownOutput, WorkerLines
 from shadho_celery.cli.messages import readable_warnings, say
-from shadho_celery.cli.result_options import STORE_VARIABLE, print_json
 from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.metrics.server import MetricsServer
@@ -30,7 +28,7 @@ from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of, state_at_rest
 from shadho_celery.results.schema import study_json
 from shadho_celery.results.trial import Values
-from shadho_celery.session.session import Options, Session, View
+from shadho_celery.session.session import Options, Session
 
 #: seconds for which the dashboard may take to end
 END_SECONDS = 5.0
@@ -49,7 +47,7 @@ def dashboard_beside(store: str, environment: Mapping[str, str], say: Callable[[
     # By a variable, because a URL may have a password, and other users see the arguments of a process.
     process = subprocess.Popen(
         [sys.executable, "-m", "shadho_celery", "dashboard", "--port", "0", "--with-parent"],
-        env={**environment, STORE_VARIABLE: store},
+        env={**environment, shared_options.STORE_VARIABLE: store},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -111,9 +109,11 @@ def run_study(options: RunOptions) -> int:
         console = tables.make_console(stderr=options.as_json)
         with Session(options, file, say_beside) as session:
             shared_options.warn_of_password("--store", options.store, "PGPASSWORD or ~/.pgpass")
-            view: View = view_of(session, console)
-            if options.show_output or options.verbose:
-                view = _WithOutput(view, session, options)
+            view = view_of(session, console)
+            if options.show_output:
+                view.also.append(ShownOutput(session.study, view.note))
+            if options.verbose and session.embedded is not None:
+                view.also.append(WorkerLines(session.embedded.logs.items(), view.note))
             if options.metrics is not None:
                 # Imported late, because most runs serve no metrics.
                 from shadho_celery.metrics.run import collector
@@ -136,34 +136,6 @@ def view_of(session: Session, console: Console) -> LiveView | PlainView:
     return PlainView(session.scheduler, fleet)
 
 
-class _WithOutput:
-    """A view that also prints the output of trials and the log lines of workers, if the options say so."""
-
-    def __init__(self, view: View, session: Session, options: RunOptions) -> None:
-        self._view, self._session = view, session
-        self._shown: list[ShownOutput | WorkerLines] = []
-        if options.show_output:
-            self._shown.append(ShownOutput(session.study, view.note))
-        if options.verbose and session.embedded is not None:
-            self._shown.append(WorkerLines(session.embedded.logs.items(), view.note))
-        self.note = view.note
-
-    def __enter__(self) -> _WithOutput:
-        self._view.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._view.__exit__(*error)
-
-    def update(self) -> None:
-        # The view first: it says that a trial was lost before the next attempt's output.
-        self._view.update()
-        for each in self._shown:
-            each.update()
-            if self._session.scheduler.done:
-                each.close()
-
-
 def _show_result(session: Session, options: RunOptions, console: Console) -> None:
     """Print the report as tables or as a JSON object, and the reason if the study has ended early."""
     session.study.commit()
@@ -177,7 +149,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     ended = study.counted - session.counted_before
     run = run_of(study, time.monotonic() - session.began, ended, session.slots, refused)
     if options.as_json:
-        print_json(study_json(report, run))
+        shared_options.print_json(study_json(report, run))
     else:
         trials = tables.further_trials(session.plan.limits.trials, study.counted)
         where = session.file.module, study.name, store.safe_url

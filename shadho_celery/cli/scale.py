@@ -19,7 +19,6 @@ import click
 from msgspec.structs import replace
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.interrupts import Output
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.slurm import cancel_waiting
@@ -46,24 +45,17 @@ OUTAGE = "no worker is started or ended meanwhile"
 MAX_OUTPUT = 2000
 
 
-@click.command(
-    cls=Command,
-    context_settings={"allow_interspersed_args": False},
-    epilog="""
-\b
-Examples:
-  shadho-celery scale --class-spec classes.toml --max 8 --command ./start-workers.sh
-  shadho-celery scale --class-spec classes.toml --max 20 --slurm -- --for 4h --gpus 1 --import my_study
-
-\b
-A class spec, of which only [classes.NAME] is required:
+@shared_options.command(
+    "scale --class-spec classes.toml --max 8 --command ./start-workers.sh",
+    "scale --class-spec classes.toml --max 20 --slurm -- --for 4h --gpus 1 --import my_study",
+    more="""A class spec, of which only [classes.NAME] is required:
   [classes.gpu_large]
   slots = 1                # of one worker
   max_workers = 4
   startup_seconds = 120    # from the start of a worker until it takes trials
   memory_gib = 64          # --mem of --slurm
-  price = 2.40             # SHADHO_PRICE of its workers
-""",
+  price = 2.40             # SHADHO_PRICE of its workers""",
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option(
     "--class-spec", "path", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Classes to scale."
@@ -85,7 +77,7 @@ A class spec, of which only [classes.NAME] is required:
 )
 @click.option(
     "--cooldown",
-    type=Duration(),
+    type=shared_options.Duration(),
     default="60s",
     show_default=True,
     metavar="DURATION",
@@ -296,17 +288,13 @@ class _Starter:
     def _command(self, name: str, count: int, *, submit: bool = True) -> list[str]:
         if not self._is_slurm:
             return [*self._words]
-        options, dashes, others = _parted(self._words)
+        # The options of sbatch follow two dashes.
+        place = self._words.index("--") if "--" in self._words else len(self._words)
+        options, others = self._words[:place], self._words[place + 1 :]
         memory = self._spec[name].memory_gib
         memories = [f"--mem={max(1, round(memory * 1024))}M"] if memory else []
         words = [sys.executable, "-m", "shadho_celery", "slurm", *options, f"--class={name}", f"--count={count}"]
-        return [*words, *["--submit"] * submit, *([dashes] if others or memories else []), *memories, *others]
-
-
-def _parted(words: Sequence[str]) -> tuple[Sequence[str], str, Sequence[str]]:
-    """Return the options of `slurm`, two dashes, and the options of sbatch after these."""
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], "--", words[place + 1 :]
+        return [*words, *["--submit"] * submit, *["--"] * bool(others or memories), *memories, *others]
 
 
 def _last_line(text: str) -> str:

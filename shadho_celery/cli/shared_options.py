@@ -1,30 +1,92 @@
-"""Options that several commands have: of the fleet, of metrics, and those made from the settings.
+"""What the commands share: their base, the options of several commands, and the output of recorded studies.
 
-The URLs of broker and Redis may also come from a file or the environment.
+The options are those of the fleet, of the store, of metrics, and those made from the settings. The URLs of broker and
+Redis may also come from a file or the environment.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.messages import readable_warnings, say
-from shadho_celery.core.checks import mask, printable
+from shadho_celery.core.checks import mask, printable, printable_json
 from shadho_celery.core.files import read_text
+from shadho_celery.core.names import elsewhere
 from shadho_celery.core.settings import SETTINGS, Setting, read_settings
+from shadho_celery.core.units import seconds_of
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED_CONTROL, Signer, read_key
 from shadho_celery.fleet.urls import BROKER, DEFAULTS, OWN_BROKER, REDIS
 from shadho_celery.metrics.server import HOST, LOOPBACK, PORT
+from shadho_celery.store.base import DEFAULT_STORE
+
+if TYPE_CHECKING:
+    from shadho_celery.results.study import StudyResults
 
 F = TypeVar("F", bound=Callable[..., object])
+
+#: environment variable with the URL of the store
+STORE_VARIABLE = "SHADHO_STORE"
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # it is not generic before click 8.4
+    """A duration such as ``90s`` or ``4h``, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return seconds_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Command(click.Command):
+    """A command that refuses an option that is given twice; click would silently use the last value."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        except click.NoSuchOption as error:
+            names = {name: each.flag for name, each in SETTINGS.items()}
+            names |= {flag.lstrip("-").replace("-", "_"): flag for each in self.params for flag in each.opts}
+            if here := elsewhere(error.option_name.lstrip("-"), names):
+                hint = f"here it is {names.get(here, here)}"
+                raise click.UsageError(f"No such option {error.option_name}; {hint}", ctx) from None
+            raise
+        for place, parameter in enumerate(given):
+            is_flag = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
+            is_once = isinstance(parameter, click.Option) and not parameter.multiple and not is_flag
+            if is_once and parameter in given[:place]:
+                raise click.UsageError(f"{max(parameter.opts, key=len)} is given twice; give it once", ctx)
+        return super().parse_args(ctx, args)
+
+
+def command(*examples: str, more: str = "", **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return a decorator that makes a `Command` with examples below its help, and `more` text after them.
+
+    An example is one of shadho-celery unless it names its program.
+    """
+    is_whole = re.compile("[^#]*shadho[-_]celery")
+    lines = (f"  {each if is_whole.match(each) else f'shadho-celery {each}'}" for each in examples)
+    epilog = "\n".join(["", "\b", "Examples:", *lines, *(["", "\b", more] if more else [])])
+    return click.command(cls=Command, epilog=epilog, **settings)
 
 
 def file_options(command: F) -> F:
@@ -46,20 +108,25 @@ def fleet_options(command: F) -> F:
     )(command)
 
 
+def variable_option(variable: str, *names: str, **form: Any) -> Callable[[F], F]:
+    """Return a decorator that adds an option which sets an environment variable, from which its value is read."""
+
+    def note(_: object, __: object, value: Any) -> None:
+        if value is not None and value is not False:
+            os.environ[variable] = "1" if value is True else f"{value:f}" if isinstance(value, float) else str(value)
+
+    return click.option(*names, expose_value=False, callback=note, **form)
+
+
 def control_option(command: F) -> F:
     """Add the option --allow-unsigned-control to a command that starts a process which obeys requests."""
-    return click.option(
+    return variable_option(
+        UNSIGNED_CONTROL,
         "--allow-unsigned-control",
-        "unsigned_control",
         is_flag=True,
         help="Without a signing key: obey requests such as those of shadho-celery drain from anyone who can write to "
         f"Redis.  [env: {UNSIGNED_CONTROL}=1]",
     )(command)
-
-
-def allowed(unsigned_control: bool) -> dict[str, str]:
-    """Return the environment variables that the option --allow-unsigned-control sets."""
-    return {UNSIGNED_CONTROL: "1"} if unsigned_control else {}
 
 
 def environment(
@@ -176,22 +243,15 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # it is not generic bef
             raise refusal(error) from None
 
 
-def study_options(command: F) -> F:
-    """Add to a command the options of all settings that have one, in the order of the settings."""
-    for setting in [*SETTINGS.values()][::-1]:
-        if setting.help:
-            command = option(setting)(command)
-    return command
+def study_options(command: F, *, is_change: bool = False) -> F:
+    """Add to a command the options of all settings that have one, in the order of the settings.
 
-
-def changes(command: F) -> F:
-    """Add to a command the options of the settings that may change in a running study.
-
-    The other ones are hidden, so that the command can say why it refuses them.
+    With `is_change`, they are for a running study. Those of settings that may not change are hidden, so that the
+    command can say why it refuses them.
     """
     for setting in [*SETTINGS.values()][::-1]:
         if setting.help:
-            command = option(setting, is_change=True)(command)
+            command = option(setting, is_change=is_change)(command)
     return command
 
 
@@ -218,3 +278,59 @@ def option(setting: Setting, *, multiple: bool = False, is_change: bool = False)
         metavar=setting.metavar,
         help=setting.help + shown,
     )
+
+
+store_option = click.option(
+    "--store",
+    default=DEFAULT_STORE,
+    envvar=STORE_VARIABLE,
+    show_default=True,
+    metavar="URL",
+    help=f"Database that keeps the trials.  [env: {STORE_VARIABLE}]",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
+)
+
+
+def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of the studies that begin with `incomplete`, for completion with the Tab key."""
+    from shadho_celery.store.sql import SqlStore
+
+    with suppress(ShadhoError):
+        records = SqlStore(context.params.get("store") or DEFAULT_STORE, read_only=True).records()
+        return [record.name for record in records if record.name.startswith(incomplete) and record.name.isprintable()]
+    return []
+
+
+study_argument = click.argument("name", metavar="STUDY", shell_complete=_complete)
+
+
+@contextmanager
+def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyResults]:
+    """Open the study called `name`, which may be shortened. At the end, print a note if values were shown as texts.
+
+    Unless `exactly`, `name` may also be a module, for its latest study. That study is then named on standard error.
+    """
+    # Imported late: the database's library takes a third of a second.
+    from shadho_celery.results.study import StudyResults
+    from shadho_celery.store.sql import SqlStore
+
+    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
+    found = SqlStore(store, read_only=True)
+    study = StudyResults(found, found.find(name, told=None if exactly else partial(say, err=True)))
+    yield study
+    if study.values_note:
+        say(f"Warning: {study.values_note}", err=True)
+
+
+def print_json(found: Mapping[str, Any]) -> None:
+    """Print one JSON object in one line."""
+    from shadho_celery.results.schema import plain_json
+
+    say(printable_json(json.dumps(plain_json(found), ensure_ascii=False, allow_nan=False)))
+
+
+def moment(seconds: float | None) -> str:
+    """Return a moment (seconds since the epoch) as text in local time; "-" for None."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

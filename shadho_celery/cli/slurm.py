@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 
 from shadho_celery.cli import shared_options
-from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
+from shadho_celery.cli.shared_options import Duration
 from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.hardware import check_class_name
 from shadho_celery.core.units import duration
@@ -60,18 +60,12 @@ KEPT = ("--time", "--time-min", "--signal")
 GPUS = r"([\w.-]+:)?0*[1-9]\d{0,3}(,([\w.-]+:)?0*[1-9]\d{0,3})*"
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  shadho-celery slurm --class gpu_large --count 4 --for 4h --gpus 1 --import my_study > workers.sh
-  shadho-celery slurm --class cpu --for 2d --partition long --url-file ~/fleet.urls --submit
-  shadho-celery slurm --class cpu --for 8h --grace 5m --idle-exit 10m -- --cpus-per-task=8 --mem=32G
-
-\b
-The script has no URLs: give a --url-file that the nodes can read, or set the variables where sbatch is called.
-""",
+@shared_options.command(
+    "slurm --class gpu_large --count 4 --for 4h --gpus 1 --import my_study > workers.sh",
+    "slurm --class cpu --for 2d --partition long --url-file ~/fleet.urls --submit",
+    "slurm --class cpu --for 8h --grace 5m --idle-exit 10m -- --cpus-per-task=8 --mem=32G",
+    more="The script has no URLs: give a --url-file that the nodes can read, or set the variables where sbatch is "
+    "called.",
 )
 @click.option("--class", "compute_class", required=True, metavar="NAME", help="Compute class of the workers.")
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of workers.")
@@ -131,27 +125,9 @@ def slurm(
         raise UsageError(f"--for must be at least {least} with this --grace, in which trials return")
     if gpus is not None and re.fullmatch(GPUS, gpus, re.ASCII) is None:
         raise UsageError(f"--gpus: {short(gpus, 60)} is not a number of GPUs; write it as 2 or a100:2")
-    for each in others:
-        name = each.partition("=")[0]
-        # sbatch knows a long option by its first letters, too.
-        if len(name) > len("--") and any(kept.startswith(name) for kept in KEPT):
-            raise UsageError(f"{short(each, 60)} would end workers before they know; give --for and --grace instead")
-    directives = [
-        f"--job-name=shadho-{re.sub('[^A-Za-z0-9_.-]', '-', compute_class)}",
-        f"--array=1-{count}",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--time={minutes}",
-        "--requeue",
-        # A job that runs again continues the log of its first run.
-        "--open-mode=append",
-        "--export=ALL",
-        # To the worker alone, not to its trials.
-        f"--signal=B:{SIGNAL}@{math.ceil(grace) + END_SECONDS}",
-        *([f"--partition={partition}"] if partition is not None else []),
-        *([f"--gpus={gpus}"] if gpus is not None else []),
-        *others,
-    ]
+    given = {"--partition": partition, "--gpus": gpus}
+    own = [f"{name}={value}" for name, value in given.items() if value is not None]
+    directives = [*_directives(compute_class, count, minutes, math.ceil(grace)), *own, *_checked(others)]
     variables = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
     variables |= {stay.FOR: f"{stays}s", stay.GRACE: f"{math.ceil(grace)}s", stay.SIGNAL: SIGNAL}
     variables |= {} if idle is None else {stay.IDLE: f"{math.ceil(idle)}s"}
@@ -166,6 +142,33 @@ def slurm(
         say(submitted(text))
     else:
         say(text, nl=False)
+
+
+def _directives(compute_class: str, count: int, minutes: int, grace: int) -> list[str]:
+    """Return the options of sbatch for an array of jobs that may be requeued."""
+    return [
+        f"--job-name=shadho-{re.sub('[^A-Za-z0-9_.-]', '-', compute_class)}",
+        f"--array=1-{count}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={minutes}",
+        "--requeue",
+        # A job that runs again continues the log of its first run.
+        "--open-mode=append",
+        "--export=ALL",
+        # To the worker alone, not to its trials.
+        f"--signal=B:{SIGNAL}@{grace + END_SECONDS}",
+    ]
+
+
+def _checked(others: Sequence[str]) -> Sequence[str]:
+    """Return a user's options of sbatch. Raises UsageError for those on which the worker relies."""
+    for each in others:
+        name = each.partition("=")[0]
+        # sbatch knows a long option by its first letters, too.
+        if len(name) > len("--") and any(kept.startswith(name) for kept in KEPT):
+            raise UsageError(f"{short(each, 60)} would end workers before they know; give --for and --grace instead")
+    return others
 
 
 def script(directives: Sequence[str], variables: dict[str, str], words: Sequence[str]) -> str:

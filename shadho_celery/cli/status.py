@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from msgspec.structs import asdict
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import json_option, moment, print_json
+from shadho_celery.cli.shared_options import moment
 from shadho_celery.core.checks import mask, one_line
 from shadho_celery.core.files import LOCK, is_locked
 from shadho_celery.core.hardware import Gpu, gpus_text
 from shadho_celery.core.system import overridden
+from shadho_celery.core.units import duration
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
 
@@ -43,17 +43,13 @@ NO_FLEET = (
 )
 
 
-@click.command(
-    epilog=f"""
-\b
-Examples:
-  shadho-celery status
-  {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery status
-  shadho-celery status --url-file ~/fleet.urls
-  shadho-celery status --url-file ~/fleet.urls --json
-"""
+@shared_options.command(
+    "status",
+    f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery status",
+    "status --url-file ~/fleet.urls",
+    "status --url-file ~/fleet.urls --json",
 )
-@json_option
+@shared_options.json_option
 @shared_options.fleet_options
 def status(as_json: bool, **connection: str | None) -> None:
     """Show the studies that run on a fleet, its workers with the trials in their slots, and its classes and queues.
@@ -62,7 +58,7 @@ def status(as_json: bool, **connection: str | None) -> None:
     """
     places = places_of(shared_options.environment(**connection))
     if as_json:
-        print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
+        shared_options.print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
     elif places:
         for place in places:
             _show(place)
@@ -312,60 +308,43 @@ def _show(found: Mapping[str, Any]) -> None:
 
 
 def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from shadho_celery.cli.tables import make_console, right
+    from shadho_celery.cli.tables import make_console, make_table
 
     if not studies:
         say("no study runs")
         return
-    table = Table("study", "state", *map(right, ("weight", "trials", "running", "waiting", AS_OF)))
-    for study in studies:
-        trials = study["trials"]
-        cells = ("-", "-", "-") if trials is None else (_of(trials), trials["running"], trials["waiting"])
-        words = [f"{study['weight']:.6g}", *map(str, cells), _ago(study["age"])]
-        table.add_row(Text(study["name"]), Text(study["state"]), *words)
-    make_console().print(table)
 
+    def row(study: Mapping[str, Any]) -> Sequence[object]:
+        trials = study["trials"] or {}
+        ended = f"{trials['ended']} of {trials['limit']}" if trials.get("limit") is not None else trials.get("ended")
+        counts = (ended, trials.get("running"), trials.get("waiting"))
+        return study["name"], study["state"], f"{study['weight']:.6g}", *counts, _ago(study["age"])
 
-def _of(trials: Mapping[str, int | None]) -> str:
-    """Return text with the number of ended trials, and the limit if there is one."""
-    return f"{trials['ended']}" if trials["limit"] is None else f"{trials['ended']} of {trials['limit']}"
+    columns = ("study", "state", ">weight", ">trials", ">running", ">waiting", f">{AS_OF}")
+    make_console().print(make_table(columns, map(row, studies)))
 
 
 def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from shadho_celery.cli.tables import last, make_console, right
+    from shadho_celery.cli.tables import last, make_console, make_table
 
     has_gpus = any(worker["gpus"] for worker in workers)
-    facts = ["state", *(["GPUs"] if has_gpus else [])]
-    numbers = map(right, ("slots", "busy", "ended", AS_OF))
-    table = Table("worker", *numbers, *facts, last("trials in its slots, by study"))
-    for worker in workers:
-        figures = ("-" if worker[figure] is None else str(worker[figure]) for figure in ("slots", "busy", "ended"))
-        texts = [
-            worker["state"],
-            *([gpus_text(Gpu(**gpu) for gpu in worker["gpus"])] if has_gpus else []),
-            _in_slots(worker["runs"]),
-        ]
-        table.add_row(Text(one_line(worker["name"])), *figures, _ago(worker["age"]), *map(Text, texts))
-    make_console().print(table)
+
+    def row(worker: Mapping[str, Any]) -> Sequence[object]:
+        gpus = [gpus_text(Gpu(**gpu) for gpu in worker["gpus"])] * has_gpus
+        numbers = (*map(worker.get, ("slots", "busy", "ended")), _ago(worker["age"]))
+        return one_line(worker["name"]), *numbers, worker["state"], *gpus, _in_slots(worker["runs"])
+
+    columns = ["worker", ">slots", ">busy", ">ended", f">{AS_OF}", "state", *["GPUs"] * has_gpus]
+    make_console().print(make_table([*columns, last("trials in its slots, by study")], map(row, workers)))
 
 
 def _ago(age: float | None) -> str:
     """Return text with how old an announcement is; "-" if it has expired meanwhile."""
-    from shadho_celery.core.units import duration
-
     return "-" if age is None else f"{duration(age)} ago"
 
 
 def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return text with the trials that have run the longest, grouped by study, and the number of further trials."""
-    from shadho_celery.core.units import duration
-
     by_study: dict[str, list[str]] = defaultdict(list)
     for run in runs[:TRIALS]:
         replica = "" if run["replica"] is None else f" replica {run['replica']}"
@@ -375,17 +354,18 @@ def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from shadho_celery.cli.tables import make_console, make_table
 
-    from shadho_celery.cli.tables import make_console, right
-
-    shown = {each for each in ("draining", "wanted") if any(facts[each] for facts in classes.values())}
     figures = ["workers", "quarantined", "draining", "slots", "busy", "wanted", "queue"]
-    figures = [each for each in figures if each in shown or each not in {"draining", "wanted"}]
-    table = Table("class", *map(right, figures), "hosts", "modules")
-    for name, facts in classes.items():
-        cells = ("-" if facts[figure] is None else str(facts[figure]) for figure in figures)
-        modules = [*facts["imports"], *(["any that is shipped"] if facts["accept_code"] else [])]
-        table.add_row(Text(name), *cells, Text(", ".join(facts["hosts"])), Text(", ".join(modules)))
-    make_console().print(table)
+    rare = {"draining", "wanted"} - {name for facts in classes.values() for name, value in facts.items() if value}
+    figures = [each for each in figures if each not in rare]
+    rows = (
+        (
+            name,
+            *map(facts.get, figures),
+            ", ".join(facts["hosts"]),
+            ", ".join([*facts["imports"], *["any that is shipped"] * bool(facts["accept_code"])]),
+        )
+        for name, facts in classes.items()
+    )
+    make_console().print(make_table(["class", *(f">{each}" for each in figures), "hosts", "modules"], rows))

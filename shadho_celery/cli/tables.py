@@ -279,9 +279,14 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def make_table(*names: str) -> Table:
-    """Return a table with these columns. A > before a name marks a column of numbers. Only the last column shrinks."""
-    return Table(*(right(name[1:]) if name[0] == ">" else fact(name) for name in names[:-1]), last(names[-1]))
+def make_table(columns: Iterable[str | Column], rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
+    """Return a table of texts. A > before a column's name marks it as one of numbers, and None is shown as -."""
+    shown = (right(each[1:]) if isinstance(each, str) and each.startswith(">") else each for each in columns)
+    table = Table(*shown, title=title, title_justify="left")
+    for row in rows:
+        # Text: rich would read square brackets in a str as its markup.
+        table.add_row(*(each if isinstance(each, Text) else Text("-" if each is None else str(each)) for each in row))
+    return table
 
 
 #: column of a trial's values, columns of its result, and those of the table of the best trials
@@ -314,14 +319,17 @@ def trial_table(trials: Sequence[TrialResult], *facts: str) -> Table:
     shown = [name for name in facts if name not in _OPTIONAL or any(map(_OPTIONAL[name], trials))]
     place, losses = shown.index("losses"), [*dict.fromkeys(name for each in trials for name in each.losses)]
     before, after = shown[:place], shown[place + 1 :]
-    table = make_table(*before, *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), *after)
-    for each in trials:
-        values = [each.losses.get(name) for name in losses] or [each.loss]
-        *cells, text = (_TEXTS[name](each) for name in after)
-        # Text: rich would read square brackets in a str as its markup.
-        row = [*(_TEXTS[name](each) for name in before), *map(number, values), *cells]
-        table.add_row(*map(Text, row), cut(text))
-    return table
+    names = [*before, *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), *after[:-1]]
+    rows = (
+        [
+            *(_TEXTS[name](each) for name in before),
+            *map(number, [each.losses.get(name) for name in losses] or [each.loss]),
+            *(_TEXTS[name](each) for name in after[:-1]),
+            cut(_TEXTS[after[-1]](each)),
+        ]
+        for each in trials
+    )
+    return make_table([*(name if name.startswith(">") else fact(name) for name in names), last(after[-1])], rows)
 
 
 def spread_out(front: Sequence[T]) -> list[T]:
@@ -381,11 +389,11 @@ def _by_class(
     classes = sorted({name for placed, _ in rows.values() for name in placed})
     has_pruned = any(each.pruned for placed, _ in rows.values() for each in placed.values())
     title = "complete x median time" + (" + pruned" if has_pruned else "")
-    table = Table(title, *map(right, [*classes, *more]))
-    for name, (placed, cells) in [*rows.items()][:most]:
-        shown = ["-" if where not in placed else _placed(placed[where]) for where in classes]
-        table.add_row(Text(unbroken(name)), *shown, *cells)
-    return table
+    shown = (
+        [unbroken(name), *(None if where not in placed else _placed(placed[where]) for where in classes), *cells]
+        for name, (placed, cells) in [*rows.items()][:most]
+    )
+    return make_table([title, *map(right, [*classes, *more])], shown)
 
 
 def _placed(found: OnClass) -> str:

@@ -161,18 +161,15 @@ class Guard:
 
     def _secret_refusal(self, query: str) -> tuple[int, str] | None:
         """Return why a query is refused that has a secret by its name or its value, or None."""
-        # Some programs separate the parts with semicolons.
+        # Some programs separate the parts with semicolons. The words of a value are compared, too: ``Bearer TOKEN``.
         parts = [unquote_plus(part).partition("=") for part in re.split("[&;]", query)]
         if any(name.lower() in _SECRETS for name, _, _ in parts) or any(
-            self._access.is_secret(text) for name, _, value in parts for text in (name, *_texts_in(value))
+            self._access.is_secret(text)
+            for name, _, value in parts
+            for text in (name, value, *re.split(r"[\s:,]+", value))
         ):
             return 400, "a secret in a URL's query is refused: it would stay in logs; open the URL that was printed"
         return None
-
-
-def _texts_in(value: str) -> list[str]:
-    """Return a value of a query and the words in it, such as the token in ``Bearer TOKEN``."""
-    return [value, *re.split(r"[\s:,]+", value)]
 
 
 def _size_refusal(scope: Scope, headers: Headers) -> tuple[int, str] | None:

@@ -12,7 +12,7 @@ import shlex
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
 from typing import Any, NamedTuple, get_args
@@ -142,8 +142,8 @@ class LogEnds:
         return _End(data, found.end, found.source)
 
 
-def _whole(asked: Mapping[str, str], name: str) -> int:
-    text = asked.get(name, "0")
+def _whole(asked: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = asked.get(name, str(default))
     if not (text.isascii() and text.isdecimal()) or len(text) > 15:
         raise UsageError(f"{name}={short(text)} is not a whole number")
     return int(text)
@@ -215,18 +215,14 @@ def studies(cache: Cache) -> Json:
         }
         for record, read in zip(shown, cache.listed(shown, _listed), strict=True)
     ]
+    # This URL has no password.
+    where = [] if cache.store.safe_url == DEFAULT_STORE else ["--store", cache.store.safe_url]
     return {
         "store": cache.store.safe_url,
-        "first": _first_command(cache.store.safe_url),
+        "first": shlex.join(["shadho-celery", "run", "tasks.svm", "--trials", "40", *where]),
         "studies": plain_json(found),
         "left_out": max(0, len(records) - MOST_STUDIES),
     }
-
-
-def _first_command(store: str) -> str:
-    """Return a command that starts a first study in a store, whose URL has no password here."""
-    where = [] if store == DEFAULT_STORE else ["--store", store]
-    return shlex.join(["shadho-celery", "run", "tasks.svm", "--trials", "40", *where])
 
 
 def _listed(study: StudyResults) -> Json:
@@ -322,23 +318,10 @@ def rate_a_minute(ends: Array) -> float | None:
     return float(60.0 * (len(ends) - 1) / (ends[-1] - ends[0]))
 
 
-#: by name of a column of the table: the values by which it is sorted
-SORTED: Mapping[str, Callable[[TrialColumns], Array | Indices]] = {
-    "number": lambda trials: trials.number,
-    "seconds": lambda trials: trials.seconds,
-    "started_at": lambda trials: trials.started_at,
-    "finished_at": lambda trials: trials.finished_at,
-    "budget": lambda trials: trials.budget,
-}
+#: columns by which the table is sorted
+SORTED = ("number", "seconds", "started_at", "finished_at", "budget")
 #: by name of a filter: the column of texts that it applies to
-FILTERS: Mapping[str, Callable[[TrialColumns], Codes]] = {
-    "state": lambda trials: trials.state,
-    "class": lambda trials: trials.compute_class,
-    "host": lambda trials: trials.host,
-    "subspace": lambda trials: trials.subspace,
-    "sampler": lambda trials: trials.sampler,
-    "failure": lambda trials: trials.failure,
-}
+FILTERS = {name: name for name in ("state", "host", "subspace", "sampler", "failure")} | {"class": "compute_class"}
 
 
 def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
@@ -353,8 +336,8 @@ def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
     trials = cached.trials(_depth(asked))
     places = _order(trials, asked.get("sort", "-number"))
     places = places[_fits(trials, asked)[places]]
-    size = min(_count(asked, "size", PAGE), MOST_PAGE)
-    start = _count(asked, "page", 0) * size
+    size = min(_whole(asked, "size", PAGE), MOST_PAGE)
+    start = _whole(asked, "page") * size
     numbers = trials.number[places[start : start + size]].tolist()
     return {
         "count": len(places),
@@ -378,7 +361,7 @@ def _order(trials: TrialColumns, sort: str) -> Indices:
     if name == "loss":
         places = trials.ranking
     elif name in SORTED:
-        values = SORTED[name](trials)
+        values = getattr(trials, name)
         places = np.argsort(values, kind="stable")
     else:
         raise UsageError(f"trials cannot be sorted by {short(name)}; sort by loss, {', '.join(SORTED)}")
@@ -392,30 +375,22 @@ def _order(trials: TrialColumns, sort: str) -> Indices:
 
 def _fits(trials: TrialColumns, asked: Mapping[str, str]) -> NDArray[np.bool_]:
     found = np.ones(len(trials), bool)
-    for name, column in FILTERS.items():
+    columns: dict[str, Codes] = {name: getattr(trials, column) for name, column in FILTERS.items()}
+    for name, codes in columns.items():
         if name in asked:
-            found &= column(trials).is_in(asked[name])
+            found &= codes.is_in(asked[name])
     if text := asked.get("search", "")[:MOST_SEARCH].lower():
         is_found = trials.number == int(text) if text.isdecimal() and len(text) < 10 else np.zeros(len(trials), bool)
-        for column in FILTERS.values():
-            codes = column(trials)
+        for codes in columns.values():
             is_found = is_found | codes.is_in(*(name for name in codes.names if text in name.lower()))
         found &= is_found
     return found
 
 
-def _count(asked: Mapping[str, str], name: str, default: int) -> int:
-    text = asked.get(name, str(default))
-    if not text.isdecimal() or len(text) > 9:
-        raise UsageError(f"{name}={short(text)} is not a count")
-    return int(text)
-
-
 def trial(cached: CachedStudy, number: int) -> Json:
     """Return all that is known of one trial. Raises UsageError if there is none."""
     found = cached.study.trial(number)
-    attempts = cached.study.records.attempts([number])
-    rows = [dict(zip(attempts, row, strict=True)) for row in zip(*attempts.values(), strict=True)]
+    rows = cached.study.records.of_trial(number)
     machines = cached.study.records.machines()
     at = machines["host"].index(found.host) if found.host in machines["host"] else None
     reports = found.reports

@@ -24,7 +24,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import store_option
 from shadho_celery.cli.status import places_of
 from shadho_celery.core.system import SystemClock
 from shadho_celery.errors import UsageError
@@ -42,19 +41,13 @@ _LEADING = """<!doctype html>
 MOST_REQUESTS = 300
 
 
-@click.command(
-    epilog="""
-\b
-Examples:
-  shadho-celery dashboard
-  shadho-celery dashboard --store postgresql://me@db/searches --port 0
-  ssh -L 8420:127.0.0.1:8420 node shadho-celery dashboard
-
-\b
-It only listens on this machine. From another machine, use a tunnel as in the last example.
-"""
+@shared_options.command(
+    "dashboard",
+    "dashboard --store postgresql://me@db/searches --port 0",
+    "ssh -L 8420:127.0.0.1:8420 node shadho-celery dashboard",
+    more="""It only listens on this machine. From another machine, use a tunnel as in the last example.""",
 )
-@store_option
+@shared_options.store_option
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 for a free one.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with a token to log in; made if missing.")
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in a browser.")

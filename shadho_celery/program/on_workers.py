@@ -24,7 +24,6 @@ from shadho_celery.fleet import urls
 from shadho_celery.objective import study_file
 from shadho_celery.program.interrupts import warn
 from shadho_celery.program.recorded import ShownStudy
-from shadho_celery.results.on_trial import OnTrial
 from shadho_celery.session.session import Options, Session
 from shadho_celery.session.workers import STOPPED
 
@@ -34,17 +33,21 @@ def search_on_workers(
     space: object,
     settings: Mapping[str, Any],
     opened: Mapping[str, Any],
-    on_trial: OnTrial | None,
     *,
     workers: object,
     broker: str | None,
     redis: str | None,
-    silent: bool,
 ) -> ShownStudy:
-    """Run a study on workers to its end. The arguments are those of `minimize`."""
+    """Run a study on workers to its end. The arguments are those of `minimize`, with `opened` for its `Options`."""
     module = objective if isinstance(objective, str) else _module_of(objective, space)
     given = _given(settings)
-    _refuse_settings(objective, space, given)
+    # What a study on workers must have in its study file.
+    if space is not None and isinstance(objective, str):
+        raise UsageError("a study file has its own SPACE; leave out space")
+    which = ["a sampler of your own"] * callable(given.get("sampler"))
+    which += [name for name in ("fidelity", "objectives") if name in given]
+    if which:
+        raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
     with _ending_unguarded(module):
         slots, found = _slots(workers), _given({urls.BROKER: broker, urls.REDIS: redis})
         if threading.current_thread() is not threading.main_thread():
@@ -57,22 +60,8 @@ def search_on_workers(
                 raise UsageError(
                     "workers are for this machine alone; on a fleet start them by hand, and leave out workers"
                 )
-            return _run(
-                Options(
-                    study=module,
-                    given=given,
-                    store=opened["store"],
-                    name=opened["study"],
-                    resume=opened["resume"],
-                    seed=opened["seed"],
-                    points=[*opened["enqueue"]],
-                    warm_start=opened["warm_start"],
-                    on_trial=on_trial,
-                    workers=slots,
-                    fleet=is_fleet,
-                    silent=silent,
-                )
-            )
+            opened = {**opened, "points": [*opened["points"]]}
+            return _run(Options(study=module, given=given, workers=slots, fleet=is_fleet, **opened))
 
 
 def _run(options: Options) -> ShownStudy:
@@ -93,16 +82,6 @@ def _run(options: Options) -> ShownStudy:
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _refuse_settings(objective: object, space: object, given: Mapping[str, Any]) -> None:
-    """Raise UsageError for arguments that a study on workers must have in its study file instead."""
-    if space is not None and isinstance(objective, str):
-        raise UsageError("a study file has its own SPACE; leave out space")
-    which = [*(["a sampler of your own"] if callable(given.get("sampler")) else [])]
-    which += [name for name in ("fidelity", "objectives") if name in given]
-    if which:
-        raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
             task = bar.add_task(study.name, total=scheduler.limits.trials)
 
             def update() -> None:
-                bar.update(task, completed=study.counted, description=_state(scheduler))
+                bar.update(task, completed=study.counted, description=f"{study.name}: {overview_of(study).best_words}")
 
             try:
                 yield update
@@ -103,11 +103,6 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
     finally:
         if console.is_terminal:
             console.print(Text(_summary(scheduler)), soft_wrap=True)
-
-
-def _state(scheduler: Scheduler) -> str:
-    study = scheduler.study
-    return f"{study.name}: {overview_of(study).best_words}"
 
 
 def _summary(scheduler: Scheduler) -> str:

@@ -29,7 +29,7 @@ from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.objective.sources import function_version
 from shadho_celery.program.interrupts import Interrupts, warn
 from shadho_celery.program.recorded import ShownStudy, progress_bar
-from shadho_celery.results.on_trial import OnTrial, check_on_trial
+from shadho_celery.results.study import OnTrial, check_on_trial
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.random import MakeSampler
@@ -106,20 +106,11 @@ class Study(ShownStudy):
         """
         given = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "fidelity": fidelity}
         given |= {"objectives": objectives, "direction": direction}
+        given = {name: value for name, value in given.items() if value is not None}
         points = _listed(enqueue)
-        opening = Opening(
-            Request(
-                space=space,
-                given={name: value for name, value in given.items() if value is not None},
-                limits=ENDLESS,
-                store=store,
-                name=study,
-                resume=resume,
-                seed=seed,
-                points=points,
-                warm_start=warm_start,
-            )
-        )
+        names: dict[str, Any] = {"store": store, "name": study, "resume": resume, "seed": seed}
+        known: dict[str, Any] = {"points": points, "warm_start": warm_start}
+        opening = Opening(Request(space=space, given=given, limits=ENDLESS, **names, **known))
         self._interrupts = Interrupts()
         #: lock of the thread that changes the study
         self._lock = RLock()
@@ -465,10 +456,6 @@ def _listed(points: object) -> list[Any]:
     return list(points)
 
 
-#: settings that apply to one run, which are arguments of `Study.run`
-BOUNDS = ("trials", "seconds", "target", "max_failures", "early_stop")
-
-
 @with_settings
 @refuse_unknown
 def minimize(
@@ -516,38 +503,24 @@ def minimize(
     Return the study. It has `.trials`, each with `.params` by label, `.values`, `.loss` and `.state`. Its `.best`
     raises NoSuccessfulTrial if no trial succeeds. Raises SpaceError or UsageError for invalid arguments.
     """
-    settings: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target, "early_stop": early_stop}
-    settings |= {"max_failures": max_failures, "sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
-    settings |= {"fidelity": fidelity, "objectives": objectives, "direction": direction, "trial_timeout": trial_timeout}
-    opened: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed, "warm_start": warm_start}
-    opened["enqueue"] = enqueue
-    if not (isinstance(objective, str) or workers or broker or redis):
-        return _search_here(objective, space, settings, opened, on_trial=on_trial, progress=progress)
-    # Imported late, because a search in this process does not need it.
-    from shadho_celery.program.on_workers import search_on_workers
+    bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target, "early_stop": early_stop}
+    bounds["max_failures"] = max_failures
+    losses: dict[str, Any] = {"objectives": objectives, "direction": direction}
+    settings: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
+    settings |= {"fidelity": fidelity, **losses}
+    opened: dict[str, Any] = {"store": store, "resume": resume, "seed": seed, "warm_start": warm_start}
+    if isinstance(objective, str) or workers or broker or redis:
+        # Imported late, because a search in this process does not need it.
+        from shadho_celery.program.on_workers import search_on_workers
 
-    where: dict[str, Any] = {"workers": workers, "broker": broker, "redis": redis}
-    return search_on_workers(objective, space, settings, opened, on_trial, silent=progress is False, **where)
-
-
-def _search_here(
-    objective: Objective,
-    space: object,
-    settings: Mapping[str, Any],
-    opened: Mapping[str, Any],
-    *,
-    on_trial: OnTrial | None,
-    progress: bool | None,
-) -> ShownStudy:
-    """Search in this process. Arguments are checked before a study is recorded."""
+        settings |= {**bounds, "trial_timeout": trial_timeout}
+        opened |= {"name": study, "points": enqueue, "on_trial": on_trial, "silent": progress is False}
+        return search_on_workers(objective, space, settings, opened, workers=workers, broker=broker, redis=redis)
+    # Arguments are checked before a study is recorded.
     check_objective(objective, "the objective")
-    if settings["trial_timeout"] is not None:
+    if trial_timeout is not None:
         raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")
     check_on_trial(on_trial, "on_trial")
-    bounds = {name: settings[name] for name in BOUNDS}
-    losses = {name: settings[name] for name in ("objectives", "direction")}
     Limits.of(read_settings({**bounds, **losses}))
-    named = {name: settings[name] for name in ("sampler", "policy", "shares", "pruner", "fidelity")}
-    with Study(space, **opened, **named, **losses) as found:
-        found.run(objective, **bounds, progress=progress, on_trial=on_trial)
-    return found
+    with Study(space, study=study, enqueue=enqueue, **opened, **settings) as found:
+        return found.run(objective, **bounds, progress=progress, on_trial=on_trial)

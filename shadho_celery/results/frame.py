@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -42,23 +42,19 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
     """
     rows = list(trials)
     labels = dict.fromkeys(label for trial in rows for label in trial.params)
-    metrics = dict.fromkeys(name for trial in rows for name in trial.metrics)
     columns: dict[str, list[Any]] = {name: [getattr(trial, name) for trial in rows] for name in FACTS}
     columns["state"] = [str(trial.state) for trial in rows]
     taken = {*FACTS, *MOMENTS, *TEXTS}
-    for name in dict.fromkeys(name for trial in rows for name in trial.losses):
-        columns[_name(name, "loss", taken)] = _column([trial.losses.get(name) for trial in rows])
+    columns |= _columns([trial.losses for trial in rows], lambda name: _name(name, "loss", taken))
     as_shown = [values.shown(trial.record) for trial in rows]
     for label in labels:
         shown = [found.get(label) for found in as_shown]
         columns[_name(label, "param", taken)] = _column(shown)
         if (drawn := [trial.params.get(label) for trial in rows]) != shown:
             columns[_name(f"{DRAWN}{label}", "drawn", taken)] = _column(drawn)
-    for name in metrics:
-        columns[_name(name, "metric", taken)] = _column([trial.metrics.get(name) for trial in rows])
-    for name in dict.fromkeys(name for trial in rows for name in trial.constraints):
-        # The prefix is always there, because a reader of the table could not distinguish a constraint from a metric.
-        columns[f"constraint.{name}"] = _column([trial.constraints.get(name) for trial in rows])
+    columns |= _columns([trial.metrics for trial in rows], lambda name: _name(name, "metric", taken))
+    # The prefix is always there, because a reader of the table could not distinguish a constraint from a metric.
+    columns |= _columns([trial.constraints for trial in rows], lambda name: f"constraint.{name}")
     for name in MOMENTS:
         columns[name] = [getattr(trial, name) for trial in rows]
     for name in TEXTS:
@@ -133,6 +129,12 @@ def _cell(value: Any, shield: Callable[[str], str]) -> Any:
 def _printable(text: str) -> str:
     """Return a text that can be written to a file. Unpaired surrogates, which cannot be encoded, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _columns(found: Sequence[Mapping[str, Any]], named: Callable[[str], str]) -> dict[str, list[Any]]:
+    """Return a column for each key of one mapping per trial."""
+    keys = dict.fromkeys(key for each in found for key in each)
+    return {named(key): _column([each.get(key) for each in found]) for key in keys}
 
 
 def _name(name: str, kind: str, taken: set[str]) -> str:

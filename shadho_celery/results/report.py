@@ -241,8 +241,74 @@ class Recorded(StudyTrials):
         super().__init__(store, store.find(record.name), store.earlier(record.key), store.warm_start(record.key))
 
 
+class StudyFacts:
+    """The facts of a study that its record has."""
+
+    record: StudyRecord
+
+    @property
+    def name(self) -> str:
+        """Name of the study in its store."""
+        return self.record.name
+
+    @property
+    def key(self) -> str:
+        """Key of the study, which is unique among all stores. It is also the name of the study's checkpoint folder."""
+        return self.record.key
+
+    @property
+    def module(self) -> str:
+        """Module with SPACE and objective; "" for a study that a program runs without a study file."""
+        return self.record.module
+
+    @property
+    def seed(self) -> int:
+        """Seed of the search."""
+        return self.record.seed
+
+    @property
+    def created_at(self) -> float:
+        """Time of its creation in seconds since the epoch."""
+        return self.record.created_at
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings that were given for its runs so far."""
+        return self.record.settings
+
+    @property
+    def in_force(self) -> Mapping[str, Any]:
+        """Settings in force of its latest run, including defaults. The sampler is None if it was a user's own."""
+        return self.record.in_force
+
+    @property
+    def asked(self) -> int | None:
+        """Limit on the number of trials in the latest run, or None."""
+        return self.record.asked
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if its trials were simulated (`shadho-celery simulate --store`), so that it cannot continue."""
+        return self.record.is_simulated
+
+    @property
+    def objectives(self) -> Mapping[str, str]:
+        """Direction of each loss by name; empty in a study of one loss without a name."""
+        return self.record.objectives
+
+    @property
+    def space(self) -> Mapping[str, str]:
+        """Domain and condition of each label as text."""
+        return self.record.space
+
+    @property
+    def tree(self) -> Mapping[str, Any] | None:
+        """The labels of the search space in the form of `space.stored`, or None if the store has none."""
+        return self.record.tree
+
+
 @dataclass(frozen=True, kw_only=True)
-class Overview:
+class Overview(StudyFacts):
     """Counts of a study's trials, and its best trial. Cheap to create: the live view creates one for each picture."""
 
     #: record of the study; the choices of its sampler are sorted, subspaces with the most trials first
@@ -261,26 +327,6 @@ class Overview:
     #: complete one. Not compared, because the store does not have the order of trials that ended at the same moment
     without_gain: int = field(compare=False)
     without_complete: int = field(compare=False)
-
-    @property
-    def name(self) -> str:
-        """Name of the study in its store."""
-        return self.record.name
-
-    @property
-    def objectives(self) -> Mapping[str, str]:
-        """Direction of each loss by name; empty in a study of one loss without a name."""
-        return self.record.objectives
-
-    @property
-    def in_force(self) -> Mapping[str, Any]:
-        """Settings in force of the latest run."""
-        return self.record.in_force or {}
-
-    @property
-    def asked(self) -> int | None:
-        """Limit on the number of trials in the latest run, or None."""
-        return self.record.asked
 
     @property
     def ended(self) -> int:
@@ -448,7 +494,8 @@ def report_of(
     and process of the scheduler that runs the study, if any, and `state` what it does.
     """
     trials, key = known.trials, known.record.key
-    placed = trials.by_subspace()
+    placed, spent = trials.by_subspace(), store.spent(key)
+    until = None if trials.best is None else trials.best.finished_at
     return StudyReport(
         **_overview(known, values),
         running_on=running_on,
@@ -475,8 +522,8 @@ def report_of(
         actions=store.actions(key),
         active_seconds=trials.active_seconds(),
         warm_start=len(known.warm_start),
-        money=(spent := store.spent(key)),
-        money_to_best=_money_to_best(store, key, trials.best) if spent else None,
+        money=spent,
+        money_to_best=sum(store.spent(key, until=until).values()) if spent and until is not None else None,
         last_end=trials.last_end(),
     )
 
@@ -523,12 +570,6 @@ def _result(trial: Trial, known: StudyTrials, values: Values) -> TrialResult:
 
 def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
     return {state.lower(): trials.count(state, **where) for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED)}
-
-
-def _money_to_best(store: SqlStore, key: str, best: Trial | None) -> float | None:
-    if best is None or best.finished_at is None:
-        return None
-    return sum(store.spent(key, until=best.finished_at).values())
 
 
 def _warnings(trials: FinishedTrials) -> list[str]:

@@ -33,49 +33,37 @@ def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
     return {**attempt, "placed": {name: each._asdict() for name, each in attempt["placed"].items()}}
 
 
+#: facts of a report that are shown in JSON under the same name: plain values, and records
+_PLAIN = ["state", "running_on", "store", "module", "seed", "created_at", "objectives", "settings", "in_force", "space"]
+_PLAIN += ["warm_start", "money", "money_to_best", "hosts", "codes"]
+_RECORDS = ("rungs", "placed_by_params", "subspaces", "actions")
+
+
 def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
     """Return a study as plain values for JSON. Only the process that has run the study has a `run`."""
-    record, counts = report.record, report.counts
     slots = {} if run is None else run.slots
     return {
         "study": report.name,
-        "state": report.state,
-        "running_on": report.running_on,
-        "store": report.store,
-        "module": record.module,
-        "seed": record.seed,
-        "created_at": record.created_at,
+        **{name: getattr(report, name) for name in _PLAIN},
         "seconds": None if run is None else round(run.seconds, 3),
         "active_seconds": round(report.active_seconds, 3),
-        "objectives": dict(report.objectives),
-        "settings": record.settings,
-        "in_force": report.in_force,
-        "space": record.space,
-        **trials_json(counts),
+        **trials_json(report.counts),
         "best": None if report.best is None else trial_json(report.best),
         "front": [*map(trial_json, report.front)],
         "hypervolume": report.coverage and to_builtins(report.coverage),
-        "warm_start": report.warm_start,
-        "money": dict(report.money),
-        "money_to_best": report.money_to_best,
-        "money_plan": to_builtins(record.money_plan),
+        "money_plan": to_builtins(report.record.money_plan),
         "classes": {
             name: to_builtins(report.classes.get(name, Ended(complete=0, pruned=0, failed=0)))
             | {"slots": None if run is None else slots.get(name, 0)}
             for name in sorted({*report.classes, *slots})
         },
-        "sampler": {"name": report.in_force.get("sampler"), "choices": dict(record.choices)},
+        "sampler": {"name": report.in_force.get("sampler"), "choices": dict(report.record.choices)},
         "pruner": report.in_force.get("pruner"),
-        "rungs": [*map(to_builtins, report.rungs)],
-        "placed_by_params": [*map(to_builtins, report.placed_by_params)],
-        "subspaces": {name: to_builtins(each) for name, each in report.subspaces.items()},
+        **{name: to_builtins(getattr(report, name)) for name in _RECORDS},
         "failures": [
             {"failure": str(each.failure), "trials": each.trials, "first": each.first} for each in report.failures
         ],
         "notices": [*report.notices, *(() if run is None else run.notices), *filter(None, [report.still_words])],
-        "hosts": dict(report.hosts),
-        "codes": dict(report.codes),
-        "actions": [*map(to_builtins, report.actions)],
     }
 
 
@@ -94,10 +82,7 @@ def listed_json(study: StudyResults) -> dict[str, Any]:
     """Return a study's entry in a list of studies: some facts of `study_json`, and the best loss."""
     return {
         "study": study.name,
-        "state": study.state,
-        "running_on": study.running_on,
-        "module": study.module,
-        "created_at": study.created_at,
+        **{name: getattr(study, name) for name in ("state", "running_on", "module", "created_at")},
         **trials_json({TrialState(state): count for state, count in study.counts.items()}),
         "best_loss": study.best_loss,
     }

@@ -1,23 +1,28 @@
-"""A recorded study: its results, and its deletion."""
+"""A recorded study: its results, and its deletion.
+
+A user's function that is called after each trial: `on_trial(study, trial)`.
+"""
 
 from __future__ import annotations
 
 import shutil
 import socket
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct
 
-from shadho_celery.core.checks import guess, short
+from shadho_celery.core.checks import accepts, guess, one_line, short
 from shadho_celery.core.failures import Failures
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, Report, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StudyLocked, UsageError
 from shadho_celery.results.frame import make_frame, write_csv
-from shadho_celery.results.report import Recorded, StudyReport, report_of, state_at_rest
+from shadho_celery.results.report import Recorded, StudyFacts, StudyReport, report_of, state_at_rest
 from shadho_celery.results.trial import Records, TrialResult, TrialResults, Values
 from shadho_celery.space.space import Space
 from shadho_celery.store.base import StudyRecord, holder_name
@@ -47,59 +52,15 @@ class Deleted(Struct, frozen=True, kw_only=True):
     folder_there: str
 
 
-class StudyResults:
+class StudyResults(StudyFacts):
     """A study as its store has it at the time of each call. Reading takes no lock, so it works during a run."""
 
     def __init__(self, store: SqlStore, record: StudyRecord, space: Space | None = None) -> None:
         """`space` is the study's space, if it is available. Otherwise the values are those that the store has."""
         self._store = store
-        self._record = record
+        #: record of the study, as it was read first
+        self.record = record
         self._values = Values(record, space)
-
-    @property
-    def name(self) -> str:
-        """Name of the study in its store."""
-        return self._record.name
-
-    @property
-    def key(self) -> str:
-        """Key of the study, which is unique among all stores. It is also the name of the study's checkpoint folder."""
-        return self._record.key
-
-    @property
-    def module(self) -> str:
-        """Module with SPACE and objective; "" for a study that a program runs without a study file."""
-        return self._record.module
-
-    @property
-    def seed(self) -> int:
-        """Seed of the search."""
-        return self._record.seed
-
-    @property
-    def created_at(self) -> float:
-        """Time of its creation in seconds since the epoch."""
-        return self._record.created_at
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings that were given for its runs so far."""
-        return self._record.settings
-
-    @property
-    def in_force(self) -> Mapping[str, Any]:
-        """Settings in force of its latest run, including defaults. The sampler is None if it was a user's own."""
-        return self._record.in_force
-
-    @property
-    def asked(self) -> int | None:
-        """Limit on the number of trials in the latest run, or None."""
-        return self._record.asked
-
-    @property
-    def is_simulated(self) -> bool:
-        """True if its trials were simulated (`shadho-celery simulate --store`), so that it cannot continue."""
-        return self._record.is_simulated
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -115,21 +76,6 @@ class StudyResults:
     def taught(self) -> int:
         """Number of trials of earlier studies from which it learned (warm start). They are not among its trials."""
         return len(self._store.warm_start(self.key))
-
-    @property
-    def objectives(self) -> Mapping[str, str]:
-        """Direction of each loss by name; empty in a study of one loss without a name."""
-        return self._record.objectives
-
-    @property
-    def space(self) -> Mapping[str, str]:
-        """Domain and condition of each label as text."""
-        return self._record.space
-
-    @property
-    def tree(self) -> Mapping[str, Any] | None:
-        """The labels of the search space in the form of `space.stored`, or None if the store has none."""
-        return self._record.tree
 
     @property
     def store(self) -> str:
@@ -151,7 +97,7 @@ class StudyResults:
         asked = self._store.steered(self.key)
         if self.running_on is None:
             # Counts are read only where they decide.
-            at_rest = state_at_rest(self._record, asked, self.count(*COUNTED)) if "stop" in asked else "ended"
+            at_rest = state_at_rest(self.record, asked, self.count(*COUNTED)) if "stop" in asked else "ended"
             is_interrupted = self._store.is_interrupted(self.key, time.time())
             return "simulated" if self.is_simulated else "interrupted" if is_interrupted else at_rest
         if "stop" in asked:
@@ -173,7 +119,7 @@ class StudyResults:
     @property
     def trials(self) -> TrialResults:
         """All trials by number, finished or not."""
-        return TrialResults(self._store, self._record, self._values)
+        return TrialResults(self._store, self.record, self._values)
 
     def trial(self, number: int) -> TrialResult:
         """Return the trial with this number. Raises UsageError if there is none, StoreError if it cannot be read."""
@@ -212,7 +158,7 @@ class StudyResults:
 
         Their losses are in minimised form.
         """
-        return self._store.reports(self._record.key, numbers)
+        return self._store.reports(self.record.key, numbers)
 
     def below(self, trial: TrialResult) -> TrialResult | None:
         """Return the trial on the next lower rung that a promoted `trial` continues, or None."""
@@ -312,11 +258,11 @@ class StudyResults:
     @property
     def _recorded(self) -> Recorded:
         """The trials of the study as the store has them now."""
-        return Recorded(self._store, self._record)
+        return Recorded(self._store, self.record)
 
     def result_of(self, trial: Trial) -> TrialResult:
         """Return a trial of the study, as the store has it, for users."""
-        return TrialResult(trial, self._values, self._store, self._record)
+        return TrialResult(trial, self._values, self._store, self.record)
 
     @property
     def values_note(self) -> str | None:
@@ -393,3 +339,57 @@ class RunningStudy(StudyResults):
         """End the study as if it had reached a limit: no further trial is sent, and running trials finish."""
         self.is_stopped = True
         self._end()
+
+
+#: called with the study and one of its ended trials
+OnTrial = Callable[[RunningStudy, TrialResult], Any]
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+class TrialCallback:
+    """Calls the user's function with each ended trial. If it raises, the study continues.
+
+    Exceptions that come from the same line of code are reported once.
+    """
+
+    def __init__(self, function: OnTrial, study: RunningStudy, say: Callable[[str], None]) -> None:
+        self._function = function
+        self._study = study
+        self._say = say
+        self._said: set[str] = set()
+
+    def __call__(self, trial: Trial) -> None:
+        """Call the user's function with a recorded trial."""
+        try:
+            self._function(self._study, self._study.result_of(trial))
+        except (Exception, SystemExit) as error:
+            where = _line(error)
+            if where not in self._said:
+                self._said.add(where)
+                self._say(f"on_trial failed after trial {trial.number}: {_cause(error)} ({where}); the study continues")
+
+
+def check_on_trial(function: object, where: str) -> None:
+    """Raise UsageError unless `function` can be called with a study and a trial, or is None. `where` is its name."""
+    if function is None:
+        return
+    if not callable(function):
+        raise UsageError(f"{where} is not a function but {short(function, 60)}; write def on_trial(study, trial)")
+    if not accepts(function, 2):
+        raise UsageError(f"{where} does not take a study and a trial; write def on_trial(study, trial)")
+
+
+def _cause(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {one_line(error)}"
+    except Exception:  # its own __str__ may do anything
+        return type(error).__name__
+
+
+def _line(error: BaseException) -> str:
+    """Return the last line of the traceback in the user's code, or the last line at all if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
+    last = (own or frames)[-1]
+    return f"{last.filename}, line {last.lineno}: {last.line}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -18,14 +18,15 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.columns import Merit, TrialFacts, merit
 from shadho_celery.core.failures import headline
 from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord, unpack
-from shadho_celery.core.trial import Params, Report, Trial, TrialState, turned, turned_first
+from shadho_celery.core.trial import Report, Trial, TrialState, turned, turned_first
 from shadho_celery.errors import ShadhoError, StoreError
 from shadho_celery.objective import study_file
 from shadho_celery.space.describe import brief
 from shadho_celery.space.space import Space
-from shadho_celery.space.stored import Label, read_given, read_labels, read_shown
+from shadho_celery.space.stored import read_given, read_labels, read_shown
 from shadho_celery.space.tree import evaluate
 from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import PAGE, SqlStore
 
 
@@ -73,7 +74,9 @@ class Values:
 
         The value None becomes a text, because None in a table stands for an inactive label.
         """
-        labels = {label: known.shown(trial.params[label]) for label, known in self._known(trial.params)}
+        labels = {
+            label: self._labels[label].shown(drawn) for label, drawn in trial.params.items() if label in self._labels
+        }
         found = {**trial.params, **labels, **read_shown(trial.given)}
         return {label: "None" if found[label] is None else found[label] for label in trial.params}
 
@@ -87,9 +90,6 @@ class Values:
         known = self._labels.get(label)
         value = drawn if known is None else known.outlined(drawn)
         return "None" if value is None else value
-
-    def _known(self, params: Params) -> Iterator[tuple[str, Label]]:
-        return ((label, self._labels[label]) for label in params if label in self._labels)
 
     @cached_property
     def _of_module(self) -> Space | None:
@@ -227,26 +227,10 @@ class TrialResults(Sequence[TrialResult]):
 Columns = Mapping[str, list[Any]]
 
 
-class RecordStore(Protocol):
-    """A store that keeps such records."""
-
-    def attempts(self, key: str, numbers: Collection[int] | None = None) -> Iterable[AttemptRecord]:
-        """Return the attempts of all trials, or of those with these numbers, in the order of both numbers."""
-
-    def sessions(self, key: str) -> Sequence[SessionRecord]:
-        """Return the sessions in the order of their beginnings."""
-
-    def machines(self, key: str) -> Sequence[MachineRecord]:
-        """Return the machines in the order of their names."""
-
-    def class_order(self, key: str) -> Sequence[str]:
-        """Return the names of the study's compute classes in the order of `AttemptRecord.placed`."""
-
-
 class Records:
     """The records of one study as the store has them at the time of each call."""
 
-    def __init__(self, store: RecordStore, key: str) -> None:
+    def __init__(self, store: SqlStore | MemoryStore, key: str) -> None:
         """`key` is the study's key."""
         self._store, self._key = store, key
 

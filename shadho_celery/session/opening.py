@@ -23,8 +23,7 @@ from shadho_celery.core.settings import (
 from shadho_celery.core.trial import refuse_others
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
-from shadho_celery.results.on_trial import OnTrial, TrialCallback
-from shadho_celery.results.study import RunningStudy
+from shadho_celery.results.study import OnTrial, RunningStudy, TrialCallback
 from shadho_celery.results.warm_start import WarmStart, WarmStartSource, fit, read_source
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.executors import Executor

@@ -42,8 +42,7 @@ from shadho_celery.fleet.workers import FleetStudy, Servers
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.placement.widths import widest
-from shadho_celery.results.on_trial import OnTrial, check_on_trial
-from shadho_celery.results.study import RunningStudy
+from shadho_celery.results.study import OnTrial, RunningStudy, check_on_trial
 from shadho_celery.runner.protocol import HARD_SECONDS
 from shadho_celery.runner.starting import start_method
 from shadho_celery.scheduler import known_points

@@ -44,11 +44,16 @@ def play(attempt: Attempt, compute_class: str) -> Outcome:
 
 
 def searched(
-    space: Space | None = None, trials: int = 10, name: str = "s", play: Callable[..., Outcome] = play, turns: int = 999
+    space: Space | None = None,
+    trials: int = 10,
+    name: str = "s",
+    play: Callable[..., Outcome] = play,
+    turns: int = 999,
+    store: str = "sqlite://",
 ) -> tuple[StudyState, Scheduler, Space]:
     space = space or two_models()
     clock = ManualClock(1000.0)
-    study = open_study(SqlStore("sqlite://"), space.describe(), name=name, seed=1, clock=clock)
+    study = open_study(SqlStore(store), space.describe(), name=name, seed=1, clock=clock)
     executor = SimulatedExecutor(fleet_of({"gpu": 1, "[/cpu]": 2}), play, clock)
     scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=trials)), study, executor)
     for _ in range(turns):

@@ -18,19 +18,18 @@ from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
-from hyperopt import hp, space_eval
-from services.cases import cases
+from hyperopt import hp
+from services.golden import check
+from services.played import searched
 
 import shadho_celery
 from shadho_celery.charts import machines, study
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.results import _why_here
-from shadho_celery.cli.status import _ago, _worker
 from shadho_celery.core import columns
 from shadho_celery.core.records import Placed
 from shadho_celery.core.system import ManualClock
-from shadho_celery.core.trial import Outcome, Result, TrialState
-from shadho_celery.fleet.registry import RunningTrial, Share, Worker
+from shadho_celery.core.trial import Outcome, Report, Result, TrialState
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -65,7 +64,53 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shadho_celery.minimize(
             objective, SPACE, trials=TRIALS, seed=0, store=f"sqlite:///{folder}/shadho.db", study=name
         )
+    record_played(folder / "played.db")
     return folder
+
+
+def record_played(path: Path) -> None:
+    """Record studies that were played on a manual clock: one with failures, and one whose trials were promoted."""
+    study, *_ = searched(name="played", store=f"sqlite:///{path}")
+    in_force = {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None, "pruner": None}
+    study.store.keep_settings(study.record.key, study.fence, {}, in_force)
+    study.close()
+    study, *_ = searched(name="rungs", store=f"sqlite:///{path}", turns=0)
+    for host, continued in (("a", True), ("b", True), ("a", False), ("a", None)):
+        origin = None
+        for rung, where, went_on in [(0, "z", None), (1, "a", True), (2, host, continued)]:
+            trial = study.add("model=net", {"model": 0, "exponent": -3.5}, 1, 3.0**rung, rung=rung, origin=origin)
+            origin = trial.number if origin is None else origin
+            attempt = study.send(trial, "cpu")
+            study.tell(Report(number=attempt.number, attempt=1, step=1, loss=2.0, at=1001.0))
+            metrics = {"accuracy": 0.5}
+            outcome = Outcome(state=TrialState.COMPLETE, loss=0.5, metrics=metrics, continued=went_on)
+            study.tell(Result(number=attempt.number, attempt=1, outcome=outcome, host=where, at=1001.0))
+    study.close()
+    with closing(sqlite3.connect(path)) as store, store:
+        store.execute("UPDATE trials SET code = 'a1b2c3d4e5f6' WHERE number = 8")
+        memories = "memory = 1048576, gpu_memory = 2097152, outgrown = 'gpu,cpu', outgrown_memory = 'gpu,host'"
+        store.execute(f"UPDATE trials SET {memories} WHERE number = 0")
+
+
+#: commands whose output is a golden text, with the width of the terminal
+TEXTS = {
+    "studies": (200, [["studies"]]),
+    "show": (80, [["show", "played"]]),
+    "trials": (80, [["trials", "played"], ["trials", "played", "--failed"], ["trials", "rungs"]]),
+    "trials_narrow": (50, [["trials", "played", "--failed"], ["show", "played"]]),
+    "trial": (200, [["trial", "played", "0"], ["trial", "played", "0", "--json"], ["trial", "played", "3"]]),
+    "promoted": (200, [["trial", "rungs", number] for number in ("1", "2", "5", "8", "11")]),
+    "best": (200, [["best", "played"], ["best", "played", "--json"]]),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_a_command_shows_of_a_study_is_its_golden_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    width, commands = TEXTS[name]
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    check(f"command_{name}", "\n".join(answer(*words, "--store", "sqlite:///played.db") for words in commands))
 
 
 @pytest.fixture(autouse=True)
@@ -155,61 +200,11 @@ def test_a_name_may_be_shortened_while_it_is_unique(command: str) -> None:
     assert "shadho-celery studies" in line
 
 
-def test_a_study_is_shown_as_its_run_has_ended() -> None:
-    shown = answer("show", "svm-1a")
-    for text in ("what the objective got", "best: {", "svm-1a2b: 9 complete, 3 failed", "store: sqlite:///shadho.db"):
-        assert text in shown
-    assert "cannot be" in shown
-    assert re.search(r"\nran for about \S+ m?s: 12 trials \(complete, failed\), \S+ trials a minute\n", shown)
-    assert "trials by host: this process (12)" in shown
-    assert "(rounded; in full precision: shadho-celery best svm-1a2b)" in shown or "its loss is rounded" in shown
-    assert "One more" not in shown, "it has run in this process"
-    assert shown.splitlines()[-2:] == [
-        "settings: sampler auto, policy cost, shares promise, pool by the number of slots",
-        "ended",
-    ]
-    told = found("show", "svm-1a")
-    assert told["in_force"] == {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None, "pruner": None}
-    assert told["sampler"]["name"] == "auto"
-    assert {*told["sampler"]["choices"]} == {"all"}
-    assert told["trials"] == ENDED
-    assert told["best"] == {key: value for key, value in found("best", "svm-1a").items() if key != "study"}
-
-
-def test_a_trial_is_shown_with_the_memories_that_it_took_and_ran_out_of() -> None:
-    with closing(sqlite3.connect("shadho.db")) as store, store:
-        store.execute(
-            "UPDATE trials SET memory = 1048576, gpu_memory = 2097152, outgrown = 'gpu,cpu', "
-            "outgrown_memory = 'gpu,host' WHERE number = 0"
-        )
-    lines = answer("trial", "svm-1a", "0").splitlines()
-    for line in (
-        "memory: 1.0 MiB at its peak",
-        "GPU memory: 2.0 MiB at its peak",
-        "ran out of GPU memory on: gpu",
-        "ran out of host memory on: cpu",
-    ):
-        assert line in lines
-    told = found("trial", "svm-1a", "0")
-    assert (told["gpu_memory"], told["outgrown"]) == (2**21, [["gpu", "gpu"], ["cpu", "host"]])
-
-
 def test_a_study_is_shown_while_it_runs_without_its_lock(running: StudyState) -> None:
     assert "running on " in answer("show", "runs").splitlines()[-1]
     assert found("show", "runs")["running_on"]
     study = running.add("model=net", {"model": 0, "exponent": -3.1}, seed=1)
     assert running.commit(), study
-
-
-def test_the_best_values_are_what_the_objective_got() -> None:
-    best = found("best", "svm-1a")
-    everything = found("trials", "svm-1a")["trials"]
-    assert best["loss"] == min(trial["loss"] for trial in everything if trial["loss"] is not None)
-    assert best["values"] == space_eval(SPACE, best["params"])
-    assert best["metrics"] == {"accuracy": 0.5, "study": "svm-1a2b"}
-    shown = answer("best", "svm-1a").splitlines()
-    for key, value in best["values"].items():
-        assert f"  {key}: {value!r}" in shown
 
 
 def test_without_a_success_there_is_no_best(running: StudyState) -> None:
@@ -241,25 +236,6 @@ def test_trials_are_filtered_and_sorted() -> None:
     assert "12 trials, of which 2 are shown: see --limit" in shown
 
 
-def test_failed_trials_are_shown_with_their_errors() -> None:
-    shown = answer("trials", "svm-1a", "--failed")
-    assert "ValueError: trial 7 cannot be" in shown
-    assert "3 trials" in shown
-    assert "code" not in shown
-
-
-@pytest.mark.parametrize(("columns", "machines"), [("80", 1), ("50", 0)])
-def test_in_a_narrow_terminal_the_values_give_way_and_not_the_facts(
-    columns: str, machines: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    shown = answer("trials", "svm-1a", "--failed")
-    assert "ValueError" in shown
-    assert re.search(r"│ +7 │ failed │ +- │ +\S+ m?s │", shown)
-    assert shown.count("class") == machines
-    assert re.search(r"│ +0 │ +0\.\d+ │ local │ ", answer("show", "svm-1a"))
-
-
 def test_nearly_the_name_of_a_study_or_command_is_answered_with_the_name() -> None:
     assert "did you mean svm-1a2b" in refused("best", "svm-1a3b")
     assert "did you mean trials?" in refused("trails", "svm")
@@ -273,13 +249,6 @@ def test_half_a_surrogate_pair_can_be_exported(here: Path) -> None:
         words = ["export", "odd", "-o", f"odd.{kind}", "--store", "sqlite:///odd.db"]
         assert CliRunner().invoke(commands, words).exit_code == 0
     assert "é" in (here / "odd.csv").read_text(encoding="utf-8")
-
-
-def test_failures_of_code_that_was_changed_since_are_told_by_its_version(here: Path) -> None:
-    with closing(sqlite3.connect(here / "shadho.db")) as store, store:
-        store.execute("UPDATE trials SET code = 'a1b2c3d4e5f6' WHERE number = 7")
-    shown = answer("trials", "svm-1a", "--failed")
-    assert [line.count("a1b2c3d4e5f6") for line in shown.splitlines() if "ValueError" in line] == [0, 1, 0]
 
 
 def test_a_trial_says_what_was_predicted_and_why_it_went_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,65 +271,6 @@ def test_a_trial_says_what_was_predicted_and_why_it_went_to_its_class(monkeypatc
     first, second, _ = _why_here(MagicMock(), each | {"placed": placed | {"cpu": Placed(0.5, 0.0, 0.5)}})
     assert first.endswith("cpu 500 ms, shadow price 0.5")
     assert "not money" in second
-
-
-def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:
-    shown = answer("trial", "svm-1a", "3")
-    for text in (
-        "trial 3: failed",
-        "Traceback (most recent call last)",
-        "ValueError: trial 3 cannot be",
-        "attempts: 1",
-        "  attempt 1 on local (this process): failed after",
-        "sampler: ",
-    ):
-        assert text in shown
-    told = found("trial", "svm-1a", "0")
-    assert [(report["step"], report["loss"]) for report in told["reports"]] == [(1, 2.0)]
-    assert [(each["attempt"], each["end"], each["host"]) for each in told["history"]] == [
-        (1, "complete", "this process")
-    ]
-    assert told["values"] == space_eval(SPACE, told["params"])
-    shown = answer("trial", "svm-1a", "0")
-    for text in ("values:", "metrics:", "accuracy: 0.5", "step 1: loss 2", "params as drawn:"):
-        assert text in shown
-    assert "has no trial 99" in refused("trial", "svm-1a", "99")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("continued", "host", "told"),
-    [
-        (True, "a", "continued trial 1 on the same machine"),
-        (True, "b", "continued trial 1 from shared storage"),
-        (False, "a", "began anew: no checkpoint of trial 1 was there"),
-        (None, "a", "continues trial 1"),
-    ],
-)
-def test_a_promoted_trial_tells_how_it_went_on(
-    running: StudyState, continued: bool | None, host: str, told: str
-) -> None:
-    """The trial on the rung below ran on the machine a, the one on rung 0 elsewhere."""
-    for rung, where, went_on in [(0, "z", None), (1, "a", True), (2, host, continued)]:
-        params = {"model": 0, "exponent": -3.5}
-        # The study has a trial 0 already.
-        trial = running.trial(0) if rung == 0 else running.add("model=net", params, 1, 3.0**rung, rung=rung, origin=0)
-        attempt = running.send(trial, "cpu")
-        outcome = Outcome(state=TrialState.COMPLETE, loss=0.5, continued=went_on)
-        running.tell(Result(number=attempt.number, attempt=1, outcome=outcome, host=where, at=1.0))
-    running.commit()
-
-    def said(*words: str) -> str:
-        return CliRunner().invoke(commands, words).stdout
-
-    [line] = [line for line in said("trial", "runs", "2").splitlines() if line.startswith("budget")]
-    assert line == f"budget: 9, rung 2, {told}"
-    assert "promoted: to budget 9, as trial 2" in said("trial", "runs", "1")
-    assert "promoted" not in said("trial", "runs", "2")
-    assert "budget" in said("trials", "runs").splitlines()[1]
-    assert json.loads(said("trial", "runs", "2", "--json"))["continued"] is continued
-    listed = json.loads(said("trials", "runs", "--json"))["trials"]
-    assert [trial["continued"] for trial in listed] == [None, True, continued]
 
 
 def test_json_holds_every_trial(here: Path) -> None:
@@ -436,7 +346,7 @@ def test_an_export_that_fails_leaves_the_earlier_file(here: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "pandas", None)
     refused("export", "svm-1a", "-o", "trials.parquet")
     assert (here / "trials.parquet").read_text() == "earlier"
-    assert sorted(path.name for path in here.iterdir() if "shadho.db" not in path.name) == ["trials.parquet"]
+    assert sorted(path.name for path in here.iterdir() if ".db" not in path.name) == ["trials.parquet"]
 
 
 def test_a_study_is_deleted_with_its_folders_once_that_is_confirmed(here: Path) -> None:
@@ -530,7 +440,9 @@ def test_a_study_is_shown_with_the_param_that_matters_most() -> None:
     shadho_celery.minimize(
         lambda values: values["x"], space, trials=60, seed=0, sampler="random", store="sqlite:///shadho.db", study="two"
     )
-    assert "\nx matters most" in answer("show", "two")
+    shown = answer("show", "two")
+    assert "\nx matters most" in shown
+    assert "One more" not in shown, "it has run in this process"
 
 
 def test_a_warm_start_is_shown_with_its_study() -> None:
@@ -540,20 +452,6 @@ def test_a_warm_start_is_shown_with_its_study() -> None:
     assert "warm start: learned from 1 trial of earlier studies" in answer("show", "new")
     assert "warm start" not in answer("show", "svm-1a2b")
     assert (found("show", "new")["warm_start"], found("show", "svm-1a2b")["warm_start"]) == (1, 0)
-
-
-def test_a_loss_to_maximise_is_not_negative_in_json() -> None:
-    shadho_celery.minimize(
-        lambda values: values["x"],
-        {"x": hp.uniform("x", 1, 2)},
-        trials=3,
-        store="sqlite:///shadho.db",
-        study="greatest",
-        objectives={"accuracy": "maximize"},
-    )
-    shown, best = found("show", "greatest"), found("best", "greatest")
-    assert shown["objectives"] == {"accuracy": "maximize"}
-    assert shown["best"]["loss"] == best["loss"] == best["losses"]["accuracy"] == best["values"]["x"]
 
 
 def test_the_help_of_best_says_what_a_front_is() -> None:
@@ -719,26 +617,3 @@ def test_a_row_that_cannot_be_read_ends_a_command_with_one_line(strange: Path, w
     assert line.startswith("Error: the store sqlite:///shadho.db has a row in its table trials that cannot be read")
     assert "number 2" in line
     assert line.isprintable()
-
-
-@cases(
-    "facts, state",
-    [
-        ({}, "serving"),
-        ({"quarantined": True}, "quarantined"),
-        ({"quarantined": True, "draining": True}, "draining"),
-        ({"quarantined": True, "draining": True, "drained": True, "busy": 1}, "draining"),
-        ({"quarantined": True, "draining": True, "drained": True}, "drained"),
-    ],
-)
-def test_a_worker_has_one_state(facts: dict[str, Any], state: str) -> None:
-    assert Worker(**facts).state == state
-
-
-def test_what_a_worker_runs_is_told_with_its_age_and_as_of_then() -> None:
-    """A trial that ran for a second when the worker announced it, 4 s ago, does not seem to run for 5 s."""
-    share = Share(name="slow", slots=1, trials=[RunningTrial(number=44, started_at=time.time() - 5.0)])
-    shown = _worker("cpu@h.1.a", Worker(studies={"k": share}), 4.0)
-    assert shown["age"] == 4.0
-    assert 0.9 <= shown["runs"][0]["seconds"] < 4.0
-    assert (_ago(4.0), _ago(0.0), _ago(None)) == ("4 s ago", "0 s ago", "-")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shadho_celery.cli import each_kind
-from shadho_celery.cli.each_kind import Workers, workers_of
+from shadho_celery import worker
 from shadho_celery.core.hardware import Gpu, Machine
+from shadho_celery.worker import Workers, workers_of
 
 GIB = 2**30
 CARDS = (
@@ -68,7 +68,7 @@ def test_a_worker_that_fails_ends_the_others_and_one_that_ends_well_does_not(
     """The processes stand for workers. The second one is killed after some time, if it was not ended before."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    monkeypatch.setattr(each_kind, "COMMAND", [sys.executable, str(script)])
+    monkeypatch.setattr(worker, "COMMAND", [sys.executable, str(script)])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     workers, sleep, naps = Workers([]), time.sleep, iter(range(10))
 
