@@ -34,6 +34,7 @@ from shadho_celery.fleet.registry import (
     Registry,
     StudyWants,
     Worker,
+    obeyed_drains,
     place_of,
     sorted_out,
 )
@@ -127,6 +128,8 @@ class Workers:
         self.turns = Turns(self.weight)
         #: announcements of all live workers, including those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
+        #: sequences of the drains that they obey, by place; a new mapping after each change
+        self.obeyed: Mapping[str, int] = {}
         #: names of the workers that may run its trials
         self.able: set[str] = set()
         #: number of slots that run trials of other studies, by name of a present worker that has such
@@ -157,6 +160,8 @@ class Workers:
         """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
         study, control = self.study, self.servers.control
         self.announced = self._workers.living()
+        if (obeyed := obeyed_drains(self.announced)) != self.obeyed:
+            self.obeyed = obeyed
         ours, differing = sorted_out(self.announced, study.module, self.servers.signer.fingerprint, study.code)
         before = self._other_code
         self._other_code = {

@@ -181,14 +181,11 @@ class Session:
         self._opening = Opening(Request(space=file.space, module=file.module, stated=file.stated, key=key, **given))
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
-        plan = self._opening.plan
         #: version of the study's code, and a watch that finds files that were edited since
-        self.code = file.code.with_space(plan.space.describe())
+        self.code = file.code.with_space(self._opening.plan.space.describe())
         self.disk = DiskWatch()
         self._sources = _shipped(self.code) if options.ship else None
         self.code = replace(self.code, is_shipped=options.ship)
-        #: number of slots of the widest of some draws
-        self._widest = widest(plan.width, plan.subspaces)
         #: number of trials of this run that were too wide for the embedded workers
         self._too_wide = 0
         #: embedded servers and workers of this machine; None on a fleet
@@ -246,6 +243,8 @@ class Session:
         servers = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
+        #: number of slots of the widest of some draws
+        self._widest = widest(self.plan.width, self.plan.subspaces)
         self.study.use_code(self.code.digest)
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
@@ -396,7 +395,7 @@ class Session:
                 return self._signals.exit_code
         self._is_whole = True
         self.executor.look()
-        self.steering.note_drains()
+        self.steering.turn(self._say)
         is_wanted = self._signals.noted or self.steering.has_stopped
         return 0 if self.study.best is not None or is_wanted else NoSuccessfulTrial.exit_code
 
@@ -417,7 +416,8 @@ class Session:
         self.turned_at = time.monotonic()
         if self._signals.noted:
             self._handle_signals(view.note)
-        self.steering.turn(view.note)
+        if self.executor.has_news or self.steering.unsaid:
+            self.steering.turn(view.note)
         self._state = self.scheduler.state
         self._unsent_slots = int(min(MAX_SLOTS, self.scheduler.unsent * self._widest))
         if self.embedded is not None:

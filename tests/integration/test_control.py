@@ -57,8 +57,8 @@ class Scheduler:
     def read(self) -> list[Request]:
         """Return the requests that are to be carried out."""
         assert self.channel.drain(0) == []
-        found, self.inbox.waiting = self.inbox.waiting, []
-        return found
+        found, self.inbox.arrived = self.inbox.arrived, []
+        return [request for request, refusal in found if refusal is None]
 
 
 def sent(client: Any, signer: Signer = SIGNER, **changes: Any) -> tuple[Client[OfStudy, Answer], Request]:
