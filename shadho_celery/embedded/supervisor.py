@@ -183,8 +183,6 @@ class Supervisor:
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
             **urls_of(self._plan.socket),
-            # A celeryconfig.py in the working directory is for the workers of a fleet or for another project.
-            urls.IGNORE: "1",
             urls.EMBEDDED: "1",
             CONTROL_KEY_FILE: str(Path(self._plan.directory) / CONTROL_KEY),
             "SHADHO_IMPORTS": ",".join(self._plan.imports),

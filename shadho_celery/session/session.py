@@ -256,7 +256,7 @@ class Session:
             os.environ.update(embedded.urls)
             servers = Servers(
                 client=connect(embedded.urls[urls.REDIS]),
-                publisher=Publisher.configured(with_folder=False),
+                publisher=Publisher.configured(),
                 signer=Signer.configured(),
                 control=Signer(read_key(embedded.directory / CONTROL_KEY)),
             )
