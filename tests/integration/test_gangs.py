@@ -252,7 +252,7 @@ def test_a_dead_replica_is_replaced_and_a_backup_has_the_slot_that_idles_until_a
         game.hold(0)
         game.submit(0)
         game.until(lambda: set(game.seen("met", "0.1")) == {1, 2, 3}, 60)
-        assert game.executor._gangs.backups(fleet.compute_class) == 1
+        assert game.executor.gangs.backups(fleet.compute_class) == 1
         game.submit(1, 1, x=0.7)
         assert game.result(1).outcome.loss == 0.7
         assert game.seen("left", "0.1") == [3], "its slot was wanted"
