@@ -316,9 +316,9 @@ def test_a_gang_that_is_not_complete_in_time_gives_everything_back_and_the_attem
 
 @pytest.mark.parametrize(
     ("fleet", "x"),
-    [("redis", 9), ("redis", 8), ("rabbitmq", 8), ("redis", 6)],
+    [("redis", 9), ("rabbitmq", 8), ("redis", 6)],
     indirect=["fleet"],
-    ids=["at once", "late", "rabbit", "return"],
+    ids=["at once", "late", "return"],
 )
 def test_replicas_that_fail_are_told_of_and_cost_the_trial_its_attempt(
     fleet: Fleet, x: float, monkeypatch: pytest.MonkeyPatch

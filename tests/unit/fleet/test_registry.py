@@ -15,6 +15,7 @@ from shadho_celery.fleet.registry import (
     StudyWants,
     Worker,
     able,
+    obeyed_drains,
     sorted_out,
     unable,
     wanted_slots,
@@ -100,6 +101,11 @@ def test_a_worker_with_another_version_of_the_code_or_without_it_is_not_able_and
     lacking = str(unable({"other": workers["other"]}, "my_study", code=OURS))
     assert "the study waits" in lacking
     assert "/theirs/my_study.py" in lacking
+
+
+def test_the_latest_drain_that_a_worker_of_a_place_obeys_counts() -> None:
+    sequences = {"cpu@h.1.a": 5, "cpu@h.2.b": 3, "cpu@i.1.c": 0}
+    assert obeyed_drains({name: worker(drain_sequence=each) for name, each in sequences.items()}) == {"cpu@h": 5}
 
 
 @cases(

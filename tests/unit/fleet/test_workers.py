@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
@@ -77,6 +78,26 @@ def for_machine(host: str, at: float = 0.0) -> Sent:
 def running(number: int, worker: str, slots: int = 1) -> Sent:
     facts = {"attempt": 1, "subspace": "all", "params": {}, "compute_class": "cpu", "state": TrialState.RUNNING}
     return Sent(Attempt(number=number, worker=worker, slots=slots, **facts), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "machines", "memory", "gpu_memory"),
+    [
+        ("gpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=16, memory=512)], 64, 16),
+        ("gpu", [Machine(gpu_memory=0, memory=64), Machine(gpu_memory=0, memory=32)], 32, 0),
+        ("cpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=0, memory=128)], 64, 0),
+    ],
+    ids=["of the smallest GPU", "of the smallest machine", "a cpu class on a machine with GPUs"],
+)
+def test_a_classs_memory_is_what_a_trial_may_use_on_the_smallest_of_its_machines(
+    name: str, machines: list[Machine], memory: int, gpu_memory: int
+) -> None:
+    fleet = Fleet()
+    for place, machine in enumerate(machines):
+        fleet.announce(str(place), "h", compute_class=name)
+        fleet.announced[str(place)] = structs.replace(fleet.announced[str(place)], machine=machine)
+    found = fleet.look(0.0)
+    assert (found.memory, found.gpu_memory) == (memory, gpu_memory)
 
 
 def test_machines_of_equal_ids_share_a_storage_and_one_of_several_has_none_that_is_known() -> None:
