@@ -108,7 +108,7 @@ def coordinate(context, name):
     return met
 """
 
-LEASE_SECONDS = 4
+LEASE_SECONDS = 2
 
 
 def on(broker: str) -> pytest.MarkDecorator:

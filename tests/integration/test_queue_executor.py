@@ -17,22 +17,22 @@ from unittest.mock import MagicMock
 import kombu
 import pytest
 import services
-from acceptance.commands import Desk, desk, until
+from acceptance.commands import until
 
 # The tests that every executor passes; those that are defined below again speak of what is different here.
 from contract.test_executors import *  # noqa: F403
 from contract.test_executors import Rig, all_end, collect, ends, queued
+from integration import places
+from integration.places import look_every, poll_until
 from services.channels import Channel
 from services.told import ToldExecutor
 
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, TrialState, digest_of
-from shadho_celery.fleet import broker, dispatch, gangs
+from shadho_celery.fleet import broker, dispatch
 from shadho_celery.fleet import channel as channel_module
-from shadho_celery.fleet import executor as queue_executor
-from shadho_celery.fleet.broker import PROTOCOL, TASK, Publisher, message, queue
-from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.broker import PROTOCOL, TASK, message, queue
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.scheduler.executors import Executor
@@ -64,27 +64,10 @@ MARKER = 'open("imported", "w").close()\n'
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(places.Place):
     """A broker and a Redis with one real worker of two slots."""
 
-    desk: Desk
-    broker: str
-    redis: str
     compute_class: str
-
-    def publisher(self) -> Publisher:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CELERY_BROKER_URL", self.broker)
-            return Publisher.configured()
-
-    @contextmanager
-    def executor(self, study: str, **options: Any) -> Iterator[QueueExecutor]:
-        with connect(self.redis) as client:
-            made = ToldExecutor(client, self.publisher(), study, "contract_study", **options)
-            try:
-                yield made
-            finally:
-                made.close()
 
     def channel(self, lease_seconds: float = 30.0) -> Channel:
         return Channel(connect(self.redis), lease_seconds)
@@ -112,28 +95,21 @@ def place_on(
 ) -> Iterator[Callable[[str], Place]]:
     """Make the place of a broker, once for all tests; each has a Redis database of its own."""
     with ExitStack() as stack:
-        places: dict[str, Place] = {}
+        found: dict[str, Place] = {}
 
         def make(broker: str) -> Place:
-            if broker not in places:
-                redis_url = stack.enter_context(services.redis_db(redis_server))
-                url = redis_url if broker == "redis" else stack.enter_context(services.amqp_vhost(*amqp_server))
-                here = stack.enter_context(desk(tmp_path_factory.mktemp(broker)))
-                here.environment |= {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url}
-                here.environment |= {"SHADHO_IMPORTS": "contract_study"}
-                here.write("contract_study.py", STUDY)
-                here.write("stranger.py", MARKER + STUDY)
-                here.worker(f"on-{broker}", "-c", "2", "-l", "INFO")
-                with connect(redis_url) as client:
-                    registry = Registry(client, Worker)
-                    until(lambda: any(name.startswith(f"on-{broker}") for name in registry.living()), 30, here.said)
-                places[broker] = Place(here, url, redis_url, f"on-{broker}")
-            return places[broker]
+            if broker not in found:
+                folder = tmp_path_factory.mktemp(broker)
+                made = stack.enter_context(places.placed(broker, redis_server, amqp_server, folder, STUDY))
+                made.desk.write("stranger.py", MARKER + STUDY)
+                made.worker(f"on-{broker}", slots=2)
+                found[broker] = Place(made.desk, made.broker, made.redis, f"on-{broker}")
+            return found[broker]
 
         yield make
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=places.BROKERS)
 def place(request: pytest.FixtureRequest, place_on: Callable[[str], Place]) -> Place:
     return place_on(request.param)
 
@@ -152,26 +128,12 @@ def rig(place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPa
         yield Rig(executor=executor, compute_class=place.compute_class, catches_running=True)
 
 
-def look_every(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dispatch, queue_executor, gangs):
-        monkeypatch.setattr(module, "LOOK_SECONDS", seconds)
-
-
 def trial(number: int, x: float = 1.0, attempt: int = 1, compute_class: str = "on-redis") -> Attempt:
     return Attempt(number=number, subspace="all", params={"x": x}, attempt=attempt, compute_class=compute_class)
 
 
 def outcome(loss: float) -> Outcome:
     return Outcome(state=TrialState.COMPLETE, loss=loss)
-
-
-def poll_until(executor: Executor, enough: Callable[[list[Any]], object], seconds: float = 20.0) -> list[Any]:
-    events: list[Any] = []
-    deadline = time.monotonic() + seconds
-    while not enough(events):
-        assert time.monotonic() < deadline, events
-        events += executor.poll(0.2)
-    return events
 
 
 # The contract, where a fleet takes its time
@@ -357,16 +319,16 @@ def test_events_survive_a_scheduler_that_dies_before_it_has_recorded_them(
     on_redis: Place, unique: Callable[[str], str]
 ) -> None:
     study = unique("study")
-    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "my_study")
     first.submit([trial(0), trial(1)])
     events = poll_until(first, lambda events: len(events) >= 4)
     # It dies here: no further poll, which would have confirmed the last of them, and no close.
-    second = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    second = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "my_study")
     again = poll_until(second, bool)
     assert again
     assert again == events[-len(again) :]
     second.poll(0.0)
-    third = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    third = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "my_study")
     assert not list(third.poll(0.3)), "what was confirmed does not come again"
     for executor in (first, second, third):
         executor.close()
@@ -374,7 +336,7 @@ def test_events_survive_a_scheduler_that_dies_before_it_has_recorded_them(
 
 def test_a_scheduler_that_resumes_adopts_what_runs(on_redis: Place, unique: Callable[[str], str]) -> None:
     study = unique("study")
-    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "my_study")
     first.submit([trial(0, x=8.0)])
     [started] = poll_until(first, bool)
     first._publisher.close()
@@ -401,7 +363,7 @@ def fake_worker(url: str, name: str, **facts: Any) -> None:
     """Announce a worker of class `name` that is not there."""
     known = {"compute_class": name, "slots": 1, "machine": Machine(memory=2**30)}
     with connect(url) as client:
-        worker = Worker(**{"protocol": PROTOCOL, "imports": ["contract_study"], **known, **facts})
+        worker = Worker(**{"protocol": PROTOCOL, "imports": ["my_study"], **known, **facts})
         Registry(client, Worker).announce(name, worker)
 
 
@@ -470,7 +432,7 @@ def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_re
     place = Place(None, private_redis.url, private_redis.url, "none")  # type: ignore[arg-type]
     fake_worker(private_redis.url, "away")
     with connect(private_redis.url) as client:
-        executor = ToldExecutor(client, place.publisher(), "study", "contract_study")
+        executor = ToldExecutor(client, place.publisher(), "study", "my_study")
         executor.submit([trial(0, compute_class="away"), trial(1, compute_class="away")])
         assert place.channel().claim("study", Started(number=0, attempt=1, host="h", at=0.0))
         assert [type(event) for event in poll_until(executor, bool)] == [Started]
@@ -576,7 +538,7 @@ def send(place: Place, payload: Payload, **changes: Any) -> None:
         )
 
 
-def payload(study: str, module: str = "contract_study") -> Payload:
+def payload(study: str, module: str = "my_study") -> Payload:
     return Payload(study=study, module=module, attempts=[trial(0).evolve(seed=1)])
 
 
@@ -685,7 +647,7 @@ def test_a_bundle_goes_on_where_one_of_its_trials_is_taken_back_or_fails(
     attempts = [trial(number, x) for number, x in enumerate([1.0, -1.0, 1.0, 1.0])]
     with on_redis.executor(study) as executor:
         assert on_redis.channel().claim(study, Started(number=2, attempt=1, host="h", at=0.0)), "by another worker"
-        send(on_redis, Payload(study=study, module="contract_study", attempts=attempts))
+        send(on_redis, Payload(study=study, module="my_study", attempts=attempts))
         events = poll_until(executor, lambda events: len(ends(events)) == 3)
     states = {event.number: event.outcome.state for event in ends(events) if isinstance(event, Result)}
     complete, failed = TrialState.COMPLETE, TrialState.FAILED
