@@ -15,7 +15,6 @@ from msgspec import structs
 
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import Answer
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Result, TrialState
@@ -62,11 +61,11 @@ class QueueExecutor:
     ) -> None:
         client, signer, control = servers.client, servers.signer, servers.control
         self._clock = clock or SystemClock()
-        self._study, self._publisher = study, servers.publisher
+        self._study, self._publisher, key = study, servers.publisher, study.template.study
         #: counts the refused events, leases and keys (`forged`)
-        self._inbox = None if control is None else Inbox(client, study.key, study.fence, control)
-        self.channel = channel = SchedulerChannel(client, study.key, signer, study.fence, self._inbox)
-        quarantine = Quarantine(client, study.key)
+        self._inbox = None if control is None else Inbox(client, key, study.fence, control)
+        self.channel = channel = SchedulerChannel(client, key, signer, study.fence, self._inbox)
+        quarantine = Quarantine(client, key)
         self._breaker = CircuitBreaker(quarantine)
         #: live workers as of the last `poll`
         self.workers = workers = Workers(servers, study, progress, wanted)
@@ -77,24 +76,13 @@ class QueueExecutor:
         #: workers that were present when the recorder was last told
         self._recorded: frozenset[str] = frozenset()
         self._in_flight = live
-        template = Payload(
-            study=study.key,
-            name=study.name,
-            module=study.module,
-            code=study.code.digest,
-            is_shipped=study.code.is_shipped,
-            attempts=[],
-            timeout=study.trial_timeout,
-            one_worker=study.one_worker,
-            objectives=study.objectives,
-        )
-        self._dispatch = Dispatch(template, self._publisher, channel, workers, live, self._clock, study.adopt)
+        self._dispatch = Dispatch(study.template, self._publisher, channel, workers, live, self._clock, study.adopt)
         self._leases = LeaseMonitor(channel, workers, live, self._breaker, self._clock)
-        seats = SchedulerSeats(client, study.key, signer)
+        seats = SchedulerSeats(client, key, signer)
         self.gangs = Gangs(seats, self._dispatch, workers, live, study.gang_wait_seconds)
         #: ships the sources
         sources = study.sources
-        self._ship = None if sources is None else partial(Shipping(client, signer).send, study.key, sources)
+        self._ship = None if sources is None else partial(Shipping(client, signer).send, key, sources)
         #: True until the first poll: attempts submitted before it belong to an earlier scheduler
         self._is_new = True
         #: True if `poll` has returned all events from before the last look at leases; they are handled by the next poll
@@ -157,7 +145,7 @@ class QueueExecutor:
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""
         found = [*self._breaker.notices, *self.gangs.notices, *self.workers.complaints()]
-        if self.workers.able and (said := of_other_protocols(self.workers.announced, self._study.module)):
+        if self.workers.able and (said := of_other_protocols(self.workers.announced, self._study.template.module)):
             found.append(f"some workers get no trials: they {said}")
         if self.channel.forged or self.workers.refused:
             found.append(

@@ -25,6 +25,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.files import EMBEDDED, below, read_class_spec
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, money
@@ -265,18 +266,23 @@ class Session:
         self.executor = QueueExecutor(
             servers,
             FleetStudy(
-                key=self.study.record.key,
-                module=self.file.module,
+                template=Payload(
+                    study=self.study.record.key,
+                    name=self.study.name,
+                    module=self.file.module,
+                    code=self.code.digest,
+                    is_shipped=self.code.is_shipped,
+                    attempts=[],
+                    timeout=settings.trial_timeout,
+                    one_worker=settings.gpus is not None,
+                    objectives=settings.objectives,
+                ),
                 code=self.code,
                 sources=self._sources,
-                name=self.study.name,
                 fence=self.study.fence,
                 weight=settings.weight,
-                objectives=settings.objectives,
                 adopt=self.options.fleet,
-                trial_timeout=settings.trial_timeout,
                 gang_wait_seconds=settings.gang_wait_seconds,
-                one_worker=settings.gpus is not None,
             ),
             self.study.live,
             progress=self._progress,
@@ -455,12 +461,12 @@ class Session:
             say("stopping: running trials finish first; Ctrl-C again stops at once")
 
     def _give_up_at_limit(self) -> None:
-        """Raise ServiceError once the limit is reached, but a server has not answered for GIVE_UP_SECONDS.
+        """Raise ServiceError once a server has not answered for GIVE_UP_SECONDS since the limit was reached.
 
         No running trial can end meanwhile.
         """
-        now, is_stuck = time.monotonic(), self.study.trouble is not None or self.executor.silence is not None
-        if not (is_stuck and self.scheduler.stopping):
+        now = time.monotonic()
+        if not self.scheduler.stopping:
             self._stuck_since = now
         elif now - self._stuck_since > GIVE_UP_SECONDS:
             raise ServiceError(

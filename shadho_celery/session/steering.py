@@ -10,20 +10,9 @@ from uuid import uuid4
 
 from msgspec.structs import asdict, replace
 
+from shadho_celery.core import records
 from shadho_celery.core.checks import one_line, short
-from shadho_celery.core.records import (
-    Action,
-    Answer,
-    Cancel,
-    Deed,
-    Enqueue,
-    OfStudy,
-    Pause,
-    Set,
-    Stop,
-    Unpause,
-    name_of,
-)
+from shadho_celery.core.records import Action, Answer, OfStudy, name_of
 from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted
@@ -83,17 +72,18 @@ class Steering:
     def note_signal(self, number: int) -> None:
         """Record that a signal has stopped the study, as a request does."""
         study, by = self._run.study, requester()
-        request = Request(to=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=Stop())
+        request = Request(to=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=records.Stop())
         self._record(request, Answer(is_done=True, text=f"stopped by {Signals(number).name}"))
 
     def _record(self, request: Request, answer: Answer) -> None:
-        study = self._run.study
+        study, deed = self._run.study, request.deed
         action = Action(
             id=request.id,
             at=study.clock.wall(),
             by=request.by,
-            action=name_of(request.deed),
-            arguments=_arguments(request.deed),
+            action=name_of(deed),
+            # Points are counted, because they may be very many.
+            arguments={"points": len(deed.points)} if isinstance(deed, records.Enqueue) else asdict(deed),
             answer=answer,
             fence=study.fence,
         )
@@ -109,27 +99,27 @@ class Steering:
         """Carry out an action, and return what was done. Raises UsageError or StoreOutage if it is refused."""
         scheduler = self._run.scheduler
         was_stopping, was_paused = scheduler.stopping, scheduler.paused
-        if was_stopping and isinstance(deed, (Pause, Enqueue, Set)):
+        if was_stopping and isinstance(deed, (records.Pause, records.Enqueue, records.Set)):
             raise UsageError("the study is stopping")
         match deed:
-            case Stop():
+            case records.Stop():
                 self.has_stopped = True
                 if not was_stopping:
                     scheduler.stop()
                 return f"{'already stopping' if was_stopping else 'stopping'}: {self._running()}"
-            case Pause():
+            case records.Pause():
                 if not was_paused:
                     scheduler.pause()
                 return f"{'already paused' if was_paused else 'paused'}: {self._running()}, no others start"
-            case Unpause():
+            case records.Unpause():
                 if was_paused:
                     scheduler.unpause()
                 return "unpaused: trials start again" if was_paused else "the study is not paused"
-            case Cancel(number):
+            case records.Cancel(number):
                 return self._cancel(number)
-            case Enqueue(points):
+            case records.Enqueue(points):
                 return self._enqueue(points)
-            case Set(settings):
+            case records.Set(settings):
                 return self._set(settings)
 
     def _cancel(self, number: int) -> str:
@@ -194,8 +184,3 @@ def _of_drain(place: str, drain: Drain) -> Action:
         arguments={"worker": place},
         answer=Answer(is_done=True, text=f"{place} takes {'no more trials' if drain.is_drained else 'trials again'}"),
     )
-
-
-def _arguments(deed: Deed) -> dict[str, Any]:
-    """Return the arguments of a request as they are recorded. Points are counted, because they may be very many."""
-    return {"points": len(deed.points)} if isinstance(deed, Enqueue) else asdict(deed)

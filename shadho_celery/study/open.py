@@ -130,20 +130,6 @@ def earlier_study(
     """
     if name is not None:
         _check_name(name)
-    record = _found(store, module, name, resume)
-    if record is not None:
-        check_continues(record.name, is_simulated=record.is_simulated)
-        if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
-            # The spaces cannot be compared.
-            raise StudyError(
-                f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
-                "resume), or resume it with the version that began it"
-            )
-        _compare(replace(record, settings={**record.settings, **(settings or {})}), space, module, store.safe_url)
-    return record
-
-
-def _found(store: SqlStore, module: str, name: str | None, resume: Resume) -> StudyRecord | None:
     if not resume:
         return None
     try:
@@ -152,8 +138,30 @@ def _found(store: SqlStore, module: str, name: str | None, resume: Resume) -> St
         if resume is True:
             raise
         return None
-    # The beginning of a name is not enough, because the new study may have that name.
-    return record if resume is True or not name or record.name == name else None
+    if resume is not True and name and record.name != name:
+        # The beginning of a name is not enough, because the new study may have that name.
+        return None
+    check_continues(record.name, is_simulated=record.is_simulated)
+    if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
+        # The spaces cannot be compared.
+        raise StudyError(
+            f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
+            "resume), or resume it with the version that began it"
+        )
+    if record.module != module:
+        raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
+    changes = [
+        f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
+        for label in {**record.space, **space}
+        if record.space.get(label) != space.get(label)
+    ]
+    if changes:
+        asked = replace(record, settings={**record.settings, **(settings or {})})
+        raise SpaceChanged(
+            f"study {record.name!r} searches another space: {listed(changes, 5)}; restore the space, or begin a "
+            f"study that learns from this one: {_successor(asked, store.safe_url)}"
+        )
+    return record
 
 
 def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord) -> None:
@@ -224,25 +232,6 @@ def check_continues(name: str, *, is_simulated: bool) -> None:
     """Raise UsageError for a simulated study, which has no trials that can continue."""
     if is_simulated:
         raise UsageError(f"study {name} was simulated, and cannot continue; simulate it for longer instead")
-
-
-def _compare(record: StudyRecord, space: Mapping[str, str], module: str, store: str) -> None:
-    """Raise StudyError if a study cannot be resumed with this module or space.
-
-    `store` is the store's URL without a password.
-    """
-    if record.module != module:
-        raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
-    changes = [
-        f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
-        for label in {**record.space, **space}
-        if record.space.get(label) != space.get(label)
-    ]
-    if changes:
-        raise SpaceChanged(
-            f"study {record.name!r} searches another space: {listed(changes, 5)}; restore the space, or begin a "
-            f"study that learns from this one: {_successor(record, store)}"
-        )
 
 
 def _successor(record: StudyRecord, store: str) -> str:

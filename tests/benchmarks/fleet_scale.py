@@ -350,7 +350,7 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
     study = open_study(store, space.describe(), name=name, resume=True)
     executor = QueueExecutor(
         Servers(client=connect(url), publisher=Publisher(url)),
-        FleetStudy(key=study.record.key, module=MODULE),
+        FleetStudy(template=Payload(study=study.record.key, module=MODULE, attempts=[])),
         study.live,
     )
     seconds = given.seconds / factor

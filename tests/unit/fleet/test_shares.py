@@ -17,6 +17,7 @@ from services.cases import cases
 
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.broker import PROTOCOL
@@ -141,7 +142,8 @@ class Study:
         self.name = str(len(fleet.studies))
         fleet.studies.append(self)
         connection = Servers(client=fleet.redis, publisher=MagicMock())  # type: ignore[arg-type]
-        self.workers = Workers(connection, FleetStudy(key=self.name, module="m", weight=weight))
+        template = Payload(study=self.name, module="m", attempts=[])
+        self.workers = Workers(connection, FleetStudy(template=template, weight=weight))
         self.in_flight = Attempts[Sent]()
         self.is_pausing = False
         self._fleet, self._clock = fleet, fleet.clock

@@ -13,6 +13,7 @@ from msgspec import structs
 from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass, Machine
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Progress, Share, StudyWants, Worker
@@ -58,7 +59,8 @@ class Fleet:
             json.dumps(msgspec.to_builtins(self.announced[name])) for name in sorted(self.announced)
         ]
         connection = Servers(client=client, publisher=MagicMock())
-        self.workers = Workers(connection, FleetStudy(key="s", module="m", one_worker=one_worker))
+        template = Payload(study="s", module="m", attempts=[], one_worker=one_worker)
+        self.workers = Workers(connection, FleetStudy(template=template))
 
     def announce(self, name: str, host: str, **facts: Any) -> None:
         known = {"protocol": PROTOCOL, "compute_class": "cpu", "slots": 1, "imports": ["m"], **facts}
@@ -166,7 +168,7 @@ def test_a_study_announces_its_name_and_how_far_it_is_each_time() -> None:
     client = MagicMock(**{"smembers.return_value": set()})
     told = [Progress(ended=1, limit=5, running=2), Progress(ended=2, limit=5)]
     wanted = {"cloud": 4}
-    study = FleetStudy(key="k", module="m", weight=2.0, name="svm")
+    study = FleetStudy(template=Payload(study="k", name="svm", module="m", attempts=[]), weight=2.0)
     connection = Servers(client=client, publisher=MagicMock())
     workers = Workers(connection, study, progress=iter(told).__next__, wanted=lambda: wanted)
     for now in (0.0, 1.0):
