@@ -258,7 +258,8 @@ class QueueExecutor:
     @property
     def has_news(self) -> bool:
         """True if `requests` or `drains` may return something."""
-        return self._obeyed is not self.workers.obeyed or (self._inbox is not None and bool(self._inbox.arrived))
+        has_drains = self.silence is None and self._obeyed is not self.workers.obeyed
+        return has_drains or (self._inbox is not None and bool(self._inbox.arrived))
 
     def requests(self) -> Sequence[tuple[Request, Answer | None]]:
         """Return the requests to this scheduler since the last call, with the answers of those that were refused.
