@@ -12,7 +12,8 @@ import re
 import signal
 import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery, Task, shared_task, signals
@@ -52,15 +53,21 @@ def _refusal(message: str) -> SystemExit:
     return SystemExit(2)
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """End the command with one line at a ShadhoError."""
+    try:
+        yield
+    except ShadhoError as error:
+        raise _refusal(str(error)) from None
+
+
 prefer_own()
 app = Celery("shadho_celery", amqp=AMQP)
-try:
-    with readable_warnings():
-        # `conf.update` is not used, because Celery would first load the module that CELERY_CONFIG_MODULE names, which
-        # may belong to another project.
-        app.config_from_object(configuration() | {"worker_consumer": CarefulConsumer})
-except ShadhoError as error:
-    raise _refusal(str(error)) from None
+with _refusals(), readable_warnings():
+    # `conf.update` is not used, because Celery would first load the module that CELERY_CONFIG_MODULE names, which may
+    # belong to another project.
+    app.config_from_object(configuration() | {"worker_consumer": CarefulConsumer})
 app.steps["worker"].add(Shutdown)
 #: what starts the slots' processes, if it was made before this module was imported
 app.shadho_fork_servers = None
@@ -84,30 +91,25 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
 
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
+@_refusals()
 def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: object) -> None:
     """Set the worker's queue, its number of slots and its unique name before Celery builds it.
 
     Instead of Celery's banner, the worker's own line says when it is ready (`_ready`).
     """
     instance.quiet = True
-    try:
-        refuse_nested()
-        refuse_libraries(_imports(conf, options))
-        start_method()
-        hardware.slots_per_gpu()
-        Stay.configured()
-        app.shadho_metrics = MetricsServer.configured()
-    except ShadhoError as error:
-        raise _refusal(str(error)) from None
+    refuse_nested()
+    refuse_libraries(_imports(conf, options))
+    start_method()
+    hardware.slots_per_gpu()
+    Stay.configured()
+    app.shadho_metrics = MetricsServer.configured()
     machine = hardware.detect()
     names = _listed(options.get("queues"))
     if len(names) > 1:
         raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
     name = names[0] if names else machine.compute_class
-    try:
-        hardware.check_class_name(name, "-Q")
-    except ShadhoError as error:
-        raise _refusal(str(error)) from None
+    hardware.check_class_name(name, "-Q")
     conf.task_default_queue = name
     conf.task_queues = [broker.queue(name)]
     if not conf.worker_concurrency:
@@ -156,6 +158,7 @@ def _clean(logger: logging.Logger, **_: object) -> None:
 
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
+@_refusals()
 def _open(sender: Any, **_: object) -> None:
     """Start the slots' processes, which get ready while Celery connects. Also consume the queue of this machine."""
     # Trials run as the same user, and must not read the passwords of broker and Redis in this process's memory.
@@ -173,33 +176,27 @@ def _open(sender: Any, **_: object) -> None:
     _consume(sender, names)
     if (line := default_broker(str(conf.broker_url))) is not None:
         log.warning("%s", line)
-    try:
-        client = connect(conf.get("shadho_redis_url"))
-        connection = sender.app.connection_for_read(heartbeat=0, connect_timeout=BROKER_CONNECT_SECONDS)
-        if (silent := broker.check_access(connection, names, str(conf.broker_url))) is not None:
-            log.warning("%s", silent)
-        sender.app.shadho_slots = slots = Slots(
-            client,
-            machine=machine,
-            compute_class=name,
-            count=int(sender.concurrency),
-            imports=imports,
-            checkpoints=CHECKPOINTS.absolute(),
-            address=own_address(client),
-            signer=Signer.configured(),
-            control=Signer.for_control(),
-            code_folder=SHIPPED_CODE.absolute() if conf.get("shadho_accept_code") else None,
-            fork_servers=fork_servers,
-            shares_gpus=hardware.slots_per_gpu() is None,
-        )
-        slots.check()
-    except ShadhoError as error:
-        raise _refusal(str(error)) from None
+    client = connect(conf.get("shadho_redis_url"))
+    connection = sender.app.connection_for_read(heartbeat=0, connect_timeout=BROKER_CONNECT_SECONDS)
+    if (silent := broker.check_access(connection, names, str(conf.broker_url))) is not None:
+        log.warning("%s", silent)
+    sender.app.shadho_slots = slots = Slots(
+        client,
+        machine=machine,
+        compute_class=name,
+        count=int(sender.concurrency),
+        imports=imports,
+        checkpoints=CHECKPOINTS.absolute(),
+        address=own_address(client),
+        signer=Signer.configured(),
+        control=Signer.for_control(),
+        code_folder=SHIPPED_CODE.absolute() if conf.get("shadho_accept_code") else None,
+        fork_servers=fork_servers,
+        shares_gpus=hardware.slots_per_gpu() is None,
+    )
+    slots.check()
     _warn(machine, slots.worker, accepts_code=bool(conf.get("shadho_accept_code")))
-    try:
-        slots.start()
-    except ShadhoError as error:
-        raise _refusal(str(error)) from None
+    slots.start()
     if app.shadho_metrics is not None:
         app.shadho_metrics.serve(collector(slots))
 

@@ -130,7 +130,7 @@ def run_study(options: RunOptions) -> int:
 def view_of(session: Session, console: Console) -> LiveView | PlainView:
     """Return the view of a run: a picture in a terminal, otherwise a line every few seconds."""
     executor = session.executor
-    fleet = Fleet(workers=lambda: executor.workers.announced, module=session.file.module, gangs=executor.gangs)
+    fleet = Fleet(workers=lambda: executor.workers.announced, module=session.file.module, gangs=executor.gangs.seated)
     if console.is_terminal and not session.options.silent:
         return LiveView(session.scheduler, session.plan.space, console, fleet)
     return PlainView(session.scheduler, fleet)

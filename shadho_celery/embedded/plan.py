@@ -66,8 +66,11 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 def urls_of(socket: str) -> dict[str, str]:
-    """Return the environment variables with the URLs of broker and Redis, which are the same server."""
-    return {urls.BROKER: f"redis+socket://{socket}", urls.REDIS: f"unix://{socket}"}
+    """Return the environment variables with the URLs of broker and Redis, which are the same server.
+
+    A celeryconfig.py in the working directory is for the workers of a fleet or for another project.
+    """
+    return {urls.BROKER: f"redis+socket://{socket}", urls.REDIS: f"unix://{socket}", urls.IGNORE: "1"}
 
 
 def socket_path(directory: Path) -> str:

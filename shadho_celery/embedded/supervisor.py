@@ -64,7 +64,7 @@ class Supervisor:
         self._redis = self._start_redis()
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._started_at: dict[str, float] = {}
-        self._start_next_worker()
+        self._start_workers()
         self._stopping = False
         self._is_kept = not plan.is_early
         self._began = time.time()
@@ -80,8 +80,8 @@ class Supervisor:
                 if not line:
                     break
                 self._is_kept |= line.strip() == KEEP
-            self._start_next_worker()
-            self._revive()
+            self._start_workers()
+            self._revive_redis()
             self._cut_logs()
         self.stop()
 
@@ -115,28 +115,24 @@ class Supervisor:
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
-    def _start_next_worker(self) -> None:
-        """Start a worker of a class that has none yet.
+    def _start_workers(self) -> None:
+        """Start a worker of a class that has none yet, and restart those that have died; their logs give the reason.
 
         They start one after another: the imports of all at once would delay the first trial.
         """
-        if time.monotonic() - max(self._started_at.values(), default=0.0) < NEXT_SECONDS:
-            return
         for name in self._plan.workers:
-            if name not in self._workers:
+            worker, latest = self._workers.get(name), max(self._started_at.values(), default=0.0)
+            is_dead = worker is not None and worker.poll() is not None
+            if is_dead and time.monotonic() - self._started_at[name] <= RESTART_SECONDS:
+                continue
+            if is_dead or (worker is None and time.monotonic() - latest >= NEXT_SECONDS):
                 self._workers[name] = self._start_worker(name)
                 self._started_at[name] = time.monotonic()
-                return
 
-    def _revive(self) -> None:
-        """Restart dead processes. If a worker dies again and again, its log gives the reason."""
+    def _revive_redis(self) -> None:
         if self._redis.poll() is not None:
             self._set_aside_unreadable()
             self._redis = self._start_redis()
-        for name, worker in self._workers.items():
-            if worker.poll() is not None and time.monotonic() - self._started_at[name] > RESTART_SECONDS:
-                self._workers[name] = self._start_worker(name)
-                self._started_at[name] = time.monotonic()
 
     def _cut_logs(self) -> None:
         for log in Path(self._plan.directory).glob("*.log"):
@@ -183,8 +179,6 @@ class Supervisor:
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
             **urls_of(self._plan.socket),
-            # A celeryconfig.py in the working directory is for the workers of a fleet or for another project.
-            urls.IGNORE: "1",
             urls.EMBEDDED: "1",
             CONTROL_KEY_FILE: str(Path(self._plan.directory) / CONTROL_KEY),
             "SHADHO_IMPORTS": ",".join(self._plan.imports),

@@ -331,9 +331,9 @@ class Publisher:
         self._open()
 
     @classmethod
-    def configured(cls, *, with_folder: bool = True) -> Publisher:
+    def configured(cls) -> Publisher:
         """Return a publisher for the configured broker, with the workers' settings (`configuration`)."""
-        settings = configuration(with_folder=with_folder)
+        settings = configuration()
         return cls(
             settings["broker_url"],
             settings.get("broker_transport_options"),

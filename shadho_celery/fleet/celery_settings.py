@@ -39,14 +39,14 @@ _FREE: Mapping[str, str] = {
 }
 
 
-def configuration(*, with_folder: bool = True) -> dict[str, Any]:
-    """Return the package's settings, overridden by a celeryconfig.py in the working directory.
+def configuration() -> dict[str, Any]:
+    """Return the package's settings, overridden by a celeryconfig.py in the working directory (`file_of_folder`).
 
-    Warns about settings in that file that are ignored. If `with_folder` is False, the file is not read. Raises
-    UsageError if the file cannot be imported, or if Celery cannot use the broker's URL.
+    Warns about settings in that file that are ignored. Raises UsageError if the file cannot be imported, or if Celery
+    cannot use the broker's URL.
     """
     settings, origin = _settings(_packages_file()), urls.BROKER
-    if with_folder and (file := file_of_folder()):
+    if file := file_of_folder():
         own = _taken(file, settings)
         settings |= own
         if "broker_url" in own:

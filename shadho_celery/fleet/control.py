@@ -119,10 +119,9 @@ class Inbox(Requests[OfStudy, Answer]):
     def __init__(self, client: Redis, study: str, fence: int, signer: Signer) -> None:
         super().__init__(client, study, signer, CONTROL)
         self._fence = fence
-        #: requests that were read and are to be carried out
-        self.waiting: list[Request] = []
-        #: requests that were refused because they have expired, or are for another scheduler, with their answers
-        self.refused: list[tuple[Request, Answer]] = []
+        #: requests that were read, each with its answer if it was refused because it has expired, or is for another
+        #: scheduler. The others are to be carried out
+        self.arrived: list[tuple[Request, Answer | None]] = []
         #: by id of a request, until KEPT_SECONDS after it has expired: the end of its validity, and its answer, or None
         #: before that. A copy of the request must not replace the answer, for which its sender may still wait
         self._known: dict[str, tuple[int, Answer | None]] = {}
@@ -139,11 +138,12 @@ class Inbox(Requests[OfStudy, Answer]):
             elif request.id in self._known:
                 continue
             elif (reason := self._why_not(request, now)) is not None:
-                self.refused.append((request, Answer(is_done=False, text=reason)))
-                super().answer(*self.refused[-1])
+                refusal = Answer(is_done=False, text=reason)
+                self.arrived.append((request, refusal))
+                super().answer(request, refusal)
             else:
                 self._known[request.id] = request.expires, None
-                self.waiting.append(request)
+                self.arrived.append((request, None))
 
     def answer(self, request: Request, answer: Answer) -> None:
         """Answer a request that was carried out or refused. Raises redis-py's errors."""

@@ -131,14 +131,10 @@ class DrainWatch:
 
         Records that Redis has lost are left out. Raises redis-py's errors.
         """
-        found = {}
-        for place, sequence in obeyed.items():
-            if sequence > self._known.get(place, 0):
-                drain = self._drains.latest(place)
-                self._known[place] = sequence
-                if drain is not None and drain.sequence == sequence:
-                    found[place] = drain
-        return found
+        new = {place: sequence for place, sequence in obeyed.items() if sequence > self._known.get(place, 0)}
+        latest = {place: self._drains.latest(place) for place in new}
+        self._known |= new
+        return {place: drain for place, drain in latest.items() if drain is not None and drain.sequence == new[place]}
 
 
 def _about(place: str) -> str:

@@ -15,7 +15,6 @@ from msgspec import structs
 
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import Answer
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Result, TrialState
@@ -26,9 +25,9 @@ from shadho_celery.fleet.circuit_breaker import CircuitBreaker
 from shadho_celery.fleet.control import Inbox, Request
 from shadho_celery.fleet.dispatch import LOOK_SECONDS, Dispatch, LeaseMonitor
 from shadho_celery.fleet.drains import Drain, Drains, DrainWatch
-from shadho_celery.fleet.gangs import Gangs, Seated
+from shadho_celery.fleet.gangs import Gangs
 from shadho_celery.fleet.redis import connect, flush, is_outage, outages_pass, refusals, unusable
-from shadho_celery.fleet.registry import Progress, Worker, obeyed_drains, of_other_protocols
+from shadho_celery.fleet.registry import Progress, of_other_protocols
 from shadho_celery.fleet.seats import SchedulerSeats
 from shadho_celery.fleet.workers import FleetStudy, Servers, Workers
 from shadho_celery.study.recorder import Recorder
@@ -62,39 +61,28 @@ class QueueExecutor:
     ) -> None:
         client, signer, control = servers.client, servers.signer, servers.control
         self._clock = clock or SystemClock()
-        self._study, self._publisher = study, servers.publisher
+        self._study, self._publisher, key = study, servers.publisher, study.template.study
         #: counts the refused events, leases and keys (`forged`)
-        self._inbox = None if control is None else Inbox(client, study.key, study.fence, control)
-        self.channel = channel = SchedulerChannel(client, study.key, signer, study.fence, self._inbox)
-        quarantine = Quarantine(client, study.key)
+        self._inbox = None if control is None else Inbox(client, key, study.fence, control)
+        self.channel = channel = SchedulerChannel(client, key, signer, study.fence, self._inbox)
+        quarantine = Quarantine(client, key)
         self._breaker = CircuitBreaker(quarantine)
         #: live workers as of the last `poll`
         self.workers = workers = Workers(servers, study, progress, wanted)
         self._drain_watch = None if control is None else DrainWatch(Drains(client, control))
-        #: announcements that were looked through for drains
-        self._watched: Mapping[str, Worker] = {}
+        #: drains that workers obeyed when the drain watch was last asked
+        self._obeyed = workers.obeyed
         self._recorder = recorder
         #: workers that were present when the recorder was last told
         self._recorded: frozenset[str] = frozenset()
         self._in_flight = live
-        template = Payload(
-            study=study.key,
-            name=study.name,
-            module=study.module,
-            code=study.code.digest,
-            is_shipped=study.code.is_shipped,
-            attempts=[],
-            timeout=study.trial_timeout,
-            one_worker=study.one_worker,
-            objectives=study.objectives,
-        )
-        self._dispatch = Dispatch(template, self._publisher, channel, workers, live, self._clock, study.adopt)
+        self._dispatch = Dispatch(study.template, self._publisher, channel, workers, live, self._clock, study.adopt)
         self._leases = LeaseMonitor(channel, workers, live, self._breaker, self._clock)
-        seats = SchedulerSeats(client, study.key, signer)
-        self._gangs = Gangs(seats, self._dispatch, workers, live, study.gang_wait_seconds)
+        seats = SchedulerSeats(client, key, signer)
+        self.gangs = Gangs(seats, self._dispatch, workers, live, study.gang_wait_seconds)
         #: ships the sources
         sources = study.sources
-        self._ship = None if sources is None else partial(Shipping(client, signer).send, study.key, sources)
+        self._ship = None if sources is None else partial(Shipping(client, signer).send, key, sources)
         #: True until the first poll: attempts submitted before it belong to an earlier scheduler
         self._is_new = True
         #: True if `poll` has returned all events from before the last look at leases; they are handled by the next poll
@@ -149,10 +137,6 @@ class QueueExecutor:
         found = self._publisher.depths(sorted(names)[:MOST_QUEUES])
         return {name: count for name, count in found.items() if count is not None}
 
-    def gangs(self) -> Mapping[tuple[int, int], Seated]:
-        """Return the slots of each gang, by number and attempt."""
-        return self._gangs.seated()
-
     def look(self) -> None:
         """Look at the announcements of the workers now: a short study may end before the next look of `poll`."""
         with outages_pass():
@@ -160,8 +144,8 @@ class QueueExecutor:
 
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""
-        found = [*self._breaker.notices, *self._gangs.notices, *self.workers.complaints()]
-        if self.workers.able and (said := of_other_protocols(self.workers.announced, self._study.module)):
+        found = [*self._breaker.notices, *self.gangs.notices, *self.workers.complaints()]
+        if self.workers.able and (said := of_other_protocols(self.workers.announced, self._study.template.module)):
             found.append(f"some workers get no trials: they {said}")
         if self.channel.forged or self.workers.refused:
             found.append(
@@ -193,7 +177,7 @@ class QueueExecutor:
             self._unwanted.append(partial(self.channel.give_up, orphans, reason))
             return
         if running := [(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING]:
-            self._gangs.expect(running)
+            self.gangs.expect(running)
         queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
         # Copies are left out: the attempt that they copy is still in flight, and its result may be on its way.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
@@ -224,7 +208,7 @@ class QueueExecutor:
             if unclaimed and self._dispatch.refusal is None:
                 # Their trials get new attempts, which do not count as retries. The old messages will be refused.
                 self._take_back(unclaimed, running=False)
-            for lost in self._gangs.tend(self._clock.now()) if self._gangs.is_needed else ():
+            for lost in self.gangs.tend(self._clock.now()) if self.gangs.is_needed else ():
                 self.channel.give_up([(lost.number, lost.attempt)], lost.reason, claimed=lost.claimed)
             self._dispatch.pace.turn(self.workers.classes)
             losses = self._leases.losses
@@ -236,7 +220,7 @@ class QueueExecutor:
             events: list[Event] = [*losses]
             for event in self.channel.drain(int(wait * 1000)):
                 if isinstance(event, GangEvent):
-                    self._gangs.hear(event, self._clock.now())
+                    self.gangs.hear(event, self._clock.now())
                 else:
                     events.append(event)
             self._leases.note_wait(self._clock.now() - asked_at - wait)
@@ -266,35 +250,35 @@ class QueueExecutor:
             with outages_pass():
                 self._take_back(attempts, running=running, pruned=pruned)
 
-    def set_trial_timeout(self, seconds: float | None) -> None:
-        """Stop the trials that are sent from now on after this many seconds; None for never."""
-        self._dispatch.template = structs.replace(self._dispatch.template, timeout=seconds)
-
-    def set_weight(self, weight: float) -> None:
-        """Share slots with other studies by another weight from now on."""
+    def change(self, trial_timeout: float | None, weight: float) -> None:
+        """Stop the trials that are sent from now on after so many seconds; share slots by this weight from now on."""
+        self._dispatch.template = structs.replace(self._dispatch.template, timeout=trial_timeout)
         self.workers.set_weight(weight, self._in_flight, self._clock.now())
 
-    def requests(self) -> Sequence[Request]:
-        """Return the requests to this scheduler since the last call. `answer` must be called for each."""
-        if self._inbox is None:
-            return ()
-        found, self._inbox.waiting = self._inbox.waiting, []
-        return found
+    @property
+    def has_news(self) -> bool:
+        """True if `requests` or `drains` may return something."""
+        has_drains = self.silence is None and self._obeyed is not self.workers.obeyed
+        return has_drains or (self._inbox is not None and bool(self._inbox.arrived))
 
-    def refusals(self) -> Sequence[tuple[Request, Answer]]:
-        """Return the requests since the last call that were refused on arrival, with the answers that they got."""
+    def requests(self) -> Sequence[tuple[Request, Answer | None]]:
+        """Return the requests to this scheduler since the last call, with the answers of those that were refused.
+
+        `answer` must be called for each of the others.
+        """
         if self._inbox is None:
             return ()
-        found, self._inbox.refused = self._inbox.refused, []
+        found, self._inbox.arrived = self._inbox.arrived, []
         return found
 
     def drains(self) -> Mapping[str, Drain]:
         """Return the drains and undrains, by place, that workers obey since the last call. See `DrainWatch`."""
-        if self._drain_watch is not None and self._watched is not self.workers.announced:
-            with outages_pass():
-                self._watched = self.workers.announced
-                return self._drain_watch.news(obeyed_drains(self._watched))
-        return {}
+        found: Mapping[str, Drain] = {}
+        with outages_pass():
+            if self._drain_watch is not None:
+                found = self._drain_watch.news(self.workers.obeyed)
+            self._obeyed = self.workers.obeyed
+        return found
 
     def answer(self, request: Request, answer: Answer) -> None:
         """Send the answer to a request. While Redis is unavailable the answer is dropped, and the request expires."""
@@ -376,8 +360,8 @@ class QueueExecutor:
             # If this attempt was assumed lost, a later attempt may already be in Redis.
             if others := [sent.key for sent in ended if sent.attempt.attempt != event.attempt]:
                 self._unwanted.append(partial(self.channel.give_up, others, "another attempt has ended its trial"))
-        if self._gangs.is_needed:
-            self._gangs.close(event.number, None if is_over else event.attempt)
+        if self.gangs.is_needed:
+            self.gangs.close(event.number, None if is_over else event.attempt)
         if not is_over:
             # In Redis this attempt has ended the trial, so later attempts cannot be claimed until it is reopened.
             self._dispatch.reopened.append((event.number, event.attempt))

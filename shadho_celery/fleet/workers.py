@@ -23,8 +23,8 @@ from shadho_celery.core.attempts import Sent
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import Leaving, MachineRecord, Present
-from shadho_celery.core.trial import Objectives
 from shadho_celery.fleet.broker import Publisher
 from shadho_celery.fleet.registry import (
     ANNOUNCE_SECONDS,
@@ -34,6 +34,7 @@ from shadho_celery.fleet.registry import (
     Registry,
     StudyWants,
     Worker,
+    obeyed_drains,
     place_of,
     sorted_out,
 )
@@ -82,28 +83,21 @@ class Servers:
 class FleetStudy:
     """What a fleet must know of a study to run its trials."""
 
-    key: str
-    #: module with which workers must have been started, and its required version
-    module: str
+    #: a message without attempts, with the fields that all messages of the study have in common
+    template: Payload
+    #: version of the code that workers must have
     code: CodeVersion = ANY_CODE
     #: what is shipped to the workers that accept code; None to ship nothing
     sources: Sources | None = None
-    name: str = ""
     #: fencing number of the study's lock in its store
     fence: int = 0
     #: the study's weight when slots are shared with other studies
     weight: float = 1.0
-    #: names and directions of the losses
-    objectives: Objectives | None = None
     #: True to wait for attempts that an earlier scheduler left running. Otherwise all workers are on this machine, and
     #: the workers of an earlier scheduler are gone
     adopt: bool = True
-    #: seconds after which a trial is stopped; None for never
-    trial_timeout: float | None = None
     #: seconds after which a trial whose gang is not complete gives its slots back and ends LOST
     gang_wait_seconds: float = 60.0
-    #: True if all slots of a trial are those of one worker
-    one_worker: bool = False
 
 
 @dataclass
@@ -127,6 +121,8 @@ class Workers:
         self.turns = Turns(self.weight)
         #: announcements of all live workers, including those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
+        #: sequences of the drains that they obey, by place; a new mapping after each change
+        self.obeyed: Mapping[str, int] = {}
         #: names of the workers that may run its trials
         self.able: set[str] = set()
         #: number of slots that run trials of other studies, by name of a present worker that has such
@@ -155,9 +151,11 @@ class Workers:
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
         """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
-        study, control = self.study, self.servers.control
+        study, control = self.study.template, self.servers.control
         self.announced = self._workers.living()
-        ours, differing = sorted_out(self.announced, study.module, self.servers.signer.fingerprint, study.code)
+        if (obeyed := obeyed_drains(self.announced)) != self.obeyed:
+            self.obeyed = obeyed
+        ours, differing = sorted_out(self.announced, study.module, self.servers.signer.fingerprint, self.study.code)
         before = self._other_code
         self._other_code = {
             name: (said, before[name][1] if name in before else now) for name, said in differing.items()
@@ -168,7 +166,7 @@ class Workers:
         if self.present != (present := self.able | self._draining):
             self.present = frozenset(present)
         running = {name: self.announced[name].studies for name in self.present}
-        beside = {name: sum([of[key].slots for key in of if key != study.key]) for name, of in running.items() if of}
+        beside = {name: sum([of[key].slots for key in of if key != study.study]) for name, of in running.items() if of}
         self.others = {name: slots for name, slots in beside.items() if slots}
         by_class: dict[str, dict[str, Worker]] = defaultdict(dict)
         for name in sorted(self.able):
@@ -178,7 +176,7 @@ class Workers:
             in_flight[str(each.attempt.compute_class)].append(each)
         self._closed = {ours[name].compute_class for name in self.quarantined} - by_class.keys()
         fellows = self._studies.living()
-        fellows.pop(study.key, None)
+        fellows.pop(study.study, None)
         self.refused = self._workers.refused + self._studies.refused
         most = {known.name: known.limit + known.silent for known in self.classes}
         self.classes, wants, turns = [], {}, {}
@@ -202,14 +200,14 @@ class Workers:
         announced = StudyWants(
             name=study.name,
             progress=self.progress(),
-            fence=study.fence,
+            fence=self.study.fence,
             control=None if control is None else control.fingerprint,
             weight=self.weight,
             wants=wants,
             turns=turns,
             wanted_slots=dict(self.wanted()),
         )
-        is_new = self._studies.announce(study.key, announced)
+        is_new = self._studies.announce(study.study, announced)
         if is_new or self._is_late(now):
             self._known_since = now
         self._looked_at = now
@@ -270,7 +268,7 @@ class Workers:
 
     def withdraw(self) -> None:
         """Withdraw the study's announcement, because it wants no slots any more."""
-        self._studies.withdraw(self.study.key)
+        self._studies.withdraw(self.study.template.study)
 
     def are_gone(self, sent: Sent, now: float, seconds: float) -> bool:
         """Return whether no worker can claim an attempt: all are quarantined, or none was live for `seconds`."""
@@ -311,7 +309,7 @@ class Workers:
         ours: Counter[str] = Counter()
         wide: dict[str | None, set[int]] = defaultdict(set)
         for attempt in (each.attempt for each in in_flight):
-            ours[attempt.worker] += attempt.slots if self.study.one_worker else 1
+            ours[attempt.worker] += attempt.slots if self.study.template.one_worker else 1
             wide[attempt.only_on].add(attempt.slots)
         free: dict[str, list[int]] = {host: [] for host in known.hosts}
         for name, worker in workers.items():
@@ -353,7 +351,7 @@ class Workers:
             storages={host: found.pop() if len(found) == 1 else "" for host, found in storages.items()},
             names=frozenset(named),
             shares_gpus=any(worker.shares_gpus for worker in workers),
-            widest=max([worker.slots for worker in workers]) if self.study.one_worker else 0,
+            widest=max([worker.slots for worker in workers]) if self.study.template.one_worker else 0,
         )
 
     def _on_machines(self, known: ComputeClass, named: Mapping[str, Worker]) -> ComputeClass:

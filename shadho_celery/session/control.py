@@ -64,8 +64,6 @@ class Reach:
     signer: Signer
     #: signs requests
     control: Signer
-    #: True for the Redis of a fleet, False for that of an embedded one
-    is_fleet: bool
 
 
 @contextmanager
@@ -79,7 +77,7 @@ def reaches(redis: str | None = None) -> Iterator[Sequence[Reach]]:
     with ExitStack() as stack:
         if redis or urls.is_fleet({}):
             client = stack.enter_context(connect(redis or urls.url(urls.REDIS)))
-            yield [Reach(client=client, signer=signer, control=signer, is_fleet=True)]
+            yield [Reach(client=client, signer=signer, control=signer)]
             return
         found = []
         for folder in running():
@@ -88,7 +86,7 @@ def reaches(redis: str | None = None) -> Iterator[Sequence[Reach]]:
                 named = stack.enter_context(reached(folder))
                 client = stack.enter_context(connect(named[urls.REDIS]))
                 control = Signer(read_key(folder / CONTROL_KEY))
-                found.append(Reach(client=client, signer=signer, control=control, is_fleet=False))
+                found.append(Reach(client=client, signer=signer, control=control))
         yield found
 
 

@@ -33,7 +33,7 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import ValuesRecord, to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.open import open_study
+from shadho_celery.study.open import earlier_study, open_study
 from shadho_celery.study.state import Limits, StudyState
 
 
@@ -113,56 +113,47 @@ class Opening:
     def __init__(self, request: Request) -> None:
         """Check settings, known points and warm start, before anything is opened. Raises ShadhoError."""
         self._request = request
-        #: settings in force in the run before; empty for a new study
-        self._before: Mapping[str, Any] = {}
-        settings = settle(request, {}, {})
-        self.plan = Plan.of(compile_space(request.space), settings, request.limits)
+        self.plan = Plan.of(compile_space(request.space), settle(request, {}, {}), request.limits)
         self.plan.check_sampler()
         known_points.completed(self.plan, request.points)
         self.plan.check_warm_start(request.warm_start, resume=request.resume is True)
 
     def open(self) -> OpenStudy:
         """Open the store, and begin or resume the study. Raises ShadhoError."""
-        request, space, settings = self._request, self.plan.space, self.plan.settings
+        request, plan, space = self._request, self.plan, self.plan.space
+        kept: dict[str, Any] = {"module": request.module, "settings": request.given if request.module else None}
+        kept |= {"tree": to_json(space), "resume": request.resume}
         with ExitStack() as opened:
             store = SqlStore(request.store)
             opened.callback(store.close)
             warm_start = None
             if request.warm_start is not None:
-                given = (request.warm_start, space, store, settings.least_budget, settings.objectives)
-                warm_start = fit(read_source(*given), self.plan.subspaces, settings.objectives)
+                given = (request.warm_start, space, store, plan.settings.least_budget, plan.settings.objectives)
+                warm_start = fit(read_source(*given), plan.subspaces, plan.settings.objectives)
+            earlier = earlier_study(store, space.describe(), name=request.name, **kept)
+            if earlier is not None:
+                plan = plan.with_settings(settle(request, earlier.settings, earlier.in_force), request.limits)
             study = open_study(
                 store,
                 space.describe(),
-                module=request.module,
-                name=request.name,
+                name=request.name if earlier is None else earlier.name,
                 key=request.key,
-                resume=request.resume,
                 seed=request.seed,
-                settings=request.given if request.module else None,
-                settle=self._settle,
-                tree=to_json(space),
+                in_force=plan.settings.in_force(),
                 given=ValuesRecord(space).of,
                 warm_start=() if warm_start is None else warm_start.trials,
+                **kept,
             )
             opened.pop_all()
-        now = self.plan.settings.in_force()
+        before = {} if earlier is None else earlier.in_force
         return OpenStudy(
-            plan=self.plan,
+            plan=plan,
             store=store,
             study=study,
             # With "if-exists", a study that is there keeps the warm start with which it began.
-            warm_start=None if self._before else warm_start,
-            changes=changes(self._before, now, study.counted),
+            warm_start=warm_start if earlier is None else None,
+            changes=changes(before, plan.settings.in_force(), study.counted),
         )
-
-    def _settle(self, earlier: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make the plan fit the settings in force, and return those to record. The arguments are those of `settle`."""
-        settings = settle(self._request, earlier, in_force)
-        if settings != self.plan.settings:
-            self.plan = self.plan.with_settings(settings, self._request.limits)
-        self._before = in_force
-        return settings.in_force()
 
 
 @dataclass(frozen=True, kw_only=True)

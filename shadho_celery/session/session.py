@@ -25,6 +25,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.files import EMBEDDED, below, read_class_spec
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, money
@@ -180,14 +181,11 @@ class Session:
         self._opening = Opening(Request(space=file.space, module=file.module, stated=file.stated, key=key, **given))
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
-        plan = self._opening.plan
         #: version of the study's code, and a watch that finds files that were edited since
-        self.code = file.code.with_space(plan.space.describe())
+        self.code = file.code.with_space(self._opening.plan.space.describe())
         self.disk = DiskWatch()
         self._sources = _shipped(self.code) if options.ship else None
         self.code = replace(self.code, is_shipped=options.ship)
-        #: number of slots of the widest of some draws
-        self._widest = widest(plan.width, plan.subspaces)
         #: number of trials of this run that were too wide for the embedded workers
         self._too_wide = 0
         #: embedded servers and workers of this machine; None on a fleet
@@ -245,6 +243,8 @@ class Session:
         servers = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
+        #: number of slots of the widest of some draws
+        self._widest = widest(self.plan.width, self.plan.subspaces)
         self.study.use_code(self.code.digest)
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
@@ -256,7 +256,7 @@ class Session:
             os.environ.update(embedded.urls)
             servers = Servers(
                 client=connect(embedded.urls[urls.REDIS]),
-                publisher=Publisher.configured(with_folder=False),
+                publisher=Publisher.configured(),
                 signer=Signer.configured(),
                 control=Signer(read_key(embedded.directory / CONTROL_KEY)),
             )
@@ -265,18 +265,23 @@ class Session:
         self.executor = QueueExecutor(
             servers,
             FleetStudy(
-                key=self.study.record.key,
-                module=self.file.module,
+                template=Payload(
+                    study=self.study.record.key,
+                    name=self.study.name,
+                    module=self.file.module,
+                    code=self.code.digest,
+                    is_shipped=self.code.is_shipped,
+                    attempts=[],
+                    timeout=settings.trial_timeout,
+                    one_worker=settings.gpus is not None,
+                    objectives=settings.objectives,
+                ),
                 code=self.code,
                 sources=self._sources,
-                name=self.study.name,
                 fence=self.study.fence,
                 weight=settings.weight,
-                objectives=settings.objectives,
                 adopt=self.options.fleet,
-                trial_timeout=settings.trial_timeout,
                 gang_wait_seconds=settings.gang_wait_seconds,
-                one_worker=settings.gpus is not None,
             ),
             self.study.live,
             progress=self._progress,
@@ -395,7 +400,7 @@ class Session:
                 return self._signals.exit_code
         self._is_whole = True
         self.executor.look()
-        self.steering.note_drains()
+        self.steering.turn(self._say)
         is_wanted = self._signals.noted or self.steering.has_stopped
         return 0 if self.study.best is not None or is_wanted else NoSuccessfulTrial.exit_code
 
@@ -416,7 +421,8 @@ class Session:
         self.turned_at = time.monotonic()
         if self._signals.noted:
             self._handle_signals(view.note)
-        self.steering.turn(view.note)
+        if self.executor.has_news or self.steering.unsaid:
+            self.steering.turn(view.note)
         self._state = self.scheduler.state
         self._unsent_slots = int(min(MAX_SLOTS, self.scheduler.unsent * self._widest))
         if self.embedded is not None:
@@ -454,12 +460,12 @@ class Session:
             say("stopping: running trials finish first; Ctrl-C again stops at once")
 
     def _give_up_at_limit(self) -> None:
-        """Raise ServiceError once the limit is reached, but a server has not answered for GIVE_UP_SECONDS.
+        """Raise ServiceError once a server has not answered for GIVE_UP_SECONDS since the limit was reached.
 
         No running trial can end meanwhile.
         """
-        now, is_stuck = time.monotonic(), self.study.trouble is not None or self.executor.silence is not None
-        if not (is_stuck and self.scheduler.stopping):
+        now = time.monotonic()
+        if not self.scheduler.stopping:
             self._stuck_since = now
         elif now - self._stuck_since > GIVE_UP_SECONDS:
             raise ServiceError(

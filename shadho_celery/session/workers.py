@@ -79,8 +79,10 @@ def start_early(
         stated = literal_settings(module)
         if stated is None:
             return None
-        machine = hardware.detect()
-        slots = workers or _probable_workers(machine, {**stated, **given}, is_demo=is_demo)
+        machine, named = hardware.detect(), {**stated, **given}
+        settings = read_settings({name: named[name] for name in ("cores", "classes", "slots", "gpus") if name in named})
+        widest = settings.width[1] if isinstance(settings.width[1], int) else 1
+        slots = workers or default_workers(machine, settings, widest, is_demo=is_demo, say=lambda _: None)
         with Signals() as signals:
             # A signal waits until the supervisor has its plan, by which it removes everything.
             directory = below(EMBEDDED, new_key())
@@ -93,13 +95,6 @@ def start_early(
     for number in signals.noted:
         signal.raise_signal(number)
     return fleet
-
-
-def _probable_workers(machine: hardware.Machine, stated: Mapping[str, object], *, is_demo: bool) -> Mapping[str, int]:
-    settings = read_settings({name: stated[name] for name in ("cores", "classes", "slots", "gpus") if name in stated})
-    _, slots = settings.width
-    widest = slots if isinstance(slots, int) else 1
-    return default_workers(machine, settings, widest, is_demo=is_demo, say=lambda _: None)
 
 
 def default_workers(

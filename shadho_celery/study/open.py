@@ -33,10 +33,6 @@ from shadho_celery.study.state import RENEW_SECONDS, StudyState
 #: maximum bytes of a study's name, so that it fits a line of a table
 MAX_NAME = 200
 
-#: function from the settings given so far and those in force in the latest run ({} for a new study) to those in force
-#: now
-Settle = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
-
 #: number of characters of the study's key in a generated name
 SHORT = 4
 
@@ -51,7 +47,7 @@ def open_study(
     resume: Resume = False,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
-    settle: Settle | None = None,
+    in_force: Mapping[str, Any] | None = None,
     tree: Mapping[str, Any] | None = None,
     given: Callable[[Params], str | None] | None = None,
     clock: Clock | None = None,
@@ -60,61 +56,80 @@ def open_study(
     """Start a new study, or resume one, and lock it.
 
     `space` is `Space.describe()`, and `tree` is the space's machine-readable form, which is recorded. `given` makes the
-    record of a trial's values from its params. With `resume`, the study called `name` is resumed, or without a name
-    the module's latest; with "if-exists" it is begun if there is none of exactly this name. `key` is that of a new
+    record of a trial's values from its params. `name` and `resume` are as in `earlier_study`. `key` is that of a new
     study, from `new_key`; by default one is drawn. `settings` (JSON values) are added to those of earlier runs in the
-    study's record. `settle` decides which settings are in force; these are recorded, too.
+    study's record. `in_force` are all settings of this run, which are recorded too.
 
     The trials of a `warm_start` are recorded with a new study, and its samplers learn from them in every run.
 
-    Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, StudyError (another version), UsageError (another
-    seed, or a new limit on trials that has been passed) or StoreError.
+    Raises StudyLocked, StudyExists, UsageError (another seed, or a new limit on trials that has been passed),
+    StoreError, and what `earlier_study` raises.
     """
     clock = clock or SystemClock()
-    if name is not None:
-        _check_name(name)
-    record = _earlier(store, module, name, resume)
-    is_resumed = record is not None
-    if record is not None:
-        check_continues(record.name, is_simulated=record.is_simulated)
-        if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
-            # The spaces cannot be compared.
-            raise StudyError(
-                f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
-                "resume), or resume it with the version that began it"
-            )
-        asked = replace(record, settings={**record.settings, **(settings or {})})
-        _compare(asked, space, module, seed, store.safe_url)
-        before, record = record, _settled(record, settings, settle, record.in_force)
+    before = earlier_study(store, space, module=module, name=name, resume=resume, settings=settings, tree=tree)
+    if before is None:
+        record = _new_record(space, module, name, seed, clock, key=key or new_key())
+        record = replace(record, settings=settings or {}, in_force=in_force or {}, tree=tree)
+        record = _create(store, record, is_named=name is not None, warm_start=warm_start)
     else:
-        record = replace(_new_record(space, module, name, seed, clock, key=key or new_key()), tree=tree)
-        settled = _settled(record, settings, settle, {})
-        before = record = _create(store, settled, is_named=name is not None, warm_start=warm_start)
+        if seed not in (None, before.seed):
+            raise UsageError(f"study {before.name!r} was begun with seed {before.seed}; leave out seed to resume it")
+        now = before.in_force if in_force is None else in_force
+        record = replace(before, settings={**before.settings, **(settings or {})}, in_force=now)
     fence = store.lock(record.key, holder_name(), clock.wall())
     try:
-        if is_resumed:
-            _refuse_fewer_trials(store, before, record)
-        if record != before:
-            store.keep_settings(record.key, fence, record.settings, record.in_force)
-        earlier = _earlier_trials(store, record.key, fence, clock) if is_resumed else ()
-        taught = store.warm_start(record.key) if is_resumed else warm_start
-        # The row of the last trial may have been deleted. Its attempts, reports and checkpoints are another trial's.
-        first = store.last_attempted(record.key) + 1 if is_resumed else 0
-        study = StudyState(store, record, fence, earlier, clock, first_number=first, warm_start=taught, given=given)
-        if is_resumed:
-            study.recorder.spent.update(store.spent(record.key))
-            study.recorder.recall(store.sessions(record.key))
-            for attempt in store.attempts(record.key, {each.number for each in study.attempts}):
-                study.recorder.charge(attempt)
-        return study
+        if before is None:
+            return StudyState(store, record, fence, (), clock, warm_start=warm_start, given=given)
+        return _resumed(store, before, record, fence, clock=clock, given=given)
     except ShadhoError:
         with suppress(StoreError):
             store.unlock(record.key, fence)
         raise
 
 
-def _earlier(store: SqlStore, module: str, name: str | None, resume: Resume) -> StudyRecord | None:
-    """Return the study that is resumed, or None if a study begins."""
+def _resumed(
+    store: SqlStore,
+    before: StudyRecord,
+    record: StudyRecord,
+    fence: int,
+    *,
+    clock: Clock,
+    given: Callable[[Params], str | None] | None,
+) -> StudyState:
+    """Record the changed settings of a locked study, and return its state."""
+    _refuse_fewer_trials(store, before, record)
+    if record != before:
+        store.keep_settings(record.key, fence, record.settings, record.in_force)
+    trials, taught = _earlier_trials(store, record.key, fence, clock), store.warm_start(record.key)
+    # The row of the last trial may have been deleted. Its attempts, reports and checkpoints are another trial's.
+    first = store.last_attempted(record.key) + 1
+    study = StudyState(store, record, fence, trials, clock, first_number=first, warm_start=taught, given=given)
+    study.recorder.spent.update(store.spent(record.key))
+    study.recorder.recall(store.sessions(record.key))
+    for attempt in store.attempts(record.key, {each.number for each in study.attempts}):
+        study.recorder.charge(attempt)
+    return study
+
+
+def earlier_study(
+    store: SqlStore,
+    space: Mapping[str, str],
+    *,
+    module: str = "",
+    name: str | None = None,
+    resume: Resume = False,
+    settings: Mapping[str, Any] | None = None,
+    tree: Mapping[str, Any] | None = None,
+) -> StudyRecord | None:
+    """Return the record of the study that is resumed, or None if a study begins.
+
+    With `resume`, the study called `name` is resumed, or without a name the module's latest; with "if-exists" it is
+    begun if there is none of exactly this name. The other arguments are those of `open_study`.
+
+    Raises StudyNotFound, SpaceChanged, StudyError (another version), UsageError or StoreError.
+    """
+    if name is not None:
+        _check_name(name)
     if not resume:
         return None
     try:
@@ -123,17 +138,30 @@ def _earlier(store: SqlStore, module: str, name: str | None, resume: Resume) -> 
         if resume is True:
             raise
         return None
-    # The beginning of a name is not enough, because the new study may have that name.
-    return record if resume is True or not name or record.name == name else None
-
-
-def _settled(
-    record: StudyRecord, given: Mapping[str, Any] | None, settle: Settle | None, in_force: Mapping[str, Any]
-) -> StudyRecord:
-    settings = {**record.settings, **(given or {})}
-    if settle is None:
-        return replace(record, settings=settings)
-    return replace(record, settings=settings, in_force=dict(settle(settings, in_force)))
+    if resume is not True and name and record.name != name:
+        # The beginning of a name is not enough, because the new study may have that name.
+        return None
+    check_continues(record.name, is_simulated=record.is_simulated)
+    if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
+        # The spaces cannot be compared.
+        raise StudyError(
+            f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
+            "resume), or resume it with the version that began it"
+        )
+    if record.module != module:
+        raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
+    changes = [
+        f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
+        for label in {**record.space, **space}
+        if record.space.get(label) != space.get(label)
+    ]
+    if changes:
+        asked = replace(record, settings={**record.settings, **(settings or {})})
+        raise SpaceChanged(
+            f"study {record.name!r} searches another space: {listed(changes, 5)}; restore the space, or begin a "
+            f"study that learns from this one: {_successor(asked, store.safe_url)}"
+        )
+    return record
 
 
 def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord) -> None:
@@ -204,27 +232,6 @@ def check_continues(name: str, *, is_simulated: bool) -> None:
     """Raise UsageError for a simulated study, which has no trials that can continue."""
     if is_simulated:
         raise UsageError(f"study {name} was simulated, and cannot continue; simulate it for longer instead")
-
-
-def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None, store: str) -> None:
-    """Raise StudyError or UsageError if a study cannot be resumed with this module, space or seed.
-
-    `store` is the store's URL without a password.
-    """
-    if record.module != module:
-        raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
-    changes = [
-        f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
-        for label in {**record.space, **space}
-        if record.space.get(label) != space.get(label)
-    ]
-    if changes:
-        raise SpaceChanged(
-            f"study {record.name!r} searches another space: {listed(changes, 5)}; restore the space, or begin a "
-            f"study that learns from this one: {_successor(record, store)}"
-        )
-    if seed is not None and seed != record.seed:
-        raise UsageError(f"study {record.name!r} was begun with seed {record.seed}; leave out seed to resume it")
 
 
 def _successor(record: StudyRecord, store: str) -> str:

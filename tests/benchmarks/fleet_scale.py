@@ -312,7 +312,7 @@ def measure(url: str, given: argparse.Namespace, folder: str) -> dict[str, float
     study = open_study(store, space.describe(), name=name, resume=True)
     executor = QueueExecutor(
         Servers(client=connect(url), publisher=Publisher(url)),
-        FleetStudy(key=study.record.key, module=MODULE),
+        FleetStudy(template=Payload(study=study.record.key, module=MODULE, attempts=[])),
         study.live,
     )
     # The first trials all begin at once; their ends are spread after a few rounds.

@@ -96,9 +96,7 @@ def played(url: str, trials: int, start: float) -> Iterator[tuple[StudyState, fl
     plan = Plan.of(space, settings, Limits(trials=trials))
     given = {**settings.in_force(), "trials": trials}
     store = SqlStore(url)
-    study = open_study(
-        store, space.describe(), name="digits", seed=1, tree=to_json(space), clock=clock, settle=lambda *_: given
-    )
+    study = open_study(store, space.describe(), name="digits", seed=1, tree=to_json(space), clock=clock, in_force=given)
     # A worker comes later than the others, and another one dies and comes back.
     given_changes = ((150, "cpu", 1), (300, "gpu_small", -1), (390, "gpu_small", 1))
     changes = [Change(at=start + at, compute_class=name, workers=workers) for at, name, workers in given_changes]

@@ -15,6 +15,7 @@ import pytest
 import redis
 import services
 from services import MARK as LENT
+from services.cases import cases
 from services.channels import Channel
 
 from shadho_celery.core.failures import cause_of
@@ -42,10 +43,9 @@ from shadho_celery.fleet.channel import (
     Claim,
     Quarantine,
     SchedulerChannel,
-    unseal,
 )
 from shadho_celery.fleet.redis import connect
-from shadho_celery.fleet.registry import Host, Registry, StudyWants, Worker
+from shadho_celery.fleet.registry import MAX_ANNOUNCEMENT, Host, Registry, StudyWants, Worker
 from shadho_celery.fleet.seats import SchedulerSeats, Seat, WorkerSeats
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.store.base import holder_name
@@ -103,11 +103,6 @@ def ended(scheduler: SchedulerChannel) -> list[tuple[int, int]]:
 # Claim
 
 
-def test_an_attempt_is_claimed_once_only(worker: Channel, scheduler: SchedulerChannel) -> None:
-    assert [worker.claim("k1", started()) for _ in range(3)] == [True, False, False]
-    assert scheduler.drain(0) == [started()]
-
-
 def test_of_many_workers_that_claim_at_once_one_gets_the_attempt(redis_url: str, scheduler: SchedulerChannel) -> None:
     ready = threading.Barrier(8)
     claimed: list[bool] = []
@@ -128,6 +123,7 @@ def test_of_many_workers_that_claim_at_once_one_gets_the_attempt(redis_url: str,
 
 
 def test_an_older_or_equal_attempt_is_refused_and_a_newer_one_is_not(worker: Channel) -> None:
+    assert all(worker.claim(study, started(number)) for study in ("k1", "k2") for number in (1, 10, 11))
     assert worker.claim("k1", started(attempt=2))
     assert not worker.claim("k1", started(attempt=1))
     assert not worker.claim("k1", started(attempt=2))
@@ -135,18 +131,6 @@ def test_an_older_or_equal_attempt_is_refused_and_a_newer_one_is_not(worker: Cha
     # By number, not by letters.
     assert worker.claim("k1", started(attempt=10))
     assert not worker.claim("k1", started(attempt=9))
-
-
-def test_trials_and_studies_are_claimed_apart(worker: Channel) -> None:
-    for study in ("k1", "k2"):
-        for number in (0, 1, 10):
-            assert worker.claim(study, started(number))
-
-
-def test_a_trial_that_has_ended_is_not_claimed_again(worker: Channel) -> None:
-    worker.claim("k1", started())
-    worker.finish("k1", result())
-    assert not worker.claim("k1", started(attempt=2))
 
 
 # Finish
@@ -158,36 +142,6 @@ def test_a_result_is_taken_only_from_a_live_lease(worker: Channel, scheduler: Sc
     assert worker.finish("k1", result())
     assert not worker.finish("k1", result())
     assert scheduler.drain(0) == [started(), result()]
-
-
-def test_a_trial_gets_one_result_whichever_attempt_is_first(worker: Channel, scheduler: SchedulerChannel) -> None:
-    for attempt in (1, 2, 3):
-        worker.claim("k1", started(attempt=attempt))
-    assert worker.finish("k1", result(attempt=2, loss=0.2))
-    assert not worker.finish("k1", result(attempt=1, loss=0.1))
-    assert not worker.finish("k1", result(attempt=3, loss=0.3))
-    assert [event for event in scheduler.drain(0) if isinstance(event, Result)] == [result(attempt=2, loss=0.2)]
-
-
-def test_a_result_ends_the_other_attempts_leases(worker: Channel, scheduler: SchedulerChannel) -> None:
-    for attempt in (1, 2, 3):
-        worker.claim("k1", started(attempt=attempt))
-    worker.claim("k1", started(number=1))
-    worker.finish("k1", result(attempt=1))
-    assert worker.renew("k1", [(0, 1), (0, 2), (0, 3), (1, 1)]) == ["gone", "gone", "gone", "ok"]
-    assert scheduler.states([(0, 1), (0, 2), (0, 3), (1, 1)]) == ["void", "void", "void", "leased"]
-    assert scheduler.ended_leases() == []
-
-
-def test_one_step_ends_an_attempt_and_claims_the_next(worker: Channel, scheduler: SchedulerChannel) -> None:
-    assert worker.finish_and_claim("k1", None, started(0)) == (False, Claim.TAKEN)
-    assert worker.finish_and_claim("k1", result(0), started(1)) == (True, Claim.TAKEN)
-    assert worker.finish_and_claim("k1", result(0), started(2)) == (False, Claim.TAKEN)
-    assert worker.finish_and_claim("k1", result(1), started(2)) == (True, Claim.REFUSED)
-    assert worker.finish_and_claim("k1", result(2), None) == (True, Claim.REFUSED)
-    assert worker.finish_and_claim("k1", None, None) == (False, Claim.REFUSED)
-    events = scheduler.drain(0)
-    assert events == [started(0), result(0), started(1), started(2), result(1), result(2)]
 
 
 # Leases
@@ -216,15 +170,6 @@ def test_a_lease_that_is_renewed_does_not_run_out(client: Any, scheduler: Schedu
     Channel(client).renew("k1", [(1, 1)])
     assert ended(scheduler) == [(0, 1)]
     assert short.finish("k1", result(1))
-
-
-def test_a_lost_trial_is_run_by_its_next_attempt(client: Any, worker: Channel, scheduler: SchedulerChannel) -> None:
-    slow = Channel(client, lease_seconds=SHORT)
-    slow.claim("k1", started(attempt=1))
-    scheduler.forget(ended(scheduler))
-    assert worker.claim("k1", started(attempt=2))
-    assert not slow.finish("k1", result(attempt=1))
-    assert worker.finish("k1", result(attempt=2))
 
 
 def test_what_was_given_up_is_lost_at_once_unless_it_has_ended(worker: Channel, scheduler: SchedulerChannel) -> None:
@@ -455,12 +400,6 @@ def test_a_quarantine_under_other_code_is_over(quarantine: Quarantine) -> None:
     assert quarantine.state("w") is Breaker.QUARANTINED
 
 
-def test_what_version_0_4_wrote_of_a_quarantine_stops_no_study(client: Any, quarantine: Quarantine) -> None:
-    client.hset("shadho:k1:strikes", "w", "fenced")
-    quarantine.reset()
-    assert Channel(client, worker="w").claim("k1", started(0))
-
-
 def test_nothing_to_ask_after_is_no_question(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert worker.renew("k1", []) == []
     assert scheduler.states([]) == []
@@ -651,9 +590,11 @@ def test_events_come_in_order_and_once(worker: Channel, scheduler: SchedulerChan
     worker.report("k1", report(1))
     assert scheduler.drain(0) == [started(), report(1)]
     assert scheduler.drain(0) == []
+    outcome = Outcome(state=S.FAILED, error="Traceback 文字 \x00 \ud800", metrics={"ü": 'quoted "\n'})
+    odd = Result(number=0, attempt=1, outcome=outcome, host="knoten-ü", at=2.5)
     worker.report("k1", report(2))
-    worker.finish("k1", result())
-    assert scheduler.drain(0) == [report(2), result()]
+    worker.finish("k1", odd)
+    assert scheduler.drain(0) == [report(2), odd]
 
 
 def test_what_was_not_confirmed_is_seen_again_by_the_next_scheduler_and_what_was_is_not(
@@ -730,61 +671,8 @@ def test_two_studies_do_not_see_each_others_events(client: Any, worker: Channel)
     assert worker.renew("k1", [(0, 1)]) == ["ok"]
 
 
-EVENTS: list[Event] = [
-    started(2**31, 3),
-    report(2**40),
-    Report(number=0, attempt=1, step=0, loss=-math.inf, at=0.1 + 0.2),
-    Result(
-        number=7,
-        attempt=2,
-        outcome=Outcome(
-            state=S.FAILED,
-            metrics={"ü": [1, {"a": None, "b": 2**53 + 1}], "text": 'quoted "\n'},
-            error="Traceback 文字 \x00 \ud800",
-            seconds=1e-9,
-            memory=2**40,
-        ),
-        host="knoten-ü",
-        compute_class="größte",
-        at=1.7e9,
-    ),
-    *(
-        Result(number=0, attempt=1, outcome=Outcome(state=state, loss=1e-300), at=0.0)
-        for state in (S.COMPLETE, S.PRUNED)
-    ),
-    Result(number=0, attempt=1, outcome=Outcome(state=S.CANCELLED, error="cancelled"), at=0.0),
-    Lost(number=3, attempt=1, reason="why", claimed=True),
-    taken_back(1, 1),
-]
-
-
 def sealed(event: Event) -> str:
     return UNSIGNED.seal("k1", event)
-
-
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_arrives_as_it_was_sent(client: Any, scheduler: SchedulerChannel, event: Event) -> None:
-    assert unseal("k1", sealed(event), UNSIGNED) == event
-    client.xadd("shadho:k1:events", {"e": sealed(event)})
-    [arrived] = scheduler.drain(0)
-    assert arrived == event
-    assert type(arrived) is type(event)
-    if isinstance(arrived, Result):
-        assert type(arrived.outcome.state) is TrialState
-
-
-def test_a_result_of_a_worker_that_measures_no_memory_arrives() -> None:
-    sent = json.loads(sealed(result()))
-    sent["outcome"].pop("memory", None)
-    assert unseal("k1", json.dumps(sent), UNSIGNED) == result()
-
-
-def test_a_diverged_loss_arrives_as_nan(worker: Channel, scheduler: SchedulerChannel) -> None:
-    worker.claim("k1", started())
-    worker.report("k1", Report(number=0, attempt=1, step=1, loss=math.nan, at=0.0))
-    _, arrived = scheduler.drain(0)
-    assert isinstance(arrived, Report)
-    assert math.isnan(arrived.loss)
 
 
 # The end
@@ -803,9 +691,10 @@ def lived(worker: Channel, scheduler: SchedulerChannel) -> None:
     scheduler.drain(0)
 
 
-def test_an_erased_study_leaves_only_the_memory_of_its_attempts_and_that_ends(
+def test_an_erased_study_leaves_only_the_memory_of_its_attempts_which_refuses_its_messages_and_ends(
     client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
+    """A message may lie in a queue long after its study's end."""
     lived(worker, scheduler)
     worker.claim("k2", started())
     others = {key for key in keys_of(client) if ":k2:" in key}
@@ -813,14 +702,6 @@ def test_an_erased_study_leaves_only_the_memory_of_its_attempts_and_that_ends(
     assert keys_of(client) - others == {"shadho:k1:attempts"}
     assert 0 < client.ttl("shadho:k1:attempts") <= ERASED_SECONDS
     assert client.ttl("shadho:k2:attempts") > 0
-
-
-def test_messages_of_an_erased_study_are_still_refused(
-    client: Any, worker: Channel, scheduler: SchedulerChannel
-) -> None:
-    """A message may lie in a queue long after its study's end."""
-    lived(worker, scheduler)
-    scheduler.erase()
     for number, attempt in [(0, 1), (0, 2), (1, 1), (5, 1)]:
         assert not worker.claim("k1", started(number, attempt))
     assert not worker.finish("k1", result(1))
@@ -1051,6 +932,48 @@ def test_who_withdraws_is_forgotten_at_once_and_without_a_trace(
     assert keys_of(client) == set()
 
 
+def test_with_a_key_only_announcements_count_that_it_signed_for_their_name(
+    registry: Registry[Any], kind: type[Any], client: Any
+) -> None:
+    announced, _ = facts(kind)
+    ours = Registry(client, kind, Signer(b"k" * 32))
+    ours.announce("a", announced)
+    for name, other in {"b": registry, "c": Registry(client, kind, Signer(b"another key of sixteen bytes"))}.items():
+        other.announce(name, announced)
+    [key] = client.keys("shadho:*:a")
+    client.set(f"{key[:-1]}d", client.get(key))
+    [index] = [key for key in keys_of(client) if client.type(key) == "set"]
+    client.sadd(index, "d")
+    assert (ours.living(), ours.refused) == ({"a": announced}, 3)
+    assert (registry.living().keys(), registry.refused) == ({"a", "b", "c", "d"}, 0), "who has no key reads all"
+
+
+@cases(
+    "text",
+    ["", "notjson", "[]", "5", "[" * 100_000, '{"slots": -1}', '{"slots": "1"}', '{"machine": {"memory": -1}}']
+    + [json.dumps({"compute_class": name}) for name in (64 * "x", "\0", "\ud800")]
+    + ['{"machine": {"cores": 1%s}}' % (400 * "0"), b"\xff{}x", "{" + MAX_ANNOUNCEMENT * " " + "}"],
+)
+def test_what_is_no_announcement_is_refused_and_counted(client: Any, text: str | bytes) -> None:
+    for signer in (UNSIGNED, Signer(b"k" * 32)):
+        registry = Registry(client, Worker, signer)
+        registry.announce("a", Worker(slots=1))
+        client.sadd("shadho:workers", "x")
+        client.set("shadho:worker:x", text)
+        assert (registry.living(), registry.refused) == ({"a": Worker(slots=1)}, 1)
+
+
+def test_an_announcement_is_decoded_again_only_when_it_has_changed(registry: Registry[Any], kind: type[Any]) -> None:
+    first, latest = facts(kind)
+    for name in ("a", "b"):
+        registry.announce(name, first)
+    before = registry.living()
+    registry.announce("b", latest)
+    after = registry.living()
+    assert after == {"a": first, "b": latest}
+    assert after["a"] is before["a"]
+
+
 def test_the_workers_of_one_hosts_cores_find_each_other_as_long_as_they_live(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1098,12 +1021,6 @@ def test_a_redis_that_does_not_answer_is_one_line_without_its_password() -> None
         connect(f"redis://:secret@127.0.0.1:{services.free_port()}/0")
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("url", ["", "amqp://127.0.0.1", "redis://127.0.0.1:port/0"])
-def test_what_is_no_url_of_a_redis_is_one_line(url: str) -> None:
-    with pytest.raises(ServiceError, match="SHADHO_REDIS_URL"):
-        connect(url)
 
 
 def test_the_scripts_are_found_again_after_the_server_has_forgotten_them(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import uuid
 from collections.abc import Iterator
@@ -57,8 +56,8 @@ class Scheduler:
     def read(self) -> list[Request]:
         """Return the requests that are to be carried out."""
         assert self.channel.drain(0) == []
-        found, self.inbox.waiting = self.inbox.waiting, []
-        return found
+        found, self.inbox.arrived = self.inbox.arrived, []
+        return [request for request, refusal in found if refusal is None]
 
 
 def sent(client: Any, signer: Signer = SIGNER, **changes: Any) -> tuple[Client[OfStudy, Answer], Request]:
@@ -87,31 +86,21 @@ def test_a_request_is_read_once_and_answered(client: Any, signer: Signer) -> Non
     assert 0 < client.ttl(f"shadho:{STUDY}:answer:{request.id}") <= KEPT_SECONDS
 
 
-def test_a_request_that_arrives_again_gets_the_first_answer(client: Any) -> None:
+def test_a_request_that_arrives_again_gets_the_first_answer_also_once_it_has_expired(client: Any) -> None:
     scheduler = Scheduler(client)
-    asker, request = sent(client)
-    asker.send(request)
-    assert scheduler.read() == [request]
-    asker.send(request)
-    assert scheduler.read() == []
-    scheduler.inbox.answer(request, DONE)
-    client.delete(f"shadho:{STUDY}:answer:{request.id}")
-    asker.send(request)
-    assert scheduler.read() == []
-    assert asker.wait(request) == DONE
-
-
-def test_a_request_that_has_expired_meanwhile_gets_the_first_answer_too(client: Any) -> None:
-    scheduler = Scheduler(client)
-    expires = later(client, 1.0)
+    expires = later(client, 2.0)
     asker, request = sent(client, expires=expires)
+    asker.send(request)
     assert scheduler.read() == [request]
-    scheduler.inbox.answer(request, DONE)
-    services.wait_until(lambda: later(client, 0.0) > expires)
-    client.delete(f"shadho:{STUDY}:answer:{request.id}")
     asker.send(request)
     assert scheduler.read() == []
-    assert asker.wait(request) == DONE
+    scheduler.inbox.answer(request, DONE)
+    for _ in range(2):
+        client.delete(f"shadho:{STUDY}:answer:{request.id}")
+        asker.send(request)
+        assert scheduler.read() == []
+        assert asker.wait(request) == DONE
+        services.wait_until(lambda: later(client, 0.0) > expires)
 
 
 @cases(
@@ -292,14 +281,8 @@ def test_a_study_that_ends_meanwhile_is_said_to(client: Any, control: Control, m
 
 def test_points_and_settings_are_checked_before_they_are_sent(client: Any, control: Control) -> None:
     announced(client, "svm-3f2a")
-    refused: list[tuple[list[Any], str]] = [
-        ([], "0 points"),
-        ([{"x": math.nan}], "JSON"),
-        ([{"x": object()}], "JSON"),
-        ([1] * 1001, "1001"),
-    ]
-    for points, words in refused:
-        with pytest.raises(UsageError, match=words):
+    for points in ([], [1] * 1001):
+        with pytest.raises(UsageError, match=f"there are {len(points)} points"):
             control.enqueue("svm", points)
     with pytest.raises(UsageError, match="too long"):
         control.enqueue("svm", [{"x": "y" * MAX_REQUEST}])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from acceptance.commands import until
 from click.testing import CliRunner
-from integration.fleets import fleet
 from services.cases import cases
 from services.controlled import SIGNER, client, control
 
@@ -22,9 +20,9 @@ from shadho_celery.core.system import ManualClock
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.drains import KEY, Drain, Drains, DrainWatch
-from shadho_celery.fleet.redis import connect, server_time
+from shadho_celery.fleet.redis import server_time
 from shadho_celery.fleet.registry import Registry, Worker, obeyed_drains
-from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, Signer
+from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Leases
 from shadho_celery.session import control as module
@@ -122,14 +120,6 @@ def test_a_scheduler_finds_each_drain_once_also_one_from_before_its_start(client
         control.drain("cpu@i")
         client.hdel(KEY, "cpu@i")
         assert watch.news(obeyed_drains(living())) == {}, "Redis has lost who did it"
-
-
-def test_the_latest_drain_that_a_worker_of_a_place_obeys_counts() -> None:
-    workers = {
-        name: Worker(compute_class="cpu", slots=1, imports=[], drain_sequence=sequence)
-        for name, sequence in {"cpu@h.1.a": 5, "cpu@h.2.b": 3, "cpu@i.1.c": 0}.items()
-    }
-    assert obeyed_drains(workers) == {"cpu@h": 5}
 
 
 def test_status_names_a_drained_worker_also_when_redis_has_lost_the_record(
@@ -261,6 +251,12 @@ def test_a_clock_that_is_set_back_does_not_make_an_undrain_old(client: Any, cont
         assert heartbeat.is_drained
 
 
+def test_the_running_trials_of_a_drained_worker_are_told(client: Any, control: Control) -> None:
+    drained = Worker(control=SIGNER.fingerprint, busy=2, slots=2, drained=True)
+    Registry(client, Worker, SIGNER).announce("cpu@h.1.aaaa", drained)
+    assert control.drain("cpu@h").text.endswith("it takes no more trials; 2 running trials finish first")
+
+
 def test_a_worker_that_does_not_beat_is_said_to_be_late(
     client: Any, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,41 +265,3 @@ def test_a_worker_that_does_not_beat_is_said_to_be_late(
     with pytest.raises(ServiceError, match=r"worker cpu@h\.1\.aaaa has not confirmed it"):
         control.drain("cpu@h")
     assert Drains(client, SIGNER).latest("cpu@h") is not None
-
-
-@pytest.mark.timeout(120)
-def test_a_drained_worker_finishes_its_trial_and_the_others_run_the_rest(
-    amqp_url: str, redis_url: str, control: Control, unique: Callable[[str], str], tmp_path: Path
-) -> None:
-    """On RabbitMQ, with a worker of another class, and after a restart of the drained one."""
-    key = str(tmp_path / "shadho.key")
-    name, other = unique("cpu"), unique("gpu")
-    with fleet(tmp_path / "fleet", amqp_url, redis_url, name, **{KEY_FILE: key}) as made:
-        desk = made.desk
-        desk.study(seconds=4.0)
-        [drained] = made.workers(1)
-        launched = made.launch("my_study", 3)
-        desk.await_runs(1)
-        place = next(iter(connected(redis_url, lambda client: Registry(client, Worker, SIGNER).living())))
-        answer = control.drain(place)
-        assert answer.is_done
-        begun = len(desk.runs())
-        assert "1 running trial finishes first" in answer.text
-        until(lambda: len(desk.runs("ended")) == begun, 20, desk.said)
-        status = desk.told("status", **{KEY_FILE: key})
-        assert "drained" in status.out
-        assert "is drained, by " in status.out
-        desk.worker(other, "-c", "1", "--without-gossip", "--without-mingle")
-        desk.await_runs(begun + 1)
-        drained.send(15)
-        assert drained.wait(30).code == 0
-        made.workers(1)
-        made.ended_well(launched, "my_study", 3, 60)
-        classes = [class_name for _, _, class_name, _ in desk.runs()]
-        assert classes == begun * [name] + (3 - begun) * [other]
-        assert "Traceback" not in desk.said()
-
-
-def connected(url: str, read: Callable[[Any], Any]) -> Any:
-    with connect(url) as client:
-        return read(client)

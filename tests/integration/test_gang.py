@@ -318,25 +318,14 @@ def test_one_bad_batch_does_not_stay_in_a_replica_that_averages(tmp_path: Path) 
     assert report.log.accepted == {0: 20, 1: 20}
 
 
-def test_a_gang_told_to_wait_does_not_wait_for_replicas_that_cannot_come(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_few", ["wait", "shrink"])
+def test_what_a_replicas_loss_raises_is_told_here_and_not_waited_for(tmp_path: Path, on_few: str) -> None:
     def broken(model: nn.Module, batch: Any) -> torch.Tensor:
         raise LookupError("no such column")
 
     model = network()
     context = LocalContext(checkpoints=tmp_path)
-    with pytest.raises(ShadhoError, match="LookupError: no such column"), gang(context, 2, on_few="wait") as g:
-        g.fit(model, descent(model), DATA, broken, steps=5, batch=BATCH)
-
-
-def test_what_a_replica_s_loss_raises_is_told_here(tmp_path: Path) -> None:
-    def broken(model: nn.Module, batch: Any) -> torch.Tensor:
-        raise LookupError("no such column")
-
-    model = network()
-    with (
-        pytest.raises(ShadhoError, match="LookupError: no such column"),
-        gang(LocalContext(checkpoints=tmp_path), 2) as g,
-    ):
+    with pytest.raises(ShadhoError, match="LookupError: no such column"), gang(context, 2, on_few=on_few) as g:
         g.fit(model, descent(model), DATA, broken, steps=5, batch=BATCH)
 
 

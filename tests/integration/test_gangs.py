@@ -108,7 +108,7 @@ def coordinate(context, name):
     return met
 """
 
-LEASE_SECONDS = 4
+LEASE_SECONDS = 2
 
 
 def on(broker: str) -> pytest.MarkDecorator:
@@ -252,7 +252,7 @@ def test_a_dead_replica_is_replaced_and_a_backup_has_the_slot_that_idles_until_a
         game.hold(0)
         game.submit(0)
         game.until(lambda: set(game.seen("met", "0.1")) == {1, 2, 3}, 60)
-        assert game.executor._gangs.backups(fleet.compute_class) == 1
+        assert game.executor.gangs.backups(fleet.compute_class) == 1
         game.submit(1, 1, x=0.7)
         assert game.result(1).outcome.loss == 0.7
         assert game.seen("left", "0.1") == [3], "its slot was wanted"
@@ -316,9 +316,9 @@ def test_a_gang_that_is_not_complete_in_time_gives_everything_back_and_the_attem
 
 @pytest.mark.parametrize(
     ("fleet", "x"),
-    [("redis", 9), ("redis", 8), ("rabbitmq", 8), ("redis", 6)],
+    [("redis", 9), ("rabbitmq", 8), ("redis", 6)],
     indirect=["fleet"],
-    ids=["at once", "late", "rabbit", "return"],
+    ids=["at once", "late", "return"],
 )
 def test_replicas_that_fail_are_told_of_and_cost_the_trial_its_attempt(
     fleet: Fleet, x: float, monkeypatch: pytest.MonkeyPatch

@@ -5,33 +5,25 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kombu
 import pytest
-import services
-from acceptance.commands import Command, Desk, desk, until
-from services.told import ToldExecutor
+from acceptance.commands import until
+from integration.places import BROKERS, Place, look_every, placed, poll_until
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
 from shadho_celery.fleet import broker, dispatch
-from shadho_celery.fleet import executor as queue_executor
-from shadho_celery.fleet.broker import Publisher, depths, machine_queue, queue
+from shadho_celery.fleet.broker import depths, machine_queue, queue
 from shadho_celery.fleet.channel import MAX_STRIKES, Quarantine
-from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.fleet.redis import connect
-from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.scheduler.executors import Executor
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 
 pytestmark = pytest.mark.timeout(120)
-
-BROKERS = ["redis", "rabbitmq"]
 
 STUDY = """
 import os, time
@@ -55,46 +47,6 @@ Transport.qos_semantics_matches_spec = lambda self, connection: True
 """
 
 
-@dataclass(frozen=True)
-class Place:
-    """A broker, a Redis, and workers of one class on machines of their own."""
-
-    desk: Desk
-    broker: str
-    redis: str
-
-    def worker(self, host: str, compute_class: str = "cpu", slots: int = 1, **environment: str) -> Command:
-        """Start a worker on a machine; wait until it is announced."""
-        words = ("-c", str(slots), "-l", "INFO")
-        started = self.desk.worker(compute_class, *words, SHADHO_HOST=host, **environment)
-        until(lambda: (compute_class, host) in self.live(), 60, self.desk.said)
-        return started
-
-    def live(self) -> dict[tuple[str, str], str]:
-        """Names of the live workers by class and machine."""
-        with connect(self.redis) as client:
-            living = Registry(client, Worker).living()
-            return {(each.compute_class, each.machine.host): name for name, each in living.items()}
-
-    @contextmanager
-    def executor(self, study: str) -> Iterator[QueueExecutor]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CELERY_BROKER_URL", self.broker)
-            publisher = Publisher.configured()
-        with connect(self.redis) as client, closing(ToldExecutor(client, publisher, study, "machine_study")) as made:
-            made.poll(0.0)
-            yield made
-
-
-def make_place(kind: str, stack: ExitStack, redis_server: str, amqp_server: Any, folder: Path) -> Place:
-    redis_url = stack.enter_context(services.redis_db(redis_server))
-    url = redis_url if kind == "redis" else stack.enter_context(services.amqp_vhost(*amqp_server))
-    here = stack.enter_context(desk(folder))
-    here.environment |= {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url, "SHADHO_IMPORTS": "machine_study"}
-    here.write("machine_study.py", STUDY)
-    return Place(here, url, redis_url)
-
-
 @pytest.fixture(scope="module", params=BROKERS)
 def place(
     request: pytest.FixtureRequest,
@@ -103,10 +55,9 @@ def place(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Place]:
     """A broker with two workers of one class, on the machines a and b, which share a disk."""
-    with ExitStack() as stack:
-        made = make_place(request.param, stack, redis_server, amqp_server, tmp_path_factory.mktemp(request.param))
+    with placed(request.param, redis_server, amqp_server, tmp_path_factory.mktemp(request.param), STUDY) as made:
         for host in ("a", "b"):
-            made.worker(host)
+            made.worker("cpu", host=host)
         yield made
 
 
@@ -115,30 +66,20 @@ def own_place(
     request: pytest.FixtureRequest, redis_server: str, amqp_server: tuple[str, Callable[..., str]], tmp_path: Path
 ) -> Iterator[Place]:
     """A broker without a worker, for one test."""
-    with ExitStack() as stack:
-        yield make_place(getattr(request, "param", "rabbitmq"), stack, redis_server, amqp_server, tmp_path)
+    with placed(getattr(request, "param", "rabbitmq"), redis_server, amqp_server, tmp_path, STUDY) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here lasts long, and no test should."""
     monkeypatch.setattr(dispatch, "MACHINE_SECONDS", 1.0)
-    for module in (dispatch, queue_executor):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    look_every(0.2, monkeypatch)
 
 
 def trial(number: int, x: float = 0.0, attempt: int = 1, compute_class: str = "cpu", **facts: Any) -> Attempt:
     known = {"subspace": "all", "params": {"x": x}, "attempt": attempt, "compute_class": compute_class}
     return Attempt(number=number, **known, **facts)
-
-
-def poll_until(executor: Executor, enough: Callable[[list[Any]], object], seconds: float = 20.0) -> list[Any]:
-    events: list[Any] = []
-    deadline = time.monotonic() + seconds
-    while not enough(events):
-        assert time.monotonic() < deadline, events
-        events += executor.poll(0.2)
-    return events
 
 
 def ends(events: list[Any]) -> list[Any]:
@@ -159,13 +100,6 @@ def test_attempts_for_a_machine_run_on_it_whoever_else_is_free(place: Place, uni
         attempt.number: attempt.only_on for attempt in sent
     }
     assert not [event for event in events if isinstance(event, Lost)]
-
-
-def test_machines_that_work_in_one_folder_share_their_storage(place: Place, unique: Callable[[str], str]) -> None:
-    with place.executor(unique("study")) as executor:
-        storages = class_of(executor).storages
-    assert storages.keys() == {"a", "b"}
-    assert storages["a"] == storages["b"] != ""
 
 
 def test_an_attempt_for_a_machine_without_workers_comes_back_and_runs_elsewhere(
@@ -191,23 +125,6 @@ def test_an_attempt_for_a_machine_without_workers_comes_back_and_runs_elsewhere(
     ended = study.tell(end).trial
     assert ended is not None
     assert (ended.state, ended.lost, ended.attempt) == (TrialState.COMPLETE, 0, 2)
-
-
-def test_an_attempt_for_a_busy_machine_comes_back_after_a_while(
-    place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "MACHINE_BUSY_SECONDS", 3.0)
-    with place.executor(unique("study")) as executor:
-        executor.submit([trial(0, x=60.0, only_on="a")])
-        poll_until(executor, bool)
-        sent_at = time.monotonic()
-        executor.submit([trial(1, only_on="a")])
-        [event] = poll_until(executor, bool)
-        waited = time.monotonic() - sent_at
-        executor.cancel([0], running=True)
-        poll_until(executor, ends)
-    assert (event.number, isinstance(event, Lost) and event.claimed) == (1, False)
-    assert waited > 2.5, "it does not count as free although the worker has not announced yet that it is busy"
 
 
 def test_a_promoted_trial_tells_whether_a_checkpoint_was_there(place: Place, unique: Callable[[str], str]) -> None:
@@ -251,12 +168,11 @@ def test_the_status_counts_what_waits_in_the_queues_of_machines(place: Place, un
         poll_until(executor, lambda events: len(ends(events)) == 3)
 
 
-@pytest.mark.parametrize("own_place", BROKERS, indirect=True)
 def test_an_attempt_whose_machine_dies_before_it_takes_it_runs_on_another_machine(
     own_place: Place, unique: Callable[[str], str]
 ) -> None:
-    dying = own_place.worker("a")
-    own_place.worker("b")
+    dying = own_place.worker("cpu", host="a")
+    own_place.worker("cpu", host="b")
     with own_place.executor(unique("study")) as executor:
         executor.submit([trial(0, x=60.0, only_on="a")])
         poll_until(executor, bool)
@@ -277,7 +193,7 @@ def test_with_a_prefetch_limit_for_each_queue_no_message_waits_behind_a_long_tri
 ) -> None:
     own_place.desk.write("celeryconfig.py", AS_ON_RABBITMQ_4)
     for host in ("a", "b"):
-        own_place.worker(host)
+        own_place.worker("cpu", host=host)
     with own_place.executor(unique("study")) as executor:
         executor.submit([trial(0, x=60.0, only_on="a")])
         poll_until(executor, bool)
@@ -292,7 +208,7 @@ def test_with_a_prefetch_limit_for_each_queue_no_message_waits_behind_a_long_tri
 def test_the_queue_of_a_machine_that_is_gone_is_removed_with_its_messages(
     own_place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker, "MACHINE_QUEUE_SECONDS", 2)
+    monkeypatch.setattr(broker, "MACHINE_QUEUE_SECONDS", 1)
     monkeypatch.setenv("CELERY_BROKER_URL", own_place.broker)
     name, other = machine_queue("cpu", unique("host")), unique("cpu")
     with own_place.executor(unique("study")) as executor:
@@ -302,7 +218,7 @@ def test_the_queue_of_a_machine_that_is_gone_is_removed_with_its_messages(
 
     def is_gone() -> bool:
         # Looking at a queue counts as a use of it.
-        time.sleep(4.0)
+        time.sleep(2.0)
         return depths([name]) == {name: nothing}
 
     until(is_gone, 20)

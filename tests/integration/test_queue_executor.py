@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,22 +17,22 @@ from unittest.mock import MagicMock
 import kombu
 import pytest
 import services
-from acceptance.commands import Desk, desk, until
+from acceptance.commands import until
 
 # The tests that every executor passes; those that are defined below again speak of what is different here.
 from contract.test_executors import *  # noqa: F403
 from contract.test_executors import Rig, all_end, collect, ends, queued
+from integration import places
+from integration.places import look_every, poll_until
 from services.channels import Channel
 from services.told import ToldExecutor
 
-from shadho_celery.core.hardware import ComputeClass, Gpu, Machine
+from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, TrialState, digest_of
-from shadho_celery.fleet import broker, dispatch, gangs
+from shadho_celery.fleet import broker, dispatch
 from shadho_celery.fleet import channel as channel_module
-from shadho_celery.fleet import executor as queue_executor
-from shadho_celery.fleet.broker import PROTOCOL, TASK, Publisher, message, queue
-from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.broker import PROTOCOL, TASK, message, queue
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.scheduler.executors import Executor
@@ -64,27 +64,10 @@ MARKER = 'open("imported", "w").close()\n'
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(places.Place):
     """A broker and a Redis with one real worker of two slots."""
 
-    desk: Desk
-    broker: str
-    redis: str
     compute_class: str
-
-    def publisher(self) -> Publisher:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CELERY_BROKER_URL", self.broker)
-            return Publisher.configured()
-
-    @contextmanager
-    def executor(self, study: str, **options: Any) -> Iterator[QueueExecutor]:
-        with connect(self.redis) as client:
-            made = ToldExecutor(client, self.publisher(), study, "contract_study", **options)
-            try:
-                yield made
-            finally:
-                made.close()
 
     def channel(self, lease_seconds: float = 30.0) -> Channel:
         return Channel(connect(self.redis), lease_seconds)
@@ -112,28 +95,21 @@ def place_on(
 ) -> Iterator[Callable[[str], Place]]:
     """Make the place of a broker, once for all tests; each has a Redis database of its own."""
     with ExitStack() as stack:
-        places: dict[str, Place] = {}
+        found: dict[str, Place] = {}
 
         def make(broker: str) -> Place:
-            if broker not in places:
-                redis_url = stack.enter_context(services.redis_db(redis_server))
-                url = redis_url if broker == "redis" else stack.enter_context(services.amqp_vhost(*amqp_server))
-                here = stack.enter_context(desk(tmp_path_factory.mktemp(broker)))
-                here.environment |= {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url}
-                here.environment |= {"SHADHO_IMPORTS": "contract_study"}
-                here.write("contract_study.py", STUDY)
-                here.write("stranger.py", MARKER + STUDY)
-                here.worker(f"on-{broker}", "-c", "2", "-l", "INFO")
-                with connect(redis_url) as client:
-                    registry = Registry(client, Worker)
-                    until(lambda: any(name.startswith(f"on-{broker}") for name in registry.living()), 30, here.said)
-                places[broker] = Place(here, url, redis_url, f"on-{broker}")
-            return places[broker]
+            if broker not in found:
+                folder = tmp_path_factory.mktemp(broker)
+                made = stack.enter_context(places.placed(broker, redis_server, amqp_server, folder, STUDY))
+                made.desk.write("stranger.py", MARKER + STUDY)
+                made.worker(f"on-{broker}", slots=2)
+                found[broker] = Place(made.desk, made.broker, made.redis, f"on-{broker}")
+            return found[broker]
 
         yield make
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=places.BROKERS)
 def place(request: pytest.FixtureRequest, place_on: Callable[[str], Place]) -> Place:
     return place_on(request.param)
 
@@ -152,26 +128,12 @@ def rig(place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPa
         yield Rig(executor=executor, compute_class=place.compute_class, catches_running=True)
 
 
-def look_every(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dispatch, queue_executor, gangs):
-        monkeypatch.setattr(module, "LOOK_SECONDS", seconds)
-
-
 def trial(number: int, x: float = 1.0, attempt: int = 1, compute_class: str = "on-redis") -> Attempt:
     return Attempt(number=number, subspace="all", params={"x": x}, attempt=attempt, compute_class=compute_class)
 
 
 def outcome(loss: float) -> Outcome:
     return Outcome(state=TrialState.COMPLETE, loss=loss)
-
-
-def poll_until(executor: Executor, enough: Callable[[list[Any]], object], seconds: float = 20.0) -> list[Any]:
-    events: list[Any] = []
-    deadline = time.monotonic() + seconds
-    while not enough(events):
-        assert time.monotonic() < deadline, events
-        events += executor.poll(0.2)
-    return events
 
 
 # The contract, where a fleet takes its time
@@ -357,16 +319,16 @@ def test_events_survive_a_scheduler_that_dies_before_it_has_recorded_them(
     on_redis: Place, unique: Callable[[str], str]
 ) -> None:
     study = unique("study")
-    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "my_study")
     first.submit([trial(0), trial(1)])
     events = poll_until(first, lambda events: len(events) >= 4)
     # It dies here: no further poll, which would have confirmed the last of them, and no close.
-    second = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    second = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "my_study")
     again = poll_until(second, bool)
     assert again
     assert again == events[-len(again) :]
     second.poll(0.0)
-    third = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    third = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "my_study")
     assert not list(third.poll(0.3)), "what was confirmed does not come again"
     for executor in (first, second, third):
         executor.close()
@@ -374,7 +336,7 @@ def test_events_survive_a_scheduler_that_dies_before_it_has_recorded_them(
 
 def test_a_scheduler_that_resumes_adopts_what_runs(on_redis: Place, unique: Callable[[str], str]) -> None:
     study = unique("study")
-    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "my_study")
     first.submit([trial(0, x=8.0)])
     [started] = poll_until(first, bool)
     first._publisher.close()
@@ -401,37 +363,8 @@ def fake_worker(url: str, name: str, **facts: Any) -> None:
     """Announce a worker of class `name` that is not there."""
     known = {"compute_class": name, "slots": 1, "machine": Machine(memory=2**30)}
     with connect(url) as client:
-        worker = Worker(**{"protocol": PROTOCOL, "imports": ["contract_study"], **known, **facts})
+        worker = Worker(**{"protocol": PROTOCOL, "imports": ["my_study"], **known, **facts})
         Registry(client, Worker).announce(name, worker)
-
-
-@pytest.mark.parametrize(
-    ("kind", "machines", "memory", "gpu_memory"),
-    [
-        ("gpu", [Machine(cards=(Gpu(name="g", memory=24 - n),), memory=64 + n) for n in (0, 8)], 64, 16),
-        ("gpu", [Machine(memory=64), Machine(memory=32)], 32, 0),
-        ("cpu", [Machine(cards=(Gpu(name="g", memory=24),), memory=64), Machine(memory=128)], 64, 0),
-    ],
-    ids=["of the smallest GPU", "of the smallest machine", "a cpu class on a machine with GPUs"],
-)
-def test_a_classs_memory_is_what_a_trial_may_use_on_the_smallest_of_its_machines(
-    on_redis: Place, unique: Callable[[str], str], kind: str, machines: list[Machine], memory: int, gpu_memory: int
-) -> None:
-    compute_class = unique(kind)
-    names = [f"{compute_class}-{place}" for place in range(len(machines))]
-    for name, machine in zip(names, machines, strict=True):
-        fake_worker(on_redis.redis, name, compute_class=compute_class, machine=machine)
-    with on_redis.executor(unique("study")) as executor:
-        found = of(compute_class, executor)
-        assert (found.memory, found.gpu_memory) == (memory, gpu_memory)
-    with connect(on_redis.redis) as client:
-        for name in names:
-            Registry(client, Worker).withdraw(name)
-
-
-def test_a_real_workers_class_has_its_machines_memory(on_redis: Place, unique: Callable[[str], str]) -> None:
-    with on_redis.executor(unique("study")) as executor:
-        assert of("on-redis", executor).memory >= 2**28
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be set back")
@@ -448,24 +381,6 @@ def test_a_trials_peak_memory_comes_back_and_the_ones_after_it_have_their_own(
         for result in ends(poll_until(executor, lambda events: len(ends(events)) == 3)):
             assert isinstance(result, Result)
             assert 0 < (result.outcome.memory or 0) <= peak - 100_000_000
-
-
-@pytest.mark.parametrize(
-    "facts", [{"protocol": PROTOCOL + 1}, {"imports": ["another_study"]}], ids=["other protocol", "other study"]
-)
-def test_a_worker_that_cannot_run_the_study_makes_no_class(
-    on_redis: Place, unique: Callable[[str], str], facts: Mapping[str, Any]
-) -> None:
-    name = unique("stranger")
-    fake_worker(on_redis.redis, name, **facts)
-    with on_redis.executor(unique("study")) as executor:
-        executor.poll(0.0)
-        classes = {compute_class.name for compute_class in executor.classes()}
-        assert on_redis.compute_class in classes
-        assert name not in classes
-        assert name in executor.workers.announced
-    with connect(on_redis.redis) as client:
-        Registry(client, Worker).withdraw(name)
 
 
 def test_a_poll_does_not_wait_for_events_when_a_worker_has_just_come(
@@ -517,7 +432,7 @@ def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_re
     place = Place(None, private_redis.url, private_redis.url, "none")  # type: ignore[arg-type]
     fake_worker(private_redis.url, "away")
     with connect(private_redis.url) as client:
-        executor = ToldExecutor(client, place.publisher(), "study", "contract_study")
+        executor = ToldExecutor(client, place.publisher(), "study", "my_study")
         executor.submit([trial(0, compute_class="away"), trial(1, compute_class="away")])
         assert place.channel().claim("study", Started(number=0, attempt=1, host="h", at=0.0))
         assert [type(event) for event in poll_until(executor, bool)] == [Started]
@@ -623,7 +538,7 @@ def send(place: Place, payload: Payload, **changes: Any) -> None:
         )
 
 
-def payload(study: str, module: str = "contract_study") -> Payload:
+def payload(study: str, module: str = "my_study") -> Payload:
     return Payload(study=study, module=module, attempts=[trial(0).evolve(seed=1)])
 
 
@@ -647,74 +562,76 @@ def test_messages_are_json(on_redis: Place, unique: Callable[[str], str]) -> Non
     assert found.payload[0][0]["attempts"] == [attempt]
 
 
-def test_a_pickle_is_refused_unread_and_the_worker_goes_on(place: Place, unique: Callable[[str], str]) -> None:
+def test_messages_that_cannot_be_read_or_obeyed_are_refused_and_the_worker_goes_on(
+    place: Place, unique: Callable[[str], str]
+) -> None:
+    """One that raised an error would end one worker after another, as it goes back to its queue each time."""
+
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
             return Path.touch, (place.desk.folder / "exploded",)
 
     body = pickle.dumps(([Bomb()], {}, {}))
     send(place, payload("s"), body=body, content_type="application/x-python-serialize", content_encoding="binary")
-    until(lambda: "refused unread: it is not JSON" in place.log, 20, lambda: place.log)
-    assert not (place.desk.folder / "exploded").exists()
-    works(place, unique("study"))
-
-
-def test_messages_whose_headers_cannot_be_read_are_refused_and_the_worker_goes_on(
-    place: Place, unique: Callable[[str], str]
-) -> None:
-    """Such a message would end one worker after another, as it goes back to its queue each time."""
-    heads = [{"task": []}, {"task": {}}, {"task": TASK}, {"task": TASK, "id": []}, {"task": TASK, "id": "i", "eta": 5}]
-    for headers in heads:
+    for headers in [
+        {"task": []},
+        {"task": {}},
+        {"task": TASK},
+        {"task": TASK, "id": []},
+        {"task": TASK, "id": "i", "eta": 5},
+    ]:
         send(place, payload("s"), headers=headers)
-    until(lambda: "headers cannot be read" in place.log, 20, lambda: place.log)
-    works(place, unique("study"))
-    assert place.desk.commands[0].code is None
-    assert place.waiting() == 0
-
-
-def works(place: Place, study: str) -> None:
-    """The worker runs trials."""
-    with place.executor(study) as executor:
+    study = unique("study")
+    _, known, _ = message(payload(study))
+    send(place, payload(study), headers={**known, "shadho_protocol": PROTOCOL + 1})
+    said = (
+        "refused unread: it is not JSON",
+        "headers cannot be read",
+        f"a message of protocol {PROTOCOL + 1} was refused",
+    )
+    until(lambda: all(each in place.log for each in said), 20, lambda: place.log)
+    with place.executor(unique("study")) as executor:
         executor.submit([trial(0, compute_class=place.compute_class)])
         assert isinstance(poll_until(executor, ends)[-1], Result)
-
-
-def test_a_message_of_another_protocol_is_refused_and_the_worker_goes_on(
-    place: Place, unique: Callable[[str], str]
-) -> None:
-    study = unique("study")
-    _, headers, _ = message(payload(study))
-    send(place, payload(study), headers={**headers, "shadho_protocol": PROTOCOL + 1})
-    until(lambda: f"a message of protocol {PROTOCOL + 1} was refused" in place.log, 20, lambda: place.log)
+    assert not (place.desk.folder / "exploded").exists()
     assert not claims(place, study)
-    works(place, unique("study"))
+    assert place.desk.commands[0].code is None
+    assert place.waiting() == 0
 
 
 def test_a_module_that_the_worker_was_not_started_with_is_neither_run_nor_imported(
     on_redis: Place, unique: Callable[[str], str]
 ) -> None:
-    """Its message goes back to the queue, where a worker that has the module may come for it."""
-    study, name = unique("study"), unique("strange")
-    send(on_redis, payload(study, "stranger"), routing_key=name)
+    """Its message goes back to the queue for a worker that has the module, unless nobody may run it any more."""
+    study, over, name = unique("study"), unique("over"), unique("strange")
+    with connect(on_redis.redis) as client:
+        client.hset(f"shadho:{over}:attempts", "0", "1")
+    for _ in range(20):
+        send(on_redis, payload(over, "stranger"), routing_key=name)
     worker = on_redis.desk.worker(name, "-c", "1")
+    until(lambda: on_redis.waiting(name) == 0, 30, lambda: worker.err)
+    assert "this worker was not started with stranger" not in worker.err
+    send(on_redis, payload(study, "stranger"), routing_key=name)
     until(lambda: worker.err.count("this worker was not started with stranger") >= 2, 30, lambda: worker.err)
+    # Ending gives back what it still has.
     worker.end()
+    assert on_redis.waiting(name) <= 1, "those that nobody may run are gone"
     assert "Traceback" not in worker.err, "it is in order that a message is handed back"
     assert not claims(on_redis, study)
     assert not (on_redis.desk.folder / "imported").exists()
 
 
 def test_short_trials_travel_together_and_end_one_by_one(
-    place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with place.executor(unique("study")) as executor:
+    with on_redis.executor(unique("study")) as executor:
         for first in range(0, 64, 8):  # it learns how short they are
-            executor.submit([trial(number, 0.0, 1, place.compute_class) for number in range(first, first + 8)])
+            executor.submit([trial(number, 0.0, 1, on_redis.compute_class) for number in range(first, first + 8)])
             poll_until(executor, lambda events: len(ends(events)) == 8)
         sent: list[object] = []
         real = broker.message
         monkeypatch.setattr(broker, "message", lambda *given: sent.append(given) or real(*given))
-        executor.submit([trial(number, 0.0, 1, place.compute_class) for number in range(100, 164)])
+        executor.submit([trial(number, 0.0, 1, on_redis.compute_class) for number in range(100, 164)])
         events = poll_until(executor, lambda events: len(ends(events)) == 64)
     print(f"64 trials in {len(sent)} messages")
     assert Counter((type(event), event.number) for event in events) == Counter(
@@ -724,13 +641,13 @@ def test_short_trials_travel_together_and_end_one_by_one(
 
 
 def test_a_bundle_goes_on_where_one_of_its_trials_is_taken_back_or_fails(
-    place: Place, unique: Callable[[str], str]
+    on_redis: Place, unique: Callable[[str], str]
 ) -> None:
     study = unique("study")
     attempts = [trial(number, x) for number, x in enumerate([1.0, -1.0, 1.0, 1.0])]
-    with place.executor(study) as executor:
-        assert place.channel().claim(study, Started(number=2, attempt=1, host="h", at=0.0)), "by another worker"
-        send(place, Payload(study=study, module="contract_study", attempts=attempts))
+    with on_redis.executor(study) as executor:
+        assert on_redis.channel().claim(study, Started(number=2, attempt=1, host="h", at=0.0)), "by another worker"
+        send(on_redis, Payload(study=study, module="my_study", attempts=attempts))
         events = poll_until(executor, lambda events: len(ends(events)) == 3)
     states = {event.number: event.outcome.state for event in ends(events) if isinstance(event, Result)}
     complete, failed = TrialState.COMPLETE, TrialState.FAILED
@@ -757,19 +674,3 @@ def test_a_start_that_fails_leaves_what_an_earlier_scheduler_has_running(redis_u
         client.zadd("shadho:s:leases", {"1.1": 1})
         ToldExecutor(client, MagicMock(), "s", "m").close()
         assert client.exists("shadho:s:events", "shadho:s:leases", "shadho:s:holder") == 2
-
-
-def test_messages_that_nobody_may_run_are_dropped_by_a_worker_without_their_module(
-    on_redis: Place, unique: Callable[[str], str]
-) -> None:
-    study, name = unique("study"), unique("strange")
-    with connect(on_redis.redis) as client:
-        client.hset(f"shadho:{study}:attempts", "0", "1")
-    for _ in range(20):
-        send(on_redis, payload(study, "stranger"), routing_key=name)
-    worker = on_redis.desk.worker(name, "-c", "1")
-    until(lambda: on_redis.waiting(name) == 0, 30, lambda: worker.err)
-    # Ending gives back what it still has.
-    worker.end()
-    assert on_redis.waiting(name) == 0
-    assert "this worker was not started with stranger" not in worker.err

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shadho_celery.core.attempts import Attempts, Sent
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Clock
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
@@ -18,8 +19,8 @@ class ToldExecutor(QueueExecutor):
     def __init__(
         self, client: Any, publisher: Any, study: str, module: str, clock: Clock | None = None, **facts: Any
     ) -> None:
-        connection = Servers(client=client, publisher=publisher)
-        super().__init__(connection, FleetStudy(key=study, module=module, **facts), Attempts(), clock=clock)
+        told = FleetStudy(template=Payload(study=study, module=module, attempts=[]), **facts)
+        super().__init__(Servers(client=client, publisher=publisher), told, Attempts(), clock=clock)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         now = self._clock.now()

@@ -96,7 +96,9 @@ def test_the_environment_precedes_a_file_which_then_describes_another_broker(
     )
     for name, value in (("CELERY_BROKER_URL", "redis://o"), ("SHADHO_REDIS_URL", "redis://r"), ("SHADHO_IMPORTS", "m")):
         monkeypatch.setenv(name, value)
-    settings, plain = configuration(), configuration(with_folder=False)
+    settings = configuration()
+    monkeypatch.setenv("SHADHO_IGNORE_CELERYCONFIG", "1")
+    plain = configuration()
     assert {name for name in settings if settings[name] != plain.get(name)} == {"worker_concurrency"}
     assert (plain["broker_url"], plain["shadho_redis_url"], plain["shadho_imports"]) == (
         "redis://o",
@@ -125,7 +127,6 @@ def test_a_file_that_cannot_be_used_is_refused_by_name_unless_it_is_not_to_be_re
         configuration()
     assert "celeryconfig.py" in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert configuration(with_folder=False)["broker_url"] == "amqp://127.0.0.1"
     monkeypatch.setenv("SHADHO_IGNORE_CELERYCONFIG", "1")
     assert configuration()["broker_url"] == "amqp://127.0.0.1"
 

@@ -52,7 +52,10 @@ EVENTS: list[Event | GangEvent] = [
     Report(number=0, attempt=1, step=-(2**63), loss=-math.inf, at=0.0),
     RESULT,
     Result(
-        number=0, attempt=1, outcome=Outcome(state=TrialState.FAILED, error="a\nb", out_of_memory=Memory.HOST), at=0.0
+        number=0,
+        attempt=1,
+        outcome=Outcome(state=TrialState.FAILED, error="文字 \x00 \ud800\n", out_of_memory=Memory.HOST),
+        at=0.0,
     ),
     Lost(number=0, attempt=1, reason="silence", claimed=False),
     Called(number=0, attempt=1, call=2, gang=GangCall(address="h:1", token="t", backups=1, assembled=True), at=0.0),

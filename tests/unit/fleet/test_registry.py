@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from services.cases import cases
@@ -13,17 +11,16 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.registry import (
-    MAX_ANNOUNCEMENT,
     Progress,
-    Registry,
     StudyWants,
     Worker,
     able,
+    obeyed_drains,
     sorted_out,
     unable,
     wanted_slots,
 )
-from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.fleet.signing import Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
 
@@ -106,39 +103,9 @@ def test_a_worker_with_another_version_of_the_code_or_without_it_is_not_able_and
     assert "/theirs/my_study.py" in lacking
 
 
-class Table:
-    """As much of Redis as a registry uses."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.texts: dict[str, str] = {}
-
-    def pipeline(self, transaction: bool) -> Table:
-        return self
-
-    def __enter__(self) -> Table:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def sadd(self, key: str, name: str) -> None:
-        self.names.add(name)
-
-    def set(self, key: str, text: str, px: int) -> None:
-        self.texts[key] = text
-
-    def execute(self) -> list[int]:
-        return [1, 1]
-
-    def smembers(self, key: str) -> set[str]:
-        return self.names
-
-    def mget(self, keys: list[str]) -> list[str | None]:
-        return [self.texts.get(key) for key in keys]
-
-    def srem(self, key: str, *names: str) -> None:
-        self.names -= {*names}
+def test_the_latest_drain_that_a_worker_of_a_place_obeys_counts() -> None:
+    sequences = {"cpu@h.1.a": 5, "cpu@h.2.b": 3, "cpu@i.1.c": 0}
+    assert obeyed_drains({name: worker(drain_sequence=each) for name, each in sequences.items()}) == {"cpu@h": 5}
 
 
 @cases(
@@ -160,47 +127,3 @@ class Table:
 def test_only_on_demand_are_more_slots_wanted_than_live_ones(studies: list[StudyWants], slots: dict[str, int]) -> None:
     live = [worker(slots=1), worker(slots=1), worker(slots=7, draining=True)]
     assert wanted_slots(studies, live) == slots
-
-
-@pytest.mark.parametrize("announced", [worker(), StudyWants(wants={"cpu": 2.0})], ids=["worker", "study"])
-def test_with_a_key_only_announcements_count_that_it_signed_for_their_name(announced: Any) -> None:
-    table: Any = Table()
-    kind = type(announced)
-    ours = Registry(table, kind, SIGNER)
-    ours.announce("a", announced)
-    for name, signer in {"b": UNSIGNED, "c": Signer(b"another key of sixteen bytes")}.items():
-        Registry(table, kind, signer).announce(name, announced)
-    [key] = [key for key in table.texts if key.endswith(":a")]
-    table.sadd("", "d")
-    table.texts[key[:-1] + "d"] = table.texts[key]
-    assert (ours.living(), ours.refused) == ({"a": announced}, 3)
-    without = Registry(table, kind)
-    assert (without.living().keys(), without.refused) == ({"a", "b", "c", "d"}, 0), "who has no key reads all"
-
-
-@cases(
-    "text",
-    ["", "notjson", "[]", "5", "[" * 100_000, '{"slots": -1}', '{"slots": "1"}', '{"machine": {"memory": -1}}']
-    + [json.dumps({"compute_class": name}) for name in (64 * "x", "\0", "\ud800")]
-    + ['{"machine": {"cores": 1%s}}' % (400 * "0"), "\udcff{}x", "{" + MAX_ANNOUNCEMENT * " " + "}"],
-)
-def test_what_is_no_announcement_is_refused_and_counted(text: str) -> None:
-    table: Any = Table()
-    for signer in (UNSIGNED, SIGNER):
-        registry = Registry(table, Worker, signer)
-        registry.announce("a", worker())
-        table.sadd("", "x")
-        table.texts["shadho:worker:x"] = text
-        assert (registry.living(), registry.refused) == ({"a": worker()}, 1)
-
-
-def test_an_announcement_is_decoded_again_only_when_it_has_changed() -> None:
-    texts = {"shadho:worker:a": {"slots": 1}, "shadho:worker:b": {"slots": 2}}
-    client = MagicMock(**{"smembers.return_value": {"a", "b"}})
-    client.mget.side_effect = lambda names: [json.dumps(texts[name]) for name in names]
-    registry = Registry(client, Worker)
-    before = registry.living()
-    texts["shadho:worker:b"] = {"slots": 3}
-    after = registry.living()
-    assert after == {"a": Worker(slots=1), "b": Worker(slots=3)}
-    assert after["a"] is before["a"]

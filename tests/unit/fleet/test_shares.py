@@ -17,6 +17,7 @@ from services.cases import cases
 
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.broker import PROTOCOL
@@ -141,7 +142,8 @@ class Study:
         self.name = str(len(fleet.studies))
         fleet.studies.append(self)
         connection = Servers(client=fleet.redis, publisher=MagicMock())  # type: ignore[arg-type]
-        self.workers = Workers(connection, FleetStudy(key=self.name, module="m", weight=weight))
+        template = Payload(study=self.name, module="m", attempts=[])
+        self.workers = Workers(connection, FleetStudy(template=template, weight=weight))
         self.in_flight = Attempts[Sent]()
         self.is_pausing = False
         self._fleet, self._clock = fleet, fleet.clock
@@ -206,16 +208,12 @@ class Study:
     [
         (1, (4, 1), (1, 1)),
         (1, (4, 1), (0.2, 2)),
-        (1, (4, 1), (2, 0.2)),
         (1, (2, 1, 1), (1, 1, 3)),
-        (2, (3, 1), (1, 1)),
         (2, (3, 1), (0.3, 3)),
         (2, (2, 1, 1), (3, 1, 0.3)),
         (2, (1, 1, 1), (0.5, 3, 3)),
         (3, (1, 1), (3, 0.5)),
         (4, (2, 1, 1), (1, 0.3, 2)),
-        (5, (4, 1), (1, 1)),
-        (5, (4, 1), (0.3, 2)),
         (5, (4, 1), (2, 0.2)),
     ],
 )

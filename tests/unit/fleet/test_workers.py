@@ -8,10 +8,12 @@ from unittest.mock import MagicMock
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass, Machine
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Progress, Share, StudyWants, Worker
@@ -57,7 +59,8 @@ class Fleet:
             json.dumps(msgspec.to_builtins(self.announced[name])) for name in sorted(self.announced)
         ]
         connection = Servers(client=client, publisher=MagicMock())
-        self.workers = Workers(connection, FleetStudy(key="s", module="m", one_worker=one_worker))
+        template = Payload(study="s", module="m", attempts=[], one_worker=one_worker)
+        self.workers = Workers(connection, FleetStudy(template=template))
 
     def announce(self, name: str, host: str, **facts: Any) -> None:
         known = {"protocol": PROTOCOL, "compute_class": "cpu", "slots": 1, "imports": ["m"], **facts}
@@ -77,6 +80,26 @@ def for_machine(host: str, at: float = 0.0) -> Sent:
 def running(number: int, worker: str, slots: int = 1) -> Sent:
     facts = {"attempt": 1, "subspace": "all", "params": {}, "compute_class": "cpu", "state": TrialState.RUNNING}
     return Sent(Attempt(number=number, worker=worker, slots=slots, **facts), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "machines", "memory", "gpu_memory"),
+    [
+        ("gpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=16, memory=512)], 64, 16),
+        ("gpu", [Machine(gpu_memory=0, memory=64), Machine(gpu_memory=0, memory=32)], 32, 0),
+        ("cpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=0, memory=128)], 64, 0),
+    ],
+    ids=["of the smallest GPU", "of the smallest machine", "a cpu class on a machine with GPUs"],
+)
+def test_a_classs_memory_is_what_a_trial_may_use_on_the_smallest_of_its_machines(
+    name: str, machines: list[Machine], memory: int, gpu_memory: int
+) -> None:
+    fleet = Fleet()
+    for place, machine in enumerate(machines):
+        fleet.announce(str(place), "h", compute_class=name)
+        fleet.announced[str(place)] = structs.replace(fleet.announced[str(place)], machine=machine)
+    found = fleet.look(0.0)
+    assert (found.memory, found.gpu_memory) == (memory, gpu_memory)
 
 
 def test_machines_of_equal_ids_share_a_storage_and_one_of_several_has_none_that_is_known() -> None:
@@ -145,7 +168,7 @@ def test_a_study_announces_its_name_and_how_far_it_is_each_time() -> None:
     client = MagicMock(**{"smembers.return_value": set()})
     told = [Progress(ended=1, limit=5, running=2), Progress(ended=2, limit=5)]
     wanted = {"cloud": 4}
-    study = FleetStudy(key="k", module="m", weight=2.0, name="svm")
+    study = FleetStudy(template=Payload(study="k", name="svm", module="m", attempts=[]), weight=2.0)
     connection = Servers(client=client, publisher=MagicMock())
     workers = Workers(connection, study, progress=iter(told).__next__, wanted=lambda: wanted)
     for now in (0.0, 1.0):

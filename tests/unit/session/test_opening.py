@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shadho_celery.session.opening import changes
+from shadho_celery.errors import UsageError
+from shadho_celery.objective import study_file
+from shadho_celery.session.opening import Opening, Request, changes
+from shadho_celery.session.session import Options, Session
+
+STUDY = """
+from hyperopt import hp
+SPACE = {"x": hp.uniform("x", 0, 1)}
+def objective(params): return params["x"]
+"""
 
 
 @pytest.mark.parametrize(
@@ -43,3 +55,20 @@ def test_of_the_same_budgets_and_of_those_that_are_not_on_record_nothing_is_said
     before: dict[str, Any], now: dict[str, Any]
 ) -> None:
     assert changes({"sampler": "auto", **before}, {"sampler": "auto", **now}, 7) == []
+
+
+def test_a_resumed_study_needs_workers_as_wide_as_the_trials_of_its_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("wide_study.py").write_text(STUDY)
+    file, names = study_file.load("wide_study"), {"store": "sqlite:///s.db", "name": "s"}
+    with closing(Opening(Request(space=file.space, module=file.module, given={"slots": 4}, **names)).open()):
+        pass
+    options = Options(study=file.module, resume=True, workers={"cpu": 1}, **names)  # type: ignore[arg-type]
+    with (
+        pytest.raises(UsageError, match=r"a trial 4 slots of one class.*--workers cpu=4"),
+        Session(options, file, print),
+    ):
+        pass

@@ -44,11 +44,9 @@ class Run:
         self.study, self.scheduler, self.executor = self.search.study, self.search.scheduler, self
         self.plan = Plan.of(self.search.space, StudySettings(sampler="random", trials=10))
         self.kept: list[dict[str, Any]] = []
-        self.timeouts: list[float | None] = []
-        self.weights: list[float] = []
-        self.asked: list[Request] = []
+        self.changed: list[tuple[float | None, float]] = []
+        self.asked: list[tuple[Request, Answer | None]] = []
         self.answers: list[Answer] = []
-        self.refused: list[tuple[Request, Answer]] = []
         self.drained: dict[str, Drain] = {}
         self.said: list[str] = []
         self.steering = Steering(self)  # type: ignore[arg-type]
@@ -56,18 +54,11 @@ class Run:
     def keep_settings(self, settings: dict[str, Any], in_force: dict[str, Any]) -> None:
         self.kept.append(settings)
 
-    def set_trial_timeout(self, seconds: float | None) -> None:
-        self.timeouts.append(seconds)
+    def change(self, trial_timeout: float | None, weight: float) -> None:
+        self.changed.append((trial_timeout, weight))
 
-    def set_weight(self, weight: float) -> None:
-        self.weights.append(weight)
-
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[tuple[Request, Answer | None]]:
         found, self.asked = self.asked, []
-        return found
-
-    def refusals(self) -> list[tuple[Request, Answer]]:
-        found, self.refused = self.refused, []
         return found
 
     def drains(self) -> dict[str, Drain]:
@@ -85,7 +76,7 @@ class Run:
 
     def put(self, deed: OfStudy) -> None:
         number = f"{len(self.answers) + len(self.asked):032x}"
-        self.asked.append(Request(to="k", fence=1, id=number, expires=1, by="me@here", deed=deed))
+        self.asked.append((Request(to="k", fence=1, id=number, expires=1, by="me@here", deed=deed), None))
 
     def until(self, counted: int) -> Run:
         """Go on until so many trials have ended, and both slots run a trial."""
@@ -191,14 +182,13 @@ def test_a_limit_is_raised_and_lowered_while_the_study_runs() -> None:
     run.search.run()
     assert 12 <= run.search.study.counted < 15
     assert run.kept == [{"trials": 15}, {"trials": 13, "trial_timeout": 60.0}]
-    assert run.timeouts == [None, 60.0]
-    assert run.weights == [1.0, 1.0]
+    assert run.changed == [(None, 1.0), (60.0, 1.0)]
 
 
 def test_the_weight_beside_other_studies_changes_and_lasts() -> None:
     run = Run().until(3)
     assert run.ask(Set({"weight": 2.5})) == Answer(is_done=True, text="set weight 2.5")
-    assert (run.weights, run.kept, run.plan.settings.weight) == ([2.5], [{"weight": 2.5}], 2.5)
+    assert (run.changed, run.kept, run.plan.settings.weight) == ([(None, 2.5)], [{"weight": 2.5}], 2.5)
 
 
 def test_a_study_ends_after_trials_without_a_gain_once_it_is_told_to() -> None:
@@ -241,7 +231,7 @@ def test_what_was_refused_on_arrival_is_recorded_once_and_not_answered_again() -
     request = Request(to="k", fence=0, id="a" * 32, expires=1, by="me@here", deed=Cancel(3))
     answer = Answer(is_done=False, text="the request has expired")
     for _ in range(2):
-        run.refused = [(request, answer)] * 2
+        run.asked = [(request, answer)] * 2
         run.steering.turn(run.said.append)
         run.study.commit()
     [action] = run.search.store.actions(run.study.record.key)
