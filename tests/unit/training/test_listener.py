@@ -403,19 +403,6 @@ def test_no_more_replicas_are_admitted_than_there_are_places(make: Callable[...,
     late.close()
 
 
-def test_a_replica_that_reconnects_takes_its_own_place(make: Callable[..., Hub]) -> None:
-    hub = make()
-    first, again = hub.client(rank=1), hub.client(rank=1)
-    first.connect()
-    hub.joined()
-    again.connect()
-    events = [hub.event(), hub.event()]
-    assert {type(event) for event in events} == {Joined, Left}
-    assert {event.peer.place for event in events} == {1}
-    first.close()
-    again.close()
-
-
 def test_two_replicas_of_one_rank_do_not_replace_each_other_for_ever(make: Callable[..., Hub]) -> None:
     hub = make()
     first, second = hub.client(rank=1), hub.client(rank=1)
@@ -425,8 +412,9 @@ def test_two_replicas_of_one_rank_do_not_replace_each_other_for_ever(make: Calla
     # It ends: it was not cut off, to look for its coordinator again.
     with pytest.raises(TrainingOver, match="another replica of the same rank has connected"):
         first.wait(after=-1)
-    peers = [event.peer for event in (hub.event(), hub.event()) if isinstance(event, Joined)]
-    peers[0].publish(params(1))
+    events = {type(event): event.peer for event in (hub.event(), hub.event())}
+    assert [peer.place for peer in events.values()] == [1, 1], "it takes its own place"
+    events[Joined].publish(params(1))
     assert second.wait(after=-1) == 1
     assert hub.listener.present() == 1
     first.close()
