@@ -231,7 +231,13 @@ class Gang:
             digest=workload.digest,
             examples=batches.size if isinstance(self.strategy, Sync) else 0,
         )
-        for text in _limit_warnings(self._places, centre.size):
+        limits = ("replicas", self._places, MAX_REPLICAS), ("parameters", centre.size, MAX_PARAMETERS)
+        for text in [
+            f"{count:,} {name} are more than the {most:,} that one coordinator supports well; "
+            "DistributedDataParallel will be faster"
+            for name, count, most in limits
+            if count > most
+        ]:
             logger.warning("%s", text)
             run.log.notes.append(text)
         claim = run.claim()
@@ -366,16 +372,6 @@ def _local_steps(run: Run, computer: Computer) -> Iterator[None]:
             run.skip_step()
             shape.buffers.write(before)
         run.after_step()
-
-
-def _limit_warnings(places: int, size: int) -> Iterator[str]:
-    """Yield a warning for each limit of one coordinator that a gang exceeds."""
-    for name, count, most in (("replicas", places, MAX_REPLICAS), ("parameters", size, MAX_PARAMETERS)):
-        if count > most:
-            yield (
-                f"{count:,} {name} are more than the {most:,} that one coordinator supports well; "
-                "DistributedDataParallel will be faster"
-            )
 
 
 def _chosen_strategy(strategy: Strategy | None, replicas: int | None, backups: int | Literal["auto"]) -> Strategy:

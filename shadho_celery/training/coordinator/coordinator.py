@@ -305,12 +305,12 @@ class Coordinator:
 
     def _forget(self, peer: Peer) -> None:
         """Remove a replica that has left or was dismissed. A backup that rests takes over its work."""
-        resting = self._resting()
+        active = self._active()
         del self._peers[peer.place]
         self._clear(peer.place)
         self.tuner.times.forget(peer.place)
         for other in self._active():
-            if other.place in resting - {self._probe} and self._current is not None:
+            if other not in active and other.place != self._probe and self._current is not None:
                 self._publish(other)
 
     def _clear(self, place: int) -> None:
@@ -321,9 +321,6 @@ class Coordinator:
     def _active(self) -> list[Peer]:
         """Return the replicas that compute: N + b of those that are present. The others rest."""
         return [self._peers[place] for place in sorted(self._peers)[: self.strategy.replicas + self.backups]]
-
-    def _resting(self) -> set[int]:
-        return set(self._peers) - {peer.place for peer in self._active()}
 
     # Steps
 

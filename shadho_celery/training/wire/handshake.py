@@ -18,6 +18,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -129,7 +130,9 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: 
             raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it again")
         welcome = Welcome(proof=proof_of(token, "coordinator", hello.nonce, nonce), place=admit(hello))
     except (Refused, TrainingOver, OtherVersion) as error:
-        _turn_away(wire, error, epoch)
+        with suppress(OSError):
+            wire.send(Quit(reason=str(error), error=not isinstance(error, TrainingOver)).frame(epoch))
+            wire.finish()
         raise
     final = control_frame(Kind.WELCOME, welcome, epoch=epoch)
     wire.send(final)
@@ -173,14 +176,6 @@ def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) ->
 
     said = b"".join(b"".join([frame.head, *frame.parts]) for frame in handshake)
     wire.form = Encrypted(token, said, is_coordinator=is_coordinator)
-
-
-def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:
-    try:
-        wire.send(Quit(reason=str(error), error=not isinstance(error, TrainingOver)).frame(epoch))
-        wire.finish()
-    except OSError:
-        pass
 
 
 def _is_proof(claimed: str, expected: str) -> bool:

@@ -147,7 +147,7 @@ def shared(folder: Path) -> Iterator[ForkServers]:
 
 def study(name: str, body: str, head: str = "") -> str:
     """Write a study whose objective has this body; return its name."""
-    lines = [head, "import os, sys, time", "from hyperopt import hp", "SPACE = {'x': hp.uniform('x', 0, 1)}"]
+    lines = ["import os, sys, time", "from hyperopt import hp", head, "SPACE = {'x': hp.uniform('x', 0, 1)}"]
     Path(f"{name}.py").write_text("\n".join([*lines, "def objective(params):", textwrap.indent(body, "    ")]))
     return name
 
@@ -360,8 +360,7 @@ def test_complaints_are_short_printable_lines_and_few(servers: ForkServers) -> N
 def test_a_start_that_another_thread_notices_first_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system looks again for what woke a waiting thread, and lets it wait on if that was received meanwhile."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fail, first = MagicMock(), MagicMock()
-    forked = starting._Forked(ours, MagicMock(has_forked=False), fail, first)
+    forked = starting._Forked(ours, MagicMock(has_forked=False), servers := MagicMock())
     waited: list[float] = []
 
     def received_meanwhile(end: socket.socket | int, seconds: float | None) -> bool:
@@ -376,7 +375,7 @@ def test_a_start_that_another_thread_notices_first_ends_the_wait(monkeypatch: py
         socket.send_fds(theirs, [b"started"], [os.pidfd_open(os.getpid())])
         assert forked.await_start()
     assert sum(waited) < 1 < starting.FORK_SECONDS
-    assert (fail.call_count, first.call_count) == (0, 1)
+    assert (servers.give_up.call_count, servers.note_first.call_count) == (0, 1)
 
 
 def test_a_runner_that_is_closed_before_its_process_is_forked_does_not_wait(servers: ForkServers) -> None:
@@ -463,13 +462,12 @@ def test_on_a_system_without_pidfds_nothing_is_prepared(monkeypatch: pytest.Monk
 def test_a_reaper_whose_pidfd_found_no_room_in_the_worker_counts_as_killed() -> None:
     """The system drops the descriptors of a message if the receiver may open no more files."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fail, first = MagicMock(), MagicMock()
-    reaper = starting._Forked(ours, MagicMock(has_forked=False), fail, first)
+    reaper = starting._Forked(ours, MagicMock(has_forked=False), servers := MagicMock())
     with theirs:
         theirs.send(b"started")
         assert not reaper.await_start()
         assert reaper.wait() == -signal.SIGKILL
-    assert (fail.call_count, first.call_count) == (1, 0)
+    assert (servers.give_up.call_count, servers.note_first.call_count) == (1, 0)
 
 
 @pytest.mark.slow
