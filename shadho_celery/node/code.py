@@ -1,7 +1,8 @@
-"""Shipped code: the sources of studies that a worker gets through Redis, with one folder per version.
+"""Code that a worker can run: versions of its study modules, and sources that studies ship through Redis.
 
-The folders are ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest again after the import. A
-version that cannot be imported, or whose files do not have its digest, is refused for a while and then written again.
+Shipped code has one folder per version, ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest
+again after the import. A version that cannot be imported, or whose files do not have its digest, is refused for a while
+and then written again.
 
 By a token file in the folder of checkpoints, workers detect whether they share the folder. The first worker that finds
 no token creates one. Workers that read the same token see the same folder.
@@ -20,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shadho_celery.core.code import CodeVersion
-from shadho_celery.core.files import STORAGE_TOKEN, below, replacing
+from shadho_celery.core.files import STORAGE_TOKEN, below, replacing, study_folder
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Clock
 from shadho_celery.errors import UsageError
@@ -138,6 +139,53 @@ class Codes:
         if code is None or code.is_usable(digest):
             return ""
         return code.problem or f"{module} has version {code.digest} here, but the trials need version {digest}"
+
+
+class CodeGate:
+    """Decides which messages' code this worker can run. The methods may be called from any thread."""
+
+    def __init__(self, imports: Sequence[str], checkpoints: Path, shipped: ShippedCode | None) -> None:
+        """`imports` are the only modules whose objectives may run here, except `shipped` code, if it is accepted."""
+        self._imports, self._checkpoints = imports, checkpoints
+        self._shipped, self._codes = shipped, Codes()
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Versions that this worker has, and shipped versions that it cannot run, as it announces them."""
+        unfit = {} if self._shipped is None else self._shipped.unfit
+        return {"codes": {**self._codes.known}, "unfit": unfit}
+
+    def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:
+        """Learn the versions that each slot's process has imported. Call this in one thread."""
+        self._codes.follow(imported)
+
+    def folder(self, payload: Payload) -> str:
+        """Return the folder for the code of a message; "" for this machine's own modules."""
+        return str(self._shipped.folder(payload)) if self._shipped is not None and payload.is_shipped else ""
+
+    def lacks(self, payload: Payload) -> str:
+        """Return why this worker cannot run a message's attempts. Return "" if it can, or if that is not known yet.
+
+        Raises redis-py's errors.
+        """
+        try:
+            study_folder(self._checkpoints, payload.study)
+        except UsageError as error:
+            return str(error)
+        if self._shipped is not None and payload.is_shipped:
+            return self._shipped.lacks(payload)
+        if payload.module not in self._imports:
+            return f"this worker was not started with {payload.module}, only with {', '.join(self._imports)}"
+        return self._codes.lacks(payload.module, payload.code)
+
+    def refuse(self, payload: Payload, found: CodeVersion) -> str:
+        """Record the version that a new process has found in place of a message's. Return why it cannot be used."""
+        reason = found.problem or "its code was edited meanwhile"
+        if self._shipped is not None and payload.is_shipped:
+            self._shipped.refuse(payload, reason)
+            return reason
+        self._codes.learn({payload.module: found})
+        return self._codes.lacks(payload.module, payload.code) or reason
 
 
 def storage_id(folder: Path) -> str:

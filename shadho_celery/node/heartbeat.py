@@ -10,7 +10,8 @@ import logging
 import math
 import os
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,9 @@ from pathlib import Path
 import redis
 from msgspec.structs import replace
 
-from shadho_celery.core.hardware import Machine
 from shadho_celery.core.system import HEARTBEAT_FILE, Clock, Outage
+from shadho_celery.core.threads import start_thread
 from shadho_celery.core.trial import Outcome, TrialState
-from shadho_celery.core.units import counted
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.channel import Breaker, Quarantine
 from shadho_celery.fleet.drains import Drain, Drains
@@ -117,9 +117,8 @@ class Heartbeat:
         self._studies = Registry(client, StudyWants, signer)
         self._has_warned = False
         self._host = Host(client, name, worker.machine, signer)
-        #: other live workers that share this worker's cores, and whether this user of Redis may look for them
+        #: other live workers that share this worker's cores
         self.neighbours: Collection[Worker] = ()
-        self._may_look = True
         #: those of them that use GPUs of this worker, and were named in its log
         self._sharing_gpus: set[str] = set()
         #: the drains or undrains that it obeys: of its place, and of this worker alone, which may also be asked to end
@@ -195,8 +194,7 @@ class Heartbeat:
         try:
             self._workers.note_leaving(self._name)
             self._workers.withdraw(self._name)
-            if self._may_look:
-                self._host.leave()
+            self._host.leave()
         except redis.RedisError:
             log.warning("could not withdraw the announcement; it expires by itself")
 
@@ -271,17 +269,8 @@ class Heartbeat:
 
     def _follow_drain(self) -> None:
         """Read whether this worker is drained, and pause or resume its messages. Raises redis-py's errors."""
-        try:
-            for obeyed in self._obeyed:
-                obeyed.follow()
-        except redis.exceptions.NoPermissionError:
-            self._obeyed = []
-            with self._lock:
-                self._worker = replace(self._worker, control=None)
-            log.warning(
-                "this worker's Redis user may not read shadho:drains, so it cannot be drained; load "
-                "deploy/redis/users.acl again"
-            )
+        for obeyed in self._obeyed:
+            obeyed.follow()
         drains = [each.drain for each in self._obeyed if each.drain is not None]
         if self.on_end is not None and (by := next((drain.by for drain in drains if drain.ends), None)) is not None:
             on_end, self.on_end = self.on_end, None
@@ -315,20 +304,11 @@ class Heartbeat:
 
         Raises redis-py's errors.
         """
-        if not self._may_look:
-            return
-        try:
-            if self._is_announced.is_set():
-                self._host.join()
-            neighbours = self._host.neighbours()
-            self.neighbours = neighbours.values()
-            self._warn_of_shared_gpus(neighbours)
-        except redis.exceptions.NoPermissionError:
-            self._may_look = False
-            log.warning(
-                "this worker's Redis user may not use shadho:host:*, so trials of other workers on this host may get "
-                "the same cores as those here; load deploy/redis/users.acl again, or set SHADHO_CORES"
-            )
+        if self._is_announced.is_set():
+            self._host.join()
+        neighbours = self._host.neighbours()
+        self.neighbours = neighbours.values()
+        self._warn_of_shared_gpus(neighbours)
 
     def _warn_of_shared_gpus(self, neighbours: Mapping[str, Worker]) -> None:
         """Log once for each other worker of the host that it uses GPUs of this worker."""
@@ -372,55 +352,22 @@ class Heartbeat:
                 self._announce()
 
 
-class CoreShare:
-    """Number of threads that each trial on a worker gets, from its share of the host's cores."""
-
-    def __init__(self, machine: Machine, slots: int) -> None:
-        self._machine = machine
-        #: number of slots on the host that share its cores, threads of a trial, and both as last logged
-        self._sharing = slots
-        self.threads = machine.threads(slots)
-        self._said = self._sharing, self.threads
-        #: number of slots and other workers at the last `follow`
-        self._seen: tuple[int, Collection[Worker]] | None = None
-
-    def follow(self, slots: int, neighbours: Collection[Worker]) -> bool:
-        """Divide the cores among this worker's slots and its `neighbours`. Return whether the threads have changed."""
-        if self._seen is not None and slots == self._seen[0] and neighbours is self._seen[1]:
-            return False
-        self._seen = slots, neighbours
-        before, others = self.threads, [(each.machine, each.slots) for each in neighbours]
-        self._sharing = slots + sum(slots for machine, slots in others if not machine.is_limited)
-        self.threads = self._machine.threads(slots, others)
-        return self.threads != before
-
-    def tell(self) -> None:
-        """Log how the cores are divided, unless that was already logged."""
-        if self._said != (self._sharing, self.threads) and not self._machine.is_limited:
-            self._said = self._sharing, self.threads
-            log.info("%s on this host: %s a trial", counted(self._sharing, "slot"), counted(self.threads, "thread"))
-
-
 class HeartbeatFile:
     """File that a living worker touches every second, also while broker and Redis do not answer.
 
     A health check by the age of the file restarts a worker that hangs, and none because of an outage.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """`path` is None for no file. Raises UsageError if the file cannot be written."""
-        self._path, self._is_written = path, True
-        self.touch()
-        if path is not None and not self._is_written:
-            raise UsageError(
-                f"{HEARTBEAT_FILE}: {path} cannot be written; name a file in a folder in which this user may write"
-            )
-
-    @classmethod
-    def configured(cls) -> HeartbeatFile:
-        """Return the file that the environment names. Raises UsageError if it cannot be written."""
+    def __init__(self) -> None:
+        """Use the file that the environment names, if it names one. Raises UsageError if it cannot be written."""
         path = os.environ.get(HEARTBEAT_FILE)
-        return cls(Path(path).absolute() if path else None)
+        self._path, self._is_written = Path(path).absolute() if path else None, True
+        self.touch()
+        if not self._is_written:
+            raise UsageError(
+                f"{HEARTBEAT_FILE}: {self._path} cannot be written; "
+                "name a file in a folder in which this user may write"
+            )
 
     def touch(self) -> None:
         """Set the time of the file to now, by the clock of its file system. If that fails, log it once."""
@@ -439,3 +386,56 @@ class HeartbeatFile:
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink()
+
+
+#: seconds between two calls of a beat's `beat` and of its `look`
+BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
+
+
+class Beat:
+    """The thread that renews a worker's leases. It works until the worker closes, whatever fails."""
+
+    def __init__(
+        self,
+        look: Callable[[], None],
+        beat: Callable[[], None],
+        note: Callable[[redis.RedisError | None], None],
+        closing: threading.Event,
+    ) -> None:
+        """Call `look` every LOOK_SECONDS and `beat` every BEAT_SECONDS. `note` gets their errors of Redis, or None.
+
+        Raises UsageError for a heartbeat file that cannot be written.
+        """
+        self._look_once, self._beat_once, self._note, self._closing = look, beat, note, closing
+        self.file = HeartbeatFile()
+        #: other work for this thread
+        self._soon = deque[Callable[[], None]]()
+
+    def start(self) -> None:
+        """Start the thread. Raises NoThread."""
+        start_thread(threading.Thread(target=self._beat, name="shadho-beat", daemon=True))
+
+    def do_soon(self, work: Callable[[], None]) -> None:
+        """Do `work` in this thread, within LOOK_SECONDS. Signal handlers may call this."""
+        self._soon.append(work)
+
+    def _beat(self) -> None:
+        beaten_at = time.monotonic()
+        while not self._closing.wait(LOOK_SECONDS):
+            while self._soon:
+                self._try(self._soon.popleft())
+            if time.monotonic() - beaten_at >= BEAT_SECONDS:
+                beaten_at = time.monotonic()
+                self.file.touch()
+                self._try(self._beat_once, self._note)
+            self._try(self._look_once)
+
+    def _try(self, work: Callable[[], None], note: Callable[[None], None] = lambda _: None) -> None:
+        try:
+            work()
+            note(None)
+        except redis.RedisError as error:
+            self._note(error)
+        except Exception:
+            # Without this thread all leases would run out.
+            log.exception("a part of the beat failed, and the beat continues; this is a bug")

@@ -13,7 +13,6 @@ from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.fleet.channel import WorkerChannel
 from shadho_celery.fleet.registry import MAX_TOLD, RunningTrial, Share
 from shadho_celery.fleet.seats import Seat, WorkerSeats
-from shadho_celery.runner.protocol import Interrupt
 from shadho_celery.runner.runner import INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS, Runner
 
 #: value of `stopped` for an attempt that is given back because its worker ends
@@ -148,7 +147,7 @@ class Leases:
         # If the trial has ended since the request to Redis, there is nothing to stop.
         if self._while_live(lease, ask):
             for seconds, act in (
-                (INTERRUPT_SECONDS, partial(lease.runner.stop_trial, Interrupt)),
+                (INTERRUPT_SECONDS, partial(lease.runner.stop_trial, "interrupt")),
                 (NEXT_SECONDS, lease.runner.start_next),
                 (STOP_SECONDS, lease.runner.replace),
             ):

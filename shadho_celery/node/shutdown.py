@@ -148,7 +148,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             start_thread(threading.Thread(target=work, name=THREAD, daemon=True))
         except NoThread:
             # Also while Python exits, when nothing is left to do.
-            self._slots.do_soon(work)
+            self._slots.beat.do_soon(work)
 
     def _end_late(self) -> None:
         if not self._is_ending:

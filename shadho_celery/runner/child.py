@@ -177,25 +177,24 @@ class Child:
             self._orders.append(record)
             self._is_recalled = False
             self._changed.notify()
-        elif isinstance(record, protocol.Recall):
+        elif isinstance(record, protocol.Threads):
+            self._wanted_threads = str(record.threads)
+        elif record.what == "recall":
             # The order in the record may not have started yet, because a new process first imports its modules.
             self._orders = deque(each for each in self._orders if each.order <= record.order)
             self._is_recalled = True
-        elif isinstance(record, protocol.Threads):
-            self._wanted_threads = str(record.threads)
-        elif isinstance(record, protocol.Preempt):
+        elif record.what == "preempt":
             # Its order may not have started yet.
             self._preempted = record.order
         elif record.order != self._current:
             # Its trial ended while the record was on its way.
             return
-        elif isinstance(record, protocol.TimeUp):
-            self._timed_out.set()
-            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
-        elif isinstance(record, protocol.Interrupt):
-            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
-        else:
+        elif record.what == "stop":
             self._stop.set()
+        else:
+            if record.what == "time up":
+                self._timed_out.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
     def _interrupt(self, _: object = None, frame: FrameType | None = None) -> None:
         if not self._is_in_objective:

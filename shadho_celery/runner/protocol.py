@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -67,34 +68,16 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
         return self.payload.attempts[0]
 
 
-class Recall(_Record, frozen=True, kw_only=True):
-    """To the process: drop the attempts that were sent after this order."""
+class Tell(_Record, frozen=True, kw_only=True):
+    """To the process: something about the trial of this order, which may not have started yet, or may have ended.
+
+    ``recall``: drop the attempts that were sent after it. ``stop``: set its stop flag. ``interrupt``: interrupt it,
+    because it has not returned since. ``time up``: interrupt it, because its time is up. ``preempt``: tell it that its
+    worker is about to end, so that it writes its checkpoint and returns.
+    """
 
     order: int
-
-
-class Stop(_Record, frozen=True, kw_only=True):
-    """To the process: set the trial's stop flag."""
-
-    order: int
-
-
-class Preempt(_Record, frozen=True, kw_only=True):
-    """To the process: tell the trial that its worker is about to end, so that it writes its checkpoint and returns."""
-
-    order: int
-
-
-class Interrupt(_Record, frozen=True, kw_only=True):
-    """To the process: interrupt the trial, which has not returned since its stop flag was set."""
-
-    order: int
-
-
-class TimeUp(_Record, frozen=True, kw_only=True):
-    """To the process: interrupt the trial, because its time is up."""
-
-    order: int
+    what: Literal["recall", "stop", "interrupt", "time up", "preempt"]
 
 
 class Threads(_Record, frozen=True, kw_only=True):
@@ -143,7 +126,7 @@ class Refused(_Record, frozen=True, kw_only=True):
     code: CodeVersion
 
 
-ToChild = RunAttempt | Recall | Stop | Preempt | Interrupt | TimeUp | Threads
+ToChild = RunAttempt | Tell | Threads
 FromChild = Ready | Reported | Gang | Ended | Refused
 
 # Created at import: each of a worker's slots decodes in its own thread.

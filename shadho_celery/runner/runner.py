@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -130,7 +131,7 @@ class Runner:
             process, current = self._process, self._current
             is_running = self._running is process
         if is_running:
-            process.send(protocol.Recall(order=current))
+            process.send(protocol.Tell(order=current, what="recall"))
         else:
             # The process may have just started one of them.
             process.kill()
@@ -237,14 +238,14 @@ class Runner:
             if process is None or current == self._preempted:
                 return
             self._preempted = current
-        process.send(protocol.Preempt(order=current))
+        process.send(protocol.Tell(order=current, what="preempt"))
 
-    def stop_trial(self, how: type[protocol.Stop | protocol.Interrupt] = protocol.Stop) -> None:
+    def stop_trial(self, what: Literal["stop", "interrupt"] = "stop") -> None:
         """Set the running trial's stop flag, or interrupt it."""
         with self._lock:
             process, current = self._running, self._current
         if process is not None:
-            process.send(how(order=current))
+            process.send(protocol.Tell(order=current, what=what))
 
     def kill(self) -> None:
         """Kill the process and its process tree."""
@@ -389,7 +390,7 @@ class _TimeLimit:
         if not is_over:
             # The condition is released here: if the process does not read, sending blocks, and `end` must not wait for
             # that.
-            process.send(protocol.TimeUp(order=number))
+            process.send(protocol.Tell(order=number, what="time up"))
         if self._over.wait(protocol.HARD_SECONDS):
             return
         with self._changed:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any, Protocol
+from typing import IO, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from shadho_celery.core.checks import one_line, short
@@ -116,35 +116,10 @@ AGAIN_SECONDS = 0.1
 END_SECONDS = 0.5
 
 
-class Reaper(Protocol):
-    """Handle of a slot's reaper. Its methods are those of `subprocess.Popen`."""
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable once the reaper has ended; -1 if the system has none."""
-
-    def await_start(self) -> bool:
-        """Wait until the reaper has started. Return False if it could not be started."""
-
-
-class Start(Protocol):
-    """Starts a reaper."""
-
-    def __call__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
-    ) -> Reaper:
-        """Start a reaper over the `main` of the module ``arguments[0]``. Raises OSError.
-
-        `main` gets the descriptor `pipe` and the other arguments. `environment` is added to the environment without
-        credentials. Standard output and standard error are `output`. The caller closes the descriptors.
-        """
+#: handle of a slot's reaper
+Reaper: TypeAlias = "_Executed | _Forked"
+#: starts a reaper from module and arguments, environment, lifeline, pipe and output, as `execute` does
+Start: TypeAlias = "Callable[[Sequence[str], Mapping[str, str], int, int, IO[bytes]], Reaper]"
 
 
 class _Executed(subprocess.Popen[bytes]):
@@ -153,6 +128,7 @@ class _Executed(subprocess.Popen[bytes]):
     _pidfd = -1
 
     def fileno(self) -> int:
+        """Return a descriptor that is readable once the reaper has ended; -1 if the system has none."""
         if self._pidfd < 0 and sys.platform == "linux":
             with suppress(OSError):
                 self._pidfd = os.pidfd_open(self.pid)
@@ -164,13 +140,18 @@ class _Executed(subprocess.Popen[bytes]):
         super().__del__(*arguments, **keywords)
 
     def await_start(self) -> bool:
+        """Wait until the reaper has started. Return False if it could not be started."""
         return True
 
 
 def execute(
     arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
 ) -> Reaper:
-    """Start a reaper in a new interpreter (`Start`)."""
+    """Start a reaper over the `main` of the module ``arguments[0]``, in a new interpreter. Raises OSError.
+
+    `main` gets the descriptor `pipe` and the other arguments. `environment` is added to the environment without
+    credentials. Standard output and standard error are `output`. The caller closes the descriptors.
+    """
     with shielded():
         return _Executed(
             [sys.executable, *_REAPER, str(lifeline), arguments[0], str(pipe), *arguments[1:]],
@@ -193,21 +174,14 @@ def is_readable(end: socket.socket | int, seconds: float | None) -> bool:
 
 
 class _Forked:
-    """A reaper that a prepared process forks. Its status socket first brings its pidfd, then its exit code."""
+    """A reaper that a prepared process forks. Its status socket first brings its pidfd, then its exit code.
 
-    def __init__(
-        self,
-        status: socket.socket,
-        server: _Server,
-        give_up: Callable[[_Server], None],
-        on_first: Callable[[_Server], None],
-    ) -> None:
-        """`give_up` is called with the prepared process if it does not start the reaper.
+    Its methods are those of `_Executed`.
+    """
 
-        `on_first` is called with it before `await_start` returns, if this is the first reaper that it has started.
-        """
-        self._status = status
-        self._server, self._give_up, self._on_first = server, give_up, on_first
+    def __init__(self, status: socket.socket, server: _Server, servers: ForkServers) -> None:
+        """`server` is the prepared process, one of `servers`."""
+        self._status, self._server, self._servers = status, server, servers
         self._pidfd: int | None = None
         self._code: int | None = None
         self._was_given_up = False
@@ -250,11 +224,11 @@ class _Forked:
         seconds = FORK_AGAIN_SECONDS if self._server.has_forked else FORK_SECONDS
         self._receive(seconds, lambda: self._pidfd is not None or self._code is not None)
         if self._pidfd is not None and not self._server.has_forked:
-            self._on_first(self._server)
+            self._servers.note_first(self._server)
             # Set afterwards, so that no other slot's trial begins before the call has returned.
             self._server.has_forked = True
         elif self._pidfd is None and not self._was_given_up:
-            self._give_up(self._server)
+            self._servers.give_up(self._server)
         return self._pidfd is not None
 
     def _receive(self, seconds: float | None, is_done: Callable[[], bool]) -> bool:
@@ -396,7 +370,7 @@ class ForkServers:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
     ) -> Reaper:
-        """Start a reaper by a fork, else in a new interpreter (`Start`)."""
+        """Start a reaper by a fork, else in a new interpreter, as `execute` does."""
         ordinary = partial(execute, arguments, environment, lifeline, pipe, output)
         request = json.dumps({"environment": environment, "arguments": arguments}).encode()
         with self._lock:
@@ -411,7 +385,7 @@ class ForkServers:
                 except OSError:
                     ours.close()
                     return ordinary()
-        return _Forked(ours, server, self._give_up, self._note_first)
+        return _Forked(ours, server, self)
 
     def close(self) -> None:
         """End the prepared processes. Reapers that have started go on."""
@@ -435,13 +409,13 @@ class ForkServers:
             self._servers[fixed] = server
         return server
 
-    def _note_first(self, server: _Server) -> None:
-        """Note the complaints of a prepared process that has started a reaper, so its imports are over."""
+    def note_first(self, server: _Server) -> None:
+        """Note the complaints of a prepared process that has started its first reaper, so its imports are over."""
         with self._lock:
             self._note(*server.complaints())
         self.on_complaints()
 
-    def _give_up(self, server: _Server) -> None:
+    def give_up(self, server: _Server) -> None:
         """End a prepared process that has not started a reaper, and start reapers in new interpreters for a while."""
         self._end(server)
         self.on_complaints()

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal
 
-from shadho_celery.core.addresses import LOOPBACK, close_socket, listen, make_token, own_address
+from shadho_celery.core.addresses import LOOPBACK, close_socket, listen, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
@@ -231,7 +231,13 @@ class Gang:
             digest=workload.digest,
             examples=batches.size if isinstance(self.strategy, Sync) else 0,
         )
-        for text in _limit_warnings(self._places, centre.size):
+        limits = ("replicas", self._places, MAX_REPLICAS), ("parameters", centre.size, MAX_PARAMETERS)
+        for text in [
+            f"{count:,} {name} are more than the {most:,} that one coordinator supports well; "
+            "DistributedDataParallel will be faster"
+            for name, count, most in limits
+            if count > most
+        ]:
             logger.warning("%s", text)
             run.log.notes.append(text)
         claim = run.claim()
@@ -261,23 +267,21 @@ class Gang:
         serve(seat, workload, self.context.should_stop)
         raise ReplicaDone
 
-    def _assemble(self, run: Run, workload: Workload, claim: Claim | None) -> Coordinator:
+    def _assemble(self, run: Run, workload: Workload, claim: Claim) -> Coordinator:
         """Listen for replicas, start or call them, and return their coordinator."""
-        token = claim.token if claim else make_token()
-        epoch = claim.epoch if claim else 1
         host = (self._host or own_address()) if self._calls else LOOPBACK
-        self._server = self._listen(host, claim.port if claim else 0)
+        self._server = self._listen(host, claim.port)
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         run.record_port(port)
         # Start replicas before this process has any threads, because only then is forking safe.
         for rank in range(1 if self._calls else self._places):
-            seat = ReplicaSeat(address=f"{own}:{port}", token=token, rank=rank)
+            seat = ReplicaSeat(address=f"{own}:{port}", token=claim.token, rank=rank)
             self.processes.start(seat, workload, self._server)
         layout = Layout(run.centre.shape, self._codec, self._places)
         terms = Terms(
-            token=token,
-            epoch=epoch,
+            token=claim.token,
+            epoch=claim.epoch,
             digest=workload.digest,
             max_bytes=layout.grad_bytes,
             places=self._places,
@@ -289,13 +293,13 @@ class Gang:
         self._listener.start()
         if self._calls:
             # Backup replicas beyond the trial's own slots take slots that are idle.
-            self.context.call_replicas(self.address, token, max(0, self._places - self.context.slots))
+            self.context.call_replicas(self.address, claim.token, max(0, self._places - self.context.slots))
         return Coordinator(
             run,
             self.strategy,
             layout,
             self._listener.inbox,
-            epoch=epoch,
+            epoch=claim.epoch,
             backups=self._backups,
             policy=self._policy,
             can_come=None if self._calls else self.processes.alive,
@@ -368,16 +372,6 @@ def _local_steps(run: Run, computer: Computer) -> Iterator[None]:
             run.skip_step()
             shape.buffers.write(before)
         run.after_step()
-
-
-def _limit_warnings(places: int, size: int) -> Iterator[str]:
-    """Yield a warning for each limit of one coordinator that a gang exceeds."""
-    for name, count, most in (("replicas", places, MAX_REPLICAS), ("parameters", size, MAX_PARAMETERS)):
-        if count > most:
-            yield (
-                f"{count:,} {name} are more than the {most:,} that one coordinator supports well; "
-                "DistributedDataParallel will be faster"
-            )
 
 
 def _chosen_strategy(strategy: Strategy | None, replicas: int | None, backups: int | Literal["auto"]) -> Strategy:

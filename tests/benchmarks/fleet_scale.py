@@ -43,8 +43,7 @@ from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.fleet.workers import FleetStudy, Servers
-from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
-from shadho_celery.node.slots import BEAT_SECONDS
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, BEAT_SECONDS
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split

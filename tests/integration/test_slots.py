@@ -23,6 +23,7 @@ from shadho_celery.fleet import channel
 from shadho_celery.fleet.channel import SchedulerChannel
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker, place_of
+from shadho_celery.node import heartbeat
 from shadho_celery.node import slots as node_slots
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.objective.sources import read
@@ -74,12 +75,12 @@ def test_a_worker_ends_and_does_what_it_was_asked_though_the_system_refuses_thre
     slots: Slots, refuse_threads: Callable[[str], None]
 ) -> None:
     done: list[int] = []
-    slots.do_soon(lambda: done.append(1 // 0))
-    slots.do_soon(lambda: done.append(2))
+    slots.beat.do_soon(lambda: done.append(1 // 0))
+    slots.beat.do_soon(lambda: done.append(2))
     until(lambda: done == [2], 10)
     refuse_threads("close")
     slots.close()
-    assert not slots._runners[0].codes()
+    assert not slots._devices.runners[0].codes()
 
 
 @pytest.mark.slow
@@ -114,7 +115,7 @@ def test_a_worker_declines_before_it_ends_what_would_not_end_in_time(
     slots: Slots, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its beat, which declines such attempts, does not come any more."""
-    monkeypatch.setattr(node_slots, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 1000.0)
     slots.leaves_at = 0.0
     attempt = Attempt(number=0, attempt=1, params={"x": 0.5}, subspace="", expected=60.0)
     slots.run(Payload(study="k1", module="my_study", attempts=[attempt]))
@@ -184,7 +185,7 @@ def test_trials_share_the_cores_with_another_worker_of_the_host_as_long_as_it_li
     (tmp_path / "my_study.py").write_text(counting)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for name in ("slots.BEAT_SECONDS", "heartbeat.ANNOUNCE_EVERY"):
+    for name in ("heartbeat.BEAT_SECONDS", "heartbeat.ANNOUNCE_EVERY"):
         monkeypatch.setattr(f"shadho_celery.node.{name}", 0.1)
     numbers = count()
 
@@ -210,8 +211,8 @@ def test_trials_share_the_cores_with_another_worker_of_the_host_as_long_as_it_li
         first.heartbeat.announce()
         assert threads(first) == 4
         second.check()
-        second._share_cores()
-        assert second._core_share.threads == 2, "from its first trial on"
+        second._devices.share_cores(second.heartbeat.neighbours)
+        assert second._devices._core_share.threads == 2, "from its first trial on"
         second.heartbeat.announce()
         until(lambda: threads(first) == 2, 20)
         second.close()
@@ -281,7 +282,7 @@ def test_attempts_for_another_version_are_given_back_at_no_cost_and_the_worker_s
         slots.run(message(old.digest, 2))
     (tmp_path / "my_study.py").write_text(STUDY)
     # The next process may have imported it already.
-    until(lambda: not slots._codes.lacks("my_study", old.digest), 30)
+    until(lambda: not slots._gate._codes.lacks("my_study", old.digest), 30)
     slots.run(message(old.digest, 2))
     assert losses(redis_url) == {2: 0.25}
 
@@ -292,7 +293,7 @@ def test_a_worker_announces_what_it_cannot_import_and_runs_nothing_with_it(
 ) -> None:
     monkeypatch.setattr(node_slots, "REQUEUE_SECONDS", 0.01)
     slots.heartbeat.announce()
-    until(lambda: len(slots._codes.known) == 3, 30)
+    until(lambda: len(slots._gate._codes.known) == 3, 30)
     with connect(redis_url) as client:
         announced = Registry(client, Worker).living()[slots.name]
     problems = {name: code.problem for name, code in announced.codes.items()}

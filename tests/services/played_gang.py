@@ -69,7 +69,7 @@ class World:
 
 
 class PlayedReplica:
-    """Both ends of one connection, and the replica behind it. It has the methods of `Connection` and of `Client`."""
+    """Both ends of one connection, and the replica behind it. It has the methods of `Peer` and of `Client`."""
 
     epoch = EPOCH
 
@@ -168,7 +168,8 @@ class PlayedReplica:
 
     def send(self, frame: Frame) -> None:
         payload = memoryview(bytearray(b"".join(frame.parts)))
-        self.world.put(Arrived(peer=self, header=unpack(frame.head), payload=payload, at=self.world.clock.now()))
+        peer: Any = self
+        self.world.put(Arrived(peer=peer, header=unpack(frame.head), payload=payload, at=self.world.clock.now()))
 
 
 class Played(ConnectedReplica):

@@ -14,7 +14,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from queue import Empty
+from queue import Empty, SimpleQueue
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.coordinator.backups import Assignments, Tuner
 from shadho_celery.training.coordinator.centre import Mean
-from shadho_celery.training.coordinator.listener import Arrived, Connection, Event, Inbox, Joined, Left, Rejected
+from shadho_celery.training.coordinator.listener import Arrived, Event, Joined, Left, Peer, Rejected
 from shadho_celery.training.coordinator.run import Run
 from shadho_celery.training.strategies import Strategy, Sync
 from shadho_celery.training.wire.frames import BrokenFrame, Frame, Header, Kind, control_frame
@@ -114,7 +114,7 @@ class Coordinator:
         run: Run,
         strategy: Strategy,
         layout: Layout,
-        inbox: Inbox,
+        inbox: SimpleQueue[Event],
         *,
         epoch: int,
         backups: int,
@@ -137,7 +137,7 @@ class Coordinator:
             cancel_seconds=CANCEL_SECONDS if self._cancels else None,
             seed=run.seed,
         )
-        self._peers: dict[int, Connection] = {}
+        self._peers: dict[int, Peer] = {}
         #: place that finishes a late gradient so that its time is known
         self._probe: int | None = None
         #: staleness of the last vector
@@ -152,7 +152,7 @@ class Coordinator:
         self._current: Frame | None = None
         self._mean = Mean(run.centre.scratch, np.zeros(layout.buffers, dtype=np.float32), run.log.places)
         #: replicas whose vectors the mean holds, in the memory of their connections
-        self._held: list[Connection] = []
+        self._held: list[Peer] = []
         self._quorum = Quorum(strategy.replicas, policy, now)
 
     def steps(self) -> Iterator[Vector]:
@@ -273,7 +273,7 @@ class Coordinator:
         self._mean.add(peer.place, vector, buffers, loss, weight)
         return True
 
-    def _drop_late(self, peer: Connection) -> None:
+    def _drop_late(self, peer: Peer) -> None:
         """Drop a late vector, and send its replica the current parameters at once."""
         log = self.run.log
         log.late[peer.place] += 1
@@ -285,7 +285,7 @@ class Coordinator:
         if peer in self._active() and not self._assignments.resume(peer.place, self.run.step):
             self._publish(peer)
 
-    def _refuse(self, peer: Connection, *, is_overflow: bool) -> None:
+    def _refuse(self, peer: Peer, *, is_overflow: bool) -> None:
         """Refuse a vector that is not finite. Quarantine its replica after several in a row, unless they overflowed."""
         self._assignments.set_idle(peer.place)
         if is_overflow:
@@ -303,14 +303,14 @@ class Coordinator:
             peer.dismiss("in quarantine: its gradients were not finite", error=True)
             self._forget(peer)
 
-    def _forget(self, peer: Connection) -> None:
+    def _forget(self, peer: Peer) -> None:
         """Remove a replica that has left or was dismissed. A backup that rests takes over its work."""
-        resting = self._resting()
+        active = self._active()
         del self._peers[peer.place]
         self._clear(peer.place)
         self.tuner.times.forget(peer.place)
         for other in self._active():
-            if other.place in resting - {self._probe} and self._current is not None:
+            if other not in active and other.place != self._probe and self._current is not None:
                 self._publish(other)
 
     def _clear(self, place: int) -> None:
@@ -318,12 +318,9 @@ class Coordinator:
         if place == self._probe:
             self._probe = None
 
-    def _active(self) -> list[Connection]:
+    def _active(self) -> list[Peer]:
         """Return the replicas that compute: N + b of those that are present. The others rest."""
         return [self._peers[place] for place in sorted(self._peers)[: self.strategy.replicas + self.backups]]
-
-    def _resting(self) -> set[int]:
-        return set(self._peers) - {peer.place for peer in self._active()}
 
     # Steps
 
@@ -395,7 +392,7 @@ class Coordinator:
         # The checksum is computed once for all replicas. Encrypted frames need none.
         self._current = frame if self._encrypted else frame.checksummed()
 
-    def _publish(self, peer: Connection) -> None:
+    def _publish(self, peer: Peer) -> None:
         """Send the current parameters to a replica."""
         if self._current is not None:
             self._assignments.assign(peer.place, self.run.step)

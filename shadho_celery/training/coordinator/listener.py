@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
 
 from shadho_celery.core.addresses import close_socket
 from shadho_celery.training.wire.frames import (
@@ -35,43 +34,11 @@ logger = logging.getLogger(__name__)
 MAX_HANDSHAKES = 64
 
 
-class Connection(Protocol):
-    """A replica as the coordinator sees it: where to send to. No method blocks."""
-
-    #: position in the gang, from 0; no two connected replicas have the same
-    place: int
-    #: number with which the replica was started
-    rank: int
-
-    def notify(self, frame: Frame) -> None:
-        """Send a small frame, before parameters that wait to be sent."""
-
-    def publish(self, frame: Frame) -> None:
-        """Send the parameters of a step in place of earlier ones that wait. They change once the frame is gone."""
-
-    def release_payload(self) -> None:
-        """Allow the memory of the last vector that arrived to be overwritten."""
-
-    def dismiss(self, reason: str, *, error: bool = False) -> None:
-        """Tell the replica to end."""
-
-    def drop(self, reason: str) -> None:
-        """End the connection at once."""
-
-
-class Inbox(Protocol):
-    """Queue of the events of all connections. A simulated gang plays its replicas behind it."""
-
-    def get(self, *, timeout: float) -> Event:
-        """Return the next event. Raises queue.Empty if there is none within `timeout` seconds."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Joined:
     """Event: a replica was admitted."""
 
-    peer: Connection
+    peer: Peer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +52,7 @@ class Rejected:
 class Left:
     """Event: the connection of a replica has ended."""
 
-    peer: Connection
+    peer: Peer
     reason: str
     #: True if an error of the user's own code ended the replica
     is_error: bool = False
@@ -95,7 +62,7 @@ class Left:
 class Arrived:
     """Event: a whole frame has arrived. The replica's next vector is read after `release_payload`."""
 
-    peer: Connection
+    peer: Peer
     header: Header
     #: view of the connection's buffer
     payload: memoryview
@@ -113,6 +80,7 @@ class Peer:
     """
 
     def __init__(self, wire: Wire, *, place: int, rank: int, max_bytes: int) -> None:
+        """`place` is its own position in the gang, from 0. The replica was started with the number `rank`."""
         self.wire, self.place, self.rank = wire, place, rank
         self._buffer = memoryview(bytearray(max_bytes))
         self._buffer_free = threading.Semaphore(1)
@@ -132,7 +100,7 @@ class Peer:
             self._changed.notify()
 
     def publish(self, frame: Frame) -> None:
-        """Queue the parameters of a step. Parameters of an earlier step that still wait in the queue are replaced."""
+        """Queue the parameters of a step, in place of earlier ones that wait. They change once the frame is gone."""
         with self._changed:
             self._latest = None if self._closed else frame
             self._changed.notify()

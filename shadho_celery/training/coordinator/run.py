@@ -19,7 +19,7 @@ from typing import IO, Annotated, Any, TypedDict
 
 import msgspec
 import torch
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from shadho_celery.core.addresses import make_token
@@ -43,11 +43,11 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: number of the start, from 1
     epoch: Annotated[int, Meta(ge=1)]
     #: secret of the gang, kept from start to start, so that replicas that outlive a coordinator know it
-    token: str
+    token: str = field(default_factory=make_token)
     #: port on which the coordinator listens; 0 before it is known
     port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
     #: random name of the start
-    owner: str
+    owner: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 class TrainingState(TypedDict):
@@ -82,12 +82,7 @@ class Checkpoints:
         for part in self.path.parent.glob(f".{self.path.stem}.*{PART}"):
             # A coordinator that was killed while writing has left this file.
             part.unlink(missing_ok=True)
-        self._claim = Claim(
-            epoch=last.epoch + 1 if last else 1,
-            token=last.token if last else make_token(),
-            port=last.port if last else 0,
-            owner=secrets.token_hex(8),
-        )
+        self._claim = Claim(epoch=last.epoch + 1, token=last.token, port=last.port) if last else Claim(epoch=1)
         self._write_claim(self._claim)
         return self._claim
 
@@ -204,15 +199,13 @@ class Run:
             name = hashlib.sha256(f"{digest}:{centre.settings}".encode()).hexdigest()[:16]
             self._checkpoints = Checkpoints(context.checkpoint_dir, name)
 
-    def claim(self) -> Claim | None:
-        """Claim the training for this process and restore its last checkpoint.
-
-        Returns None if the training writes no checkpoints.
-        """
+    def claim(self) -> Claim:
+        """Claim the training for this process and restore its last checkpoint."""
+        claim = Claim(epoch=1)
         if self._checkpoints is None:
-            return None
-        # A speculative copy starts from the original's checkpoint, and does not change its files.
-        claim = None if self.context.is_copy else self._checkpoints.claim()
+            return claim
+        if not self.context.is_copy:
+            claim = self._checkpoints.claim()
         state = self._checkpoints.load()
         if state is not None:
             self.centre.restore(state["centre"])
@@ -223,7 +216,7 @@ class Run:
             for name, counts in state["counts"].items():
                 getattr(self.log, name).update(counts)
             self.log.resumed_from = self.step
-            self.log.notes.append(f"resumed at step {self.step} (epoch {claim.epoch if claim else 1})")
+            self.log.notes.append(f"resumed at step {self.step} (epoch {claim.epoch})")
             logger.warning(
                 "the training resumes at step %d from the checkpoint %s; remove that file to start from the first step",
                 self.step,
@@ -233,7 +226,8 @@ class Run:
             logger.warning(
                 "the training starts from the first step: the checkpoint %s is of other arguments, model or data", other
             )
-        if claim is None:
+        if self.context.is_copy:
+            # A speculative copy starts from the original's checkpoint, and does not change its files.
             self._checkpoints = None
         return claim
 

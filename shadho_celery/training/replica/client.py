@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 TICK = 0.25
 #: seconds between two attempts to connect: the first pause and the longest
 BACKOFF = (0.05, 2.0)
+#: seconds for which a replica tries to find its coordinator, and after which a silent coordinator counts as lost
+RECONNECT_SECONDS, DEADLINE_SECONDS = 60.0, 30.0
 #: minimum seconds between the starts of two connections, because what ended one may end the next at once
 MIN_CONNECT_INTERVAL = 2.0
 #: seconds for the thread of a closed connection to end
@@ -47,13 +49,9 @@ class Client:
         *,
         stop: Callable[[], bool],
         encrypted: bool = False,
-        reconnect_seconds: float = 60.0,
-        deadline_seconds: float = 30.0,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seat, self._stop, self._now = seat, stop, now
+        self._seat, self._stop = seat, stop
         self._hello = Hello(rank=seat.rank, digest=digest, encrypted=encrypted)
-        self._reconnect_seconds, self._deadline = reconnect_seconds, deadline_seconds
         host, _, port = seat.address.rpartition(":")
         if not port.isdecimal():
             raise UsageError(f"the coordinator's address is {seat.address!r}; it must be host:port")
@@ -73,18 +71,18 @@ class Client:
     def connect(self) -> int:
         """Connect to the coordinator, and return this replica's place. Try again with increasing pauses.
 
-        Raises Refused, TrainingOver, or ShadhoError if there is no connection within `reconnect_seconds`.
+        Raises Refused, TrainingOver, or ShadhoError if there is no connection within RECONNECT_SECONDS.
         """
         self.close()
-        self._sleep(self._connected_at + MIN_CONNECT_INTERVAL - self._now())
-        until, pause = self._now() + self._reconnect_seconds, BACKOFF[0]
+        self._sleep(self._connected_at + MIN_CONNECT_INTERVAL - time.monotonic())
+        until, pause = time.monotonic() + RECONNECT_SECONDS, BACKOFF[0]
         while True:
             try:
                 return self._connect_once()
             except (OSError, EOFError, ConnectionLost) as error:
-                if self._now() + pause > until:
+                if time.monotonic() + pause > until:
                     raise ShadhoError(
-                        f"the coordinator at {self._seat.address} was not found for {self._reconnect_seconds:g} s "
+                        f"the coordinator at {self._seat.address} was not found for {RECONNECT_SECONDS:g} s "
                         f"({error}); check that its trial still runs and that the port is open"
                     ) from error
             self._sleep(pause)
@@ -93,24 +91,24 @@ class Client:
     def _connect_once(self) -> int:
         connection = socket.create_connection(self._address, timeout=HANDSHAKE_SECONDS)
         try:
-            wire = Wire(connection, self._now)
+            wire = Wire(connection)
             epoch, place = say_hello(wire, self._seat.token, self._hello)
             if epoch < self.epoch:
                 raise ConnectionLost(f"a coordinator of epoch {epoch} answered, after one of epoch {self.epoch}")
             # The coordinator sends heartbeats.
-            wire.limit_silence(self._deadline)
+            wire.limit_silence(DEADLINE_SECONDS)
         except BaseException:
             connection.close()
             raise
-        self.epoch, self._wire, self._connected_at = epoch, wire, self._now()
+        self.epoch, self._wire, self._connected_at = epoch, wire, time.monotonic()
         self._step, self.newest, self._ended = -1, -1, None
         self._thread = threading.Thread(target=self._read, args=(wire,), name="gang-client", daemon=True)
         self._thread.start()
         return place
 
     def _sleep(self, seconds: float) -> None:
-        until = self._now() + seconds
-        while (left := until - self._now()) > 0:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
             self._raise_if_stopped()
             time.sleep(min(TICK, left))
 
@@ -135,9 +133,9 @@ class Client:
 
     def pause(self, seconds: float, abandon: Callable[[], bool]) -> bool:
         """Wait for `seconds`. Return True early if `abandon`, which is called at every new step, returns True."""
-        until = self._now() + seconds
+        until = time.monotonic() + seconds
         with self._changed:
-            while (left := until - self._now()) > 0:
+            while (left := until - time.monotonic()) > 0:
                 if abandon():
                     return True
                 self._changed.wait(min(TICK, left))

@@ -30,9 +30,7 @@ LEAVE_SECONDS = 2.0
 class Processes:
     """Replica processes of one gang on this machine."""
 
-    def __init__(self, method: Literal["fork", "spawn"] | None = None) -> None:
-        """Start processes by `method`. If it is None, use "fork" on Linux unless CUDA is in use, else "spawn"."""
-        self._method = method
+    def __init__(self) -> None:
         self.children: list[BaseProcess] = []
         #: GPU and peak bytes there of each replica that has a GPU
         self._peaks: list[tuple[torch.device, MutableSequence[int]]] = []
@@ -40,8 +38,7 @@ class Processes:
     @property
     def method(self) -> Literal["fork", "spawn"]:
         """Start method of the next process: the first use of CUDA may come after the gang was constructed."""
-        can_fork = sys.platform == "linux" and not torch.cuda.is_initialized()
-        return self._method or ("fork" if can_fork else "spawn")
+        return "fork" if sys.platform == "linux" and not torch.cuda.is_initialized() else "spawn"
 
     @property
     def gpu_peak(self) -> int:
@@ -85,9 +82,9 @@ class Processes:
         """Return the number of processes that have not ended."""
         return sum(child.is_alive() for child in self.children)
 
-    def close(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Wait up to `seconds` for the processes to exit. Kill the processes that are left then."""
-        end_children(self.children, seconds)
+    def close(self) -> None:
+        """Wait up to LEAVE_SECONDS for the processes to exit. Kill the processes that are left then."""
+        end_children(self.children, LEAVE_SECONDS)
 
 
 def _copy(workload: Workload, *, on_cpu: bool) -> Workload:

@@ -42,8 +42,6 @@ class Workload:
     encrypted: bool = False
     #: returns the minimum seconds of a gradient, to simulate slow machines; None otherwise
     delay: Delay | None = None
-    #: seconds for which a replica tries to reconnect to its coordinator
-    reconnect_seconds: float = 60.0
 
 
 def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lambda: False) -> None:
@@ -57,7 +55,6 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
         (shape.vector(layout.params_size), shape.vector(layout.params_size)),
         stop=stop,
         encrypted=workload.encrypted,
-        reconnect_seconds=workload.reconnect_seconds,
     )
     computer.bucket = bucket = Bucket(shape)
     try:

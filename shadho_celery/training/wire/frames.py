@@ -35,7 +35,7 @@ import numpy as np
 
 MAGIC = b"SHGB"
 #: version of the protocol; both ends must have the same
-VERSION = 6
+VERSION = 7
 #: maximum length of a control frame's JSON, and of any frame before the sender has proved that it knows the token
 CONTROL_BYTES = 4096
 #: bytes that are sent, received and checksummed at a time, so that they stay in the core's cache

@@ -7,8 +7,7 @@ of its model and settings.
 
 3. The coordinator answers WELCOME with its own HMAC, or QUIT with the reason.
 
-No frame before WELCOME is longer than 4 KiB. Nonce and proof are checked before any other field is read. Only the
-reason of a QUIT is accepted without proof.
+No frame before WELCOME is longer than 4 KiB. Only the reason of a QUIT is accepted without proof.
 
 The handshake is in plain text. If the gang is encrypted, everything after it is encrypted with a key that depends on
 the handshake. If the two ends saw different handshakes, they cannot read what follows.
@@ -19,10 +18,11 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import one_line, resolve
@@ -52,19 +52,8 @@ class Challenge(Struct, frozen=True, kw_only=True):
     nonce: str
 
 
-class Proved(Struct, frozen=True, kw_only=True):
-    """HELLO of a replica, or WELCOME of the coordinator."""
-
-    #: the replica's own nonce; empty in a WELCOME
-    nonce: str = ""
-    #: HMAC of the role and both nonces under the token, in hexadecimal digits
-    proof: str
-    #: JSON of a `Hello` or a `Welcome`, which is read after the proof is checked
-    content: Raw
-
-
 class Hello(Struct, frozen=True, kw_only=True):
-    """Content of a replica's HELLO."""
+    """HELLO of a replica."""
 
     #: number of the replica in its gang
     rank: Number
@@ -72,11 +61,16 @@ class Hello(Struct, frozen=True, kw_only=True):
     digest: str
     #: True if the frames after the handshake will be encrypted, which must be equal at both ends
     encrypted: bool = False
+    #: the replica's own nonce, and HMAC of its role and both nonces under the token, in hexadecimal digits
+    nonce: str = ""
+    proof: str = ""
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """Content of a WELCOME. The replica knows all settings, because it runs the same objective."""
+    """WELCOME of the coordinator. The replica knows all settings, because it runs the same objective."""
 
+    #: HMAC of the coordinator's role and both nonces
+    proof: str
     #: position in the gang, from 0; no two connected replicas have the same
     place: Number
 
@@ -103,7 +97,7 @@ class Quit(Struct, frozen=True, kw_only=True):
 
 
 # Replicas that connect at the same time are admitted by one thread each.
-resolve(Challenge, Proved, Hello, Welcome, Quit)
+resolve(Challenge, Hello, Welcome, Quit)
 
 
 def proof_of(token: str, role: str, first: str, second: str) -> str:
@@ -111,7 +105,7 @@ def proof_of(token: str, role: str, first: str, second: str) -> str:
     return hmac.new(token.encode(), f"{role}:{first}:{second}".encode(), "sha256").hexdigest()
 
 
-def parse(payload: Buffer | Raw, record: type[Record], kind: Kind) -> Record:
+def parse(payload: Buffer, record: type[Record], kind: Kind) -> Record:
     """Decode the JSON of a control frame. Raises BrokenFrame, which names a wrong field."""
     try:
         return msgspec.json.decode(payload, type=record)
@@ -131,15 +125,16 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: 
     wire.send(challenge)
     try:
         said = Frame(*wire.receive(Kind.HELLO))
-        offered = parse(said.parts[0], Proved, Kind.HELLO)
-        if not _is_proof(offered.proof, proof_of(token, "replica", nonce, offered.nonce)):
+        hello = parse(said.parts[0], Hello, Kind.HELLO)
+        if not _is_proof(hello.proof, proof_of(token, "replica", nonce, hello.nonce)):
             raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it again")
-        hello = parse(offered.content, Hello, Kind.HELLO)
-        welcome = Welcome(place=admit(hello))
+        welcome = Welcome(proof=proof_of(token, "coordinator", hello.nonce, nonce), place=admit(hello))
     except (Refused, TrainingOver, OtherVersion) as error:
-        _turn_away(wire, error, epoch)
+        with suppress(OSError):
+            wire.send(Quit(reason=str(error), error=not isinstance(error, TrainingOver)).frame(epoch))
+            wire.finish()
         raise
-    final = _proved(Kind.WELCOME, welcome, "", proof_of(token, "coordinator", offered.nonce, nonce), epoch)
+    final = control_frame(Kind.WELCOME, welcome, epoch=epoch)
     wire.send(final)
     if hello.encrypted:
         _encrypt(wire, token, challenge, said, final, is_coordinator=True)
@@ -157,17 +152,17 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, int]:
         challenge = Frame(*wire.receive(Kind.HELLO))
         theirs = parse(challenge.parts[0], Challenge, Kind.HELLO).nonce
         nonce = secrets.token_hex(16)
-        said = _proved(Kind.HELLO, hello, nonce, proof_of(token, "replica", theirs, nonce))
+        proved = replace(hello, nonce=nonce, proof=proof_of(token, "replica", theirs, nonce))
+        said = control_frame(Kind.HELLO, proved)
         wire.send(said)
         header, payload = wire.receive(Kind.WELCOME, Kind.QUIT)
     except OtherVersion as error:
         raise Refused(f"{error}; install the same shadho_celery on both machines") from None
     if header.kind is Kind.QUIT:
         raise Quit.read(payload).exception()
-    answer = parse(payload, Proved, Kind.WELCOME)
-    if not _is_proof(answer.proof, proof_of(token, "coordinator", nonce, theirs)):
+    welcome = parse(payload, Welcome, Kind.WELCOME)
+    if not _is_proof(welcome.proof, proof_of(token, "coordinator", nonce, theirs)):
         raise Refused("the program at that address does not know the trial's token; check the coordinator's address")
-    welcome = parse(answer.content, Welcome, Kind.WELCOME)
     if hello.encrypted:
         _encrypt(wire, token, challenge, said, Frame(header, payload), is_coordinator=False)
     wire.set_timeout(None)
@@ -181,19 +176,6 @@ def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) ->
 
     said = b"".join(b"".join([frame.head, *frame.parts]) for frame in handshake)
     wire.form = Encrypted(token, said, is_coordinator=is_coordinator)
-
-
-def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:
-    try:
-        wire.send(Quit(reason=str(error), error=not isinstance(error, TrainingOver)).frame(epoch))
-        wire.finish()
-    except OSError:
-        pass
-
-
-def _proved(kind: Kind, record: Struct, nonce: str, proof: str, epoch: int = 0) -> Frame:
-    content = Raw(msgspec.json.encode(record))
-    return control_frame(kind, Proved(nonce=nonce, proof=proof, content=content), epoch=epoch)
 
 
 def _is_proof(claimed: str, expected: str) -> bool:

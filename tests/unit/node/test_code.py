@@ -1,14 +1,20 @@
-"""A worker knows what its newest process has imported, until a file is edited."""
+"""A worker knows which code and which folder of checkpoints it has."""
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shadho_celery.core.code import CodeVersion, digest_of
-from shadho_celery.node.code import Codes
+from shadho_celery.core.files import STORAGE_TOKEN
+from shadho_celery.node import code
+from shadho_celery.node.code import Codes, storage_id
 
 
 def version(folder: Path, text: str) -> CodeVersion:
@@ -49,3 +55,84 @@ def test_an_import_that_fails_is_logged_once_and_serves_nothing(
 
 def _facts(code: CodeVersion) -> dict[str, object]:
     return {name: getattr(code, name) for name in code.__struct_fields__}
+
+
+#: waits for a file, so that both begin at once
+RACER = """
+import sys, time
+from pathlib import Path
+from shadho_celery.node.code import storage_id
+print("ready", flush=True)
+while not Path(sys.argv[2]).exists():
+    pass
+print(storage_id(Path(sys.argv[1])))
+"""
+
+
+def test_the_id_of_a_folder_stays_and_another_folder_has_another(tmp_path: Path) -> None:
+    here, there = tmp_path / "a" / ".shadho", tmp_path / "b" / ".shadho"
+    first = storage_id(here)
+    assert first
+    assert storage_id(here) == first != storage_id(there)
+    assert [path.name for path in here.iterdir()] == [STORAGE_TOKEN]
+
+
+def test_a_folder_has_the_same_id_by_another_path(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real").mkdir()
+    assert storage_id(tmp_path / "link") == storage_id(tmp_path / "real") != ""
+
+
+def test_processes_that_begin_at_once_agree(tmp_path: Path) -> None:
+    for attempt in range(3):
+        folder, signal = tmp_path / str(attempt), tmp_path / f"go{attempt}"
+        words = [sys.executable, "-c", RACER, str(folder), str(signal)]
+        racers = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "ready\n"
+        signal.touch()
+        assert {racer.communicate(timeout=30)[0].strip() for racer in racers} == {storage_id(folder)}
+
+
+def test_of_two_that_find_no_token_the_second_takes_that_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = storage_id(tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    assert storage_id(tmp_path) == first
+    assert [path.name for path in tmp_path.iterdir()] == [STORAGE_TOKEN]
+
+
+def test_a_copy_of_the_folder_is_another_storage(tmp_path: Path) -> None:
+    """Its token came with it from another disk."""
+    first = storage_id(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert "" != storage_id(tmp_path / "b") != first
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_of_no_known_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    assert storage_id(tmp_path / "file" / "checkpoints") == ""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(code.os, "link", refuse)
+    assert storage_id(tmp_path / "new") == ""
+    assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize("content", ["", "x" * 32, "0" * 31, "0" * 33, "0" * 32 + "\n"])
+def test_what_is_no_token_is_of_no_known_storage(tmp_path: Path, content: str) -> None:
+    (tmp_path / STORAGE_TOKEN).write_text(content)
+    assert storage_id(tmp_path) == ""
+
+
+def test_a_pipe_or_folder_in_place_of_the_token_holds_nothing_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / STORAGE_TOKEN)
+    assert storage_id(tmp_path) == ""
+    (tmp_path / "other" / STORAGE_TOKEN).mkdir(parents=True)
+    assert storage_id(tmp_path / "other") == ""

@@ -9,7 +9,6 @@ from unittest.mock import MagicMock
 
 import msgspec
 import pytest
-import redis
 from services.clocks import MachineTime
 
 from shadho_celery.core.hardware import Gpu, Machine
@@ -17,8 +16,7 @@ from shadho_celery.core.system import HEARTBEAT_FILE, ManualClock, SystemClock
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Worker
-from shadho_celery.fleet.signing import UNSIGNED
-from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, Heartbeat, HeartbeatFile
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, Heartbeat, HeartbeatFile
 from shadho_celery.node.leases import Lease, Leases
 
 
@@ -51,26 +49,6 @@ def test_a_worker_announces_its_complaints_at_once_and_once() -> None:
     pipe = client.pipeline.return_value.__enter__.return_value
     announced = [msgspec.json.decode(call.args[1], type=Worker).complaints for call in pipe.set.call_args_list]
     assert announced == [[], ["it is slow"]]
-
-
-def test_a_worker_whose_redis_user_may_not_look_for_neighbours_says_so_once_and_works(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As with the users of an earlier version."""
-    client = make_client()
-    client.smembers.side_effect = client.srem.side_effect = redis.exceptions.NoPermissionError("no permissions")
-    worker = Worker(machine=Machine(pool="p"))
-    heartbeat = Heartbeat(client, "cpu@h.1", worker, Leases(MagicMock(), MagicMock()), SystemClock())
-    heartbeat._studies = MagicMock(refused=0)
-    heartbeat._workers = MagicMock()
-    heartbeat.check()
-    heartbeat.announce()
-    heartbeat.beat(has_free_slot=True)
-    heartbeat.withdraw()
-    assert [*heartbeat.neighbours] == []
-    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
-        "this worker's Redis user may not use shadho:host:*"
-    ]
 
 
 def test_a_worker_names_once_another_one_that_uses_its_gpu(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,24 +85,6 @@ def test_a_worker_that_drains_says_so_at_once_and_takes_nothing_for_a_scheduler_
     assert (after["busy"], after["studies"]["k"]["name"], after["studies"]["k"]["slots"]) == (1, "svm", 1)
 
 
-def test_a_worker_whose_redis_user_may_not_read_drains_says_so_once_and_refuses_control(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As with the users of an earlier version."""
-    client = make_client()
-    client.hget.side_effect = redis.exceptions.NoPermissionError("no permissions")
-    announced = client.pipeline.return_value.__enter__.return_value.set
-    clock, leases = ManualClock(), Leases(MagicMock(), MagicMock())
-    heartbeat = Heartbeat(client, "cpu@h.1", Worker(control=""), leases, clock, control=UNSIGNED)
-    heartbeat._studies = MagicMock(refused=0)
-    heartbeat.check()
-    heartbeat.announce()
-    clock.sleep(DRAIN_EVERY)
-    heartbeat.beat(has_free_slot=False)
-    assert json.loads(announced.call_args.args[1])["control"] is None
-    assert sum("so it cannot be drained" in record.getMessage() for record in caplog.records) == 1
-
-
 def test_a_worker_announces_in_whole_seconds_how_far_its_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference to the clock of the Redis server; it is measured again every minute."""
     monkeypatch.setattr("shadho_celery.fleet.redis.time.time", lambda: 13.6)
@@ -146,24 +106,26 @@ def test_a_worker_touches_its_heartbeat_file_and_removes_it_at_its_end(
 ) -> None:
     path = tmp_path / "alive"
     monkeypatch.setenv(HEARTBEAT_FILE, str(path))
-    file = HeartbeatFile.configured()
+    file = HeartbeatFile()
     os.utime(path, (0, 0))
     file.touch()
     assert path.stat().st_mtime > 0
     file.remove()
     assert not path.exists()
     monkeypatch.setenv(HEARTBEAT_FILE, "")
-    HeartbeatFile.configured().touch()
+    HeartbeatFile().touch()
 
 
 def test_a_heartbeat_file_that_cannot_be_written_is_refused_at_the_start_and_logged_once_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(HEARTBEAT_FILE, str(tmp_path / "no" / "alive"))
     with pytest.raises(UsageError, match=r"SHADHO_HEARTBEAT_FILE: .*/no/alive cannot be written"):
-        HeartbeatFile(tmp_path / "no" / "alive")
+        HeartbeatFile()
     caplog.clear()
     (tmp_path / "here").mkdir()
-    file = HeartbeatFile(tmp_path / "here" / "alive")
+    monkeypatch.setenv(HEARTBEAT_FILE, str(tmp_path / "here" / "alive"))
+    file = HeartbeatFile()
     file.remove()
     (tmp_path / "here").rmdir()
     file.touch()

@@ -87,7 +87,7 @@ def test_where_the_system_refuses_threads_the_work_of_a_signal_is_left_to_the_th
     signal.raise_signal(TERM)
     slots = worker.app.shadho_slots
     slots.heartbeat.drain.assert_not_called()
-    [work] = slots.do_soon.call_args.args
+    [work] = slots.beat.do_soon.call_args.args
     work()
     slots.heartbeat.drain.assert_called_once()
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -144,6 +145,13 @@ def shared(folder: Path) -> Iterator[ForkServers]:
     servers.close()
 
 
+def study(name: str, body: str, head: str = "") -> str:
+    """Write a study whose objective has this body; return its name."""
+    lines = ["import os, sys, time", "from hyperopt import hp", head, "SPACE = {'x': hp.uniform('x', 0, 1)}"]
+    Path(f"{name}.py").write_text("\n".join([*lines, "def objective(params):", textwrap.indent(body, "    ")]))
+    return name
+
+
 ENVIRONMENT = {**thread_variables(2), "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -186,6 +194,7 @@ def test_a_forked_process_is_like_a_new_interpreter(shared: ForkServers) -> None
     assert not forked.metrics["scheduler"]
     assert not [name for name in forked.metrics["shown"] if name.startswith("CELERY")]
     assert forked.metrics["child"] == 0
+    assert tuple(forked.metrics["limits"]) == resource.getrlimit(resource.RLIMIT_CORE)
 
 
 def test_forks_draw_different_random_numbers(shared: ForkServers) -> None:
@@ -203,14 +212,12 @@ def test_memory_that_a_fork_shares_is_not_counted(shared: ForkServers) -> None:
 
 
 def test_each_fork_has_its_own_environment_and_number_of_threads(shared: ForkServers) -> None:
-    code = (
-        "import os\nimport numpy\nfrom threadpoolctl import threadpool_info\nfrom hyperopt import hp\n"
-        "SPACE = {'x': hp.uniform('x', 0, 1)}\n"
-        "def objective(params):\n"
-        "    pools = [each['num_threads'] for each in threadpool_info()]\n"
-        "    return {'loss': 0.0, 'pools': pools, 'told': os.environ['TOLD']}\n"
+    body = (
+        "from threadpoolctl import threadpool_info\n"
+        "pools = [each['num_threads'] for each in threadpool_info()]\n"
+        "return {'loss': 0.0, 'pools': pools, 'told': os.environ['TOLD']}"
     )
-    Path("pools.py").write_text(code)
+    study("pools", body, "import numpy")
     for threads in (1, 2):
         metrics = run(shared.start, "pools", {**thread_variables(threads), "TOLD": f"to {threads}"}).metrics
         assert set(metrics["pools"]) == {threads}
@@ -225,13 +232,11 @@ def test_each_fork_has_its_own_environment_and_number_of_threads(shared: ForkSer
 def test_variables_that_count_at_the_start_of_a_program_have_a_prepared_process_of_their_own(
     servers: ForkServers, name: str, value: str
 ) -> None:
-    code = (
-        "import os\nfrom pathlib import Path\nfrom hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
-        f"def objective(params):\n    shown = Path('/proc/self/environ').read_text().split(chr(0))\n"
-        f"    return {{'loss': 0.0, 'hash': hash('a text'), 'shown': '{name}={value}' in shown}}\n"
+    body = (
+        "shown = open('/proc/self/environ').read().split(chr(0))\n"
+        f"return {{'loss': 0.0, 'hash': hash('a text'), 'shown': '{name}={value}' in shown}}"
     )
-    Path(f"at_{name.lower()}.py").write_text(code)
-    module, environment = f"at_{name.lower()}", {**ENVIRONMENT, name: value}
+    module, environment = study(f"at_{name.lower()}", body), {**ENVIRONMENT, name: value}
     forked, executed = (run(start, module, environment).metrics for start in (servers.start, execute))
     assert forked["shown"]
     assert name != "PYTHONHASHSEED" or forked["hash"] == executed["hash"]
@@ -240,21 +245,16 @@ def test_variables_that_count_at_the_start_of_a_program_have_a_prepared_process_
 
 
 def test_edited_code_is_read_anew(shared: ForkServers) -> None:
-    text = "from hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\ndef objective(params):\n    return %s\n"
     for loss in (1.0, 2.5, 3.25):
-        Path("edited_often.py").write_text(text % loss)
-        assert run(shared.start, "edited_often").loss == loss
+        assert run(shared.start, study("edited_often", f"return {loss}")).loss == loss
 
 
 def test_each_trial_of_a_fresh_study_has_a_new_process_of_one_prepared_process(shared: ForkServers) -> None:
     """A trial that was sent ahead has one, too. Nothing of the trials before stays, whatever it is."""
-    Path("renewed.py").write_text(
-        "import builtins\nimport os\nfrom hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
-        "STUDY = {'fresh': True}\n"
-        "def objective(params):\n"
-        "    builtins.remains = getattr(builtins, 'remains', 0) + 1\n"
-        "    return {'loss': builtins.remains, 'pid': os.getpid()}\n"
+    body = (
+        "builtins.remains = getattr(builtins, 'remains', 0) + 1\nreturn {'loss': builtins.remains, 'pid': os.getpid()}"
     )
+    study("renewed", body, "import builtins\nSTUDY = {'fresh': True}")
     runner = Runner(["renewed"], ENVIRONMENT, start=shared.start)
     try:
         runner.send_ahead([order_of("renewed", number) for number in range(3)])
@@ -321,11 +321,15 @@ def test_a_prepared_process_that_dies_with_a_request_costs_no_trial(
     runner.kill()
 
 
+@pytest.mark.parametrize("limit", ["FORK_SECONDS", "FORK_AGAIN_SECONDS"])
 def test_a_prepared_process_that_hangs_costs_no_trial(
-    servers: ForkServers, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+    servers: ForkServers, complaints: list[str], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(starting, "FORK_SECONDS", 0.3)
+    """Once it has forked, it is given up sooner: its imports, which may take long on a slow machine, are over."""
     servers.prepare()
+    if limit == "FORK_AGAIN_SECONDS":
+        assert run(servers.start).state is TrialState.COMPLETE
+    monkeypatch.setattr(starting, limit, 0.3)
     hanging = pid_of(servers)
     os.kill(hanging, signal.SIGSTOP)
     outcomes = [run(servers.start) for _ in range(2)]
@@ -333,17 +337,6 @@ def test_a_prepared_process_that_hangs_costs_no_trial(
     assert len(complaints) == 1
     assert servers.complaints() == complaints
     assert not Path(f"/proc/{hanging}").exists()
-
-
-def test_a_prepared_process_that_has_forked_and_hangs_is_given_up_sooner(
-    servers: ForkServers, complaints: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its imports are over. Before, they may take long on a slow machine."""
-    assert run(servers.start).state is TrialState.COMPLETE
-    monkeypatch.setattr(starting, "FORK_AGAIN_SECONDS", 0.3)
-    os.kill(pid_of(servers), signal.SIGSTOP)
-    assert run(servers.start).state is TrialState.COMPLETE
-    assert len(complaints) == 1
 
 
 @pytest.mark.timeout(20)
@@ -367,8 +360,7 @@ def test_complaints_are_short_printable_lines_and_few(servers: ForkServers) -> N
 def test_a_start_that_another_thread_notices_first_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system looks again for what woke a waiting thread, and lets it wait on if that was received meanwhile."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fail, first = MagicMock(), MagicMock()
-    forked = starting._Forked(ours, MagicMock(has_forked=False), fail, first)
+    forked = starting._Forked(ours, MagicMock(has_forked=False), servers := MagicMock())
     waited: list[float] = []
 
     def received_meanwhile(end: socket.socket | int, seconds: float | None) -> bool:
@@ -383,7 +375,7 @@ def test_a_start_that_another_thread_notices_first_ends_the_wait(monkeypatch: py
         socket.send_fds(theirs, [b"started"], [os.pidfd_open(os.getpid())])
         assert forked.await_start()
     assert sum(waited) < 1 < starting.FORK_SECONDS
-    assert (fail.call_count, first.call_count) == (0, 1)
+    assert (servers.give_up.call_count, servers.note_first.call_count) == (0, 1)
 
 
 def test_a_runner_that_is_closed_before_its_process_is_forked_does_not_wait(servers: ForkServers) -> None:
@@ -470,13 +462,12 @@ def test_on_a_system_without_pidfds_nothing_is_prepared(monkeypatch: pytest.Monk
 def test_a_reaper_whose_pidfd_found_no_room_in_the_worker_counts_as_killed() -> None:
     """The system drops the descriptors of a message if the receiver may open no more files."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fail, first = MagicMock(), MagicMock()
-    reaper = starting._Forked(ours, MagicMock(has_forked=False), fail, first)
+    reaper = starting._Forked(ours, MagicMock(has_forked=False), servers := MagicMock())
     with theirs:
         theirs.send(b"started")
         assert not reaper.await_start()
         assert reaper.wait() == -signal.SIGKILL
-    assert (fail.call_count, first.call_count) == (1, 0)
+    assert (servers.give_up.call_count, servers.note_first.call_count) == (1, 0)
 
 
 @pytest.mark.slow
@@ -522,11 +513,7 @@ servers.close()
 with open(sys.argv[1], "w", encoding="utf-8") as file:
     file.write(f"{{outcome.error}} {{outcome.log}}")
 """
-    Path("printing.py").write_text(
-        "import sys\nfrom hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
-        "def objective(params):\n"
-        "    print('to output')\n    print('to errors', file=sys.stderr)\n    raise ValueError('as planned')\n"
-    )
+    study("printing", "print('to output')\nprint('to errors', file=sys.stderr)\nraise ValueError('as planned')")
     subprocess.run([sys.executable, "-c", code, "told.txt", closed], check=True, timeout=60)
     told = Path("told.txt").read_text()
     assert all(text in told for text in ("as planned", "to output", "to errors")), told
@@ -653,11 +640,8 @@ def test_a_library_that_cleans_up_at_the_end_of_a_program_does_not_do_so_for_eac
     library: Callable[[str, str], None],
 ) -> None:
     library("the_library", "import tempfile\nFOLDER = tempfile.TemporaryDirectory()\n")
-    Path("needing.py").write_text(
-        "import os, the_library\nfrom hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
-        "def objective(params):\n"
-        "    return {'loss': 0.0, 'reaper': os.getppid(), 'exists': os.path.exists(the_library.FOLDER.name)}\n"
-    )
+    body = "return {'loss': 0.0, 'reaper': os.getppid(), 'exists': os.path.exists(the_library.FOLDER.name)}"
+    study("needing", body, "import the_library")
     servers = ForkServers(["the_library"])
     first = run(servers.start, "needing").metrics
     services.wait_until(lambda: not Path(f"/proc/{first['reaper']}").exists(), seconds=5)
@@ -669,29 +653,17 @@ def test_a_library_that_cleans_up_at_the_end_of_a_program_does_not_do_so_for_eac
 @pytest.mark.slow
 def test_a_library_can_run_a_program_at_its_import(library: Callable[[str, str], None]) -> None:
     library("the_library", "import subprocess\nCODE = subprocess.run(['false']).returncode\n")
-    Path("telling.py").write_text(
-        "import sys\nfrom hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
-        "def objective(params):\n    return {'loss': 0.0, 'code': sys.modules['the_library'].CODE}\n"
-    )
+    study("telling", "return {'loss': 0.0, 'code': sys.modules['the_library'].CODE}")
     servers = ForkServers(["the_library"])
     outcome = run(servers.start, "telling")
     servers.close()
     assert outcome.metrics["code"] == 1
 
 
-def test_limits_of_the_worker_are_those_of_its_forks(shared: ForkServers) -> None:
-    core = resource.getrlimit(resource.RLIMIT_CORE)
-    assert tuple(run(shared.start, "facts").metrics["limits"]) == core
-
-
 def test_the_mark_of_a_fork_can_be_found_though_its_reaper_was_killed(no_orphans: None, servers: ForkServers) -> None:
     """A process that a trial forks shows the mark of its own trial, and not that of the prepared process."""
-    Path("leaving.py").write_text(
-        "import os, signal, time\nfrom hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
-        "def objective(params):\n"
-        "    if os.fork() == 0:\n        os.setsid()\n        time.sleep(60)\n"
-        "    os.kill(os.getppid(), signal.SIGKILL)\n    time.sleep(60)\n"
-    )
+    body = "if os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\nos.kill(os.getppid(), 9)\ntime.sleep(60)"
+    study("leaving", body)
     assert run(servers.start, "leaving").state is TrialState.FAILED
 
 
@@ -701,12 +673,8 @@ def test_files_of_a_study_do_not_hide_libraries_from_the_prepared_process(
 ) -> None:
     """A helper may have the name of a library that only other libraries import; the study gets its own."""
     monkeypatch.chdir(tmp_path)
-    Path("with_helper.py").write_text(
-        "from hyperopt import hp\nimport calendar\nfrom email import _parseaddr\n"
-        "SPACE = {'x': hp.uniform('x', 0, 1)}\n"
-        "def objective(params):\n"
-        "    return {'loss': calendar.LOSS, 'of_library': _parseaddr.calendar.__file__}\n"
-    )
+    body = "return {'loss': calendar.LOSS, 'of_library': _parseaddr.calendar.__file__}"
+    study("with_helper", body, "import calendar\nfrom email import _parseaddr")
     for loss in (1.0, 2.0):
         Path("calendar.py").write_text(f"LOSS = {loss}\n")
         outcome = run(servers.start, "with_helper")

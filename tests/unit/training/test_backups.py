@@ -1,4 +1,4 @@
-"""Renewal simulation and choice of b: they agree with a simulation that processes every event."""
+"""Choice of b: response times are recorded, and their simulation agrees with one that processes every event."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 from services.played_gang import PlayedGang
 from services.training import DATA, descent, loss, network
 
+from shadho_celery.core.system import ManualClock
 from shadho_celery.training.coordinator.backups import (
     MIN_TIMES,
     PROBES,
     RING_SIZE,
     TUNE_EVERY,
     Array,
+    Assignments,
     Law,
     Survival,
     Times,
@@ -134,27 +136,11 @@ def test_the_predicted_gain_is_less_than_that_of_independent_order_statistics() 
     assert 1.7 < none / two < 0.8 * independent
 
 
-def test_times_that_never_vary_need_no_backup() -> None:
-    predictions = predict(constant, replicas=4, max_backups=3)
-    assert best(predictions) == 0
-    assert predictions[0] == pytest.approx(1.0)
-
-
-def test_one_slow_replica_is_worth_one_backup_and_no_more() -> None:
+def test_times_that_never_vary_need_no_backup_and_one_slow_replica_is_worth_one() -> None:
+    assert best(predict(constant, replicas=4, max_backups=3)) == 0
     predictions = predict(one_slow, replicas=4, max_backups=4)
     assert best(predictions) == 1
     assert [round(seconds, 3) for seconds in predictions] == [10.0, 1.0, 1.0, 1.0, 1.0]
-
-
-def test_cancelling_makes_backups_worth_more() -> None:
-    plain, cancelled = (
-        predict(injected, replicas=8, max_backups=2, cancel_seconds=seconds)[2] for seconds in (None, 0.005)
-    )
-    assert cancelled < 0.8 * plain
-
-
-def test_a_prediction_is_the_same_for_the_same_seed() -> None:
-    assert predict(injected, replicas=4, max_backups=3, seed=5) == predict(injected, replicas=4, max_backups=3, seed=5)
 
 
 def drawn(times: Times, n: int = 1, runs: int = 20_000) -> Array:
@@ -302,3 +288,80 @@ def test_a_few_late_replicas_may_finish_so_that_their_times_are_known() -> None:
     chosen = [tuner.probe(step, [2, 5]) for step in range(2 * PROBES)]
     assert chosen == [2, 5] * (PROBES // 2) + [None] * PROBES
     assert tuner.probe(RING_SIZE + 1, [2, 5]) == 5
+
+
+class RecordedTimes(Times):
+    """Response times in the order of their recording."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[tuple[int, float, bool]] = []
+
+    def record(self, replica: int, seconds: float, *, finished: bool = True) -> None:
+        self.all.append((replica, seconds, finished))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def times() -> RecordedTimes:
+    return RecordedTimes()
+
+
+@pytest.fixture
+def assignments(times: RecordedTimes, clock: ManualClock) -> Assignments:
+    return Assignments(times, clock.now)
+
+
+def test_places_that_are_busy_when_a_step_ends_record_a_censored_time(
+    assignments: Assignments, times: RecordedTimes, clock: ManualClock
+) -> None:
+    for place in (0, 1):
+        assignments.assign(place, step=0)
+    assignments.complete(0, step=1, at=0.5)
+    assert (assignments.busy, times.all) == ([0, 1], []), "a vector of another step"
+    assignments.complete(0, step=0, at=1.0)
+    assert assignments.busy == [1]
+    clock.advance_to(4.0)
+    assert assignments.seconds(1) == 4.0
+    assert assignments.cancel(assignments.busy) == [1]
+    assert assignments.busy == []
+    assert times.all == [(0, 1.0, True), (1, 4.0, False)]
+
+
+def test_without_cancelling_the_time_of_the_next_step_begins_with_the_late_vector(
+    assignments: Assignments, times: RecordedTimes, clock: ManualClock
+) -> None:
+    assignments.assign(0, step=0)
+    assignments.assign(0, step=1)
+    clock.advance_to(7.0)
+    assignments.complete(0, step=0, at=6.5)
+    assert assignments.resume(0, step=1)
+    assignments.complete(0, step=1, at=7.5)
+    assert times.all == [(0, 6.5, True), (0, 0.5, True)]
+
+
+def test_a_late_place_that_was_not_sent_the_current_step_cannot_resume(assignments: Assignments) -> None:
+    assignments.assign(0, step=0)
+    assignments.complete(0, step=0, at=1.0)
+    assert not assignments.resume(0, step=1)
+    assert assignments.busy == []
+
+
+def test_a_place_is_idle_from_a_refusal_to_the_next_step(assignments: Assignments) -> None:
+    assignments.set_idle(0)
+    assert assignments.idle == {0}
+    assignments.assign(0, step=1)
+    assert assignments.idle == set()
+
+
+def test_a_cleared_place_is_neither_busy_nor_idle_and_cannot_resume(assignments: Assignments) -> None:
+    assignments.assign(0, step=1)
+    assignments.set_idle(0)
+    assignments.clear(0)
+    assert assignments.busy == []
+    assert assignments.idle == set()
+    assert not assignments.resume(0, step=1)

@@ -109,16 +109,15 @@ class Play:
         epoch: int = EPOCH,
         at: float | None = None,
         weight: float = 1.0,
+        payload: bytes | None = None,
     ) -> None:
+        peer: Any = self.peers[place]
         vector = np.array(values, dtype=np.float32)
         header = Header(kind=Kind.GRAD, epoch=epoch, step=self.run.step if step < 0 else step)
         frame = self.layout.grad(header, loss, weight, np.zeros(0, dtype=np.float32), vector, seed=0)
-        self.send_bytes(place, header, b"".join(frame.parts), at)
-
-    def send_bytes(self, place: int, header: Header, payload: bytes, at: float | None = None) -> None:
-        peer: Any = self.peers[place]
+        sent = memoryview(bytearray(b"".join(frame.parts) if payload is None else payload))
         came = self.time if at is None else at
-        self.coordinator.handle(Arrived(peer=peer, header=header, payload=memoryview(bytearray(payload)), at=came))
+        self.coordinator.handle(Arrived(peer=peer, header=header, payload=sent, at=came))
         self.step_if_due()
 
     def step_if_due(self) -> None:
@@ -170,16 +169,11 @@ def test_the_first_n_vectors_make_the_step_as_their_mean(play: Callable[..., Pla
     assert [peer.sent for peer in it.peers] == [[0, 1]] * 3
 
 
-def test_a_busy_replica_gets_the_notice_of_the_next_step_before_its_parameters(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=1, backups=1))
-    it.send(0, (1, 1))
-    assert it.peers[1].notices == [(Kind.STEP, 1)]
-    assert it.peers[0].notices == []
-
-
 def test_a_late_vector_is_dropped_for_good_and_counted(play: Callable[..., Play]) -> None:
+    """Its replica, which is busy, gets the notice of the next step."""
     it = play(Sync(replicas=1, backups=1))
     it.send(0, (1, 1))
+    assert [peer.notices for peer in it.peers] == [[], [(Kind.STEP, 1)]]
     it.send(1, (100, 100), step=0)
     assert it.weights == [-1, -1]
     assert it.run.log.late == {1: 1}
@@ -188,35 +182,42 @@ def test_a_late_vector_is_dropped_for_good_and_counted(play: Callable[..., Play]
     assert it.run.log.steps[-1].accepted == (1,)
 
 
-def test_a_second_vector_from_one_place_does_not_count(play: Callable[..., Play]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "dropped"),
+    [
+        ({"step": 5}, "is for step 5, but the current step is 0"),
+        ({"weight": -1.0}, "the GRAD has the weight -1"),
+        ({"payload": b""}, "the GRAD has 0 bytes"),
+        ({"payload": b"short"}, "the GRAD has 5 bytes"),
+        ({"payload": bytes(100)}, "the GRAD has 100 bytes"),
+    ],
+    ids=["future step", "weight", "empty", "short", "long"],
+)
+def test_a_vector_that_breaks_the_rules_of_the_wire_ends_the_connection(
+    play: Callable[..., Play], changes: dict[str, Any], dropped: str
+) -> None:
+    it = play(Sync(replicas=1))
+    it.send(0, (1, 1), **changes)
+    assert dropped in (it.peers[0].dropped or "")
+    assert (it.peers[0].read, it.run.step) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "cause"),
+    [
+        ([EPOCH, EPOCH], "second vector for a step"),
+        ([EPOCH - 1], "from an earlier epoch or connection"),
+    ],
+    ids=["second", "epoch"],
+)
+def test_a_vector_of_another_epoch_and_a_second_one_do_not_count(
+    play: Callable[..., Play], sent: list[int], cause: str
+) -> None:
     it = play(Sync(replicas=2))
-    it.send(0, (1, 1))
-    it.send(0, (1, 1))
+    for epoch in sent:
+        it.send(0, (1, 1), epoch=epoch)
     assert it.run.step == 0
-    assert it.run.log.refused == {"second vector for a step": 1}
-
-
-def test_a_vector_of_another_epoch_does_not_count(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=1))
-    it.send(0, (1, 1), epoch=EPOCH - 1)
-    assert it.run.step == 0
-    assert it.run.log.refused == {"from an earlier epoch or connection": 1}
-
-
-def test_a_vector_of_a_future_step_ends_the_connection(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=1))
-    it.send(0, (1, 1), step=5)
-    assert "is for step 5, but the current step is 0" in (it.peers[0].dropped or "")
-    assert it.run.step == 0
-
-
-@pytest.mark.parametrize("payload", [b"", b"short", bytes(100)], ids=["empty", "short", "long"])
-def test_a_payload_that_is_no_vector_ends_the_connection(play: Callable[..., Play], payload: bytes) -> None:
-    it = play(Sync(replicas=1))
-    it.send_bytes(0, Header(kind=Kind.GRAD, epoch=EPOCH, step=0), payload)
-    assert it.peers[0].dropped
-    assert it.peers[0].read == 1
-    assert it.run.step == 0
+    assert it.run.log.refused == {cause: 1}
 
 
 @pytest.mark.parametrize(
@@ -266,8 +267,11 @@ def test_the_next_replica_of_a_quarantined_rank_is_quarantined_at_its_first_bad_
     assert it.peers[1].dismissed is None
 
 
-def test_a_loss_that_is_nan_everywhere_from_the_first_step_is_one_clear_error(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=2))
+@pytest.mark.parametrize("strategy", [Sync(replicas=2), Async(replicas=2)], ids=["sync", "async"])
+def test_a_loss_that_is_nan_everywhere_from_the_first_step_is_one_clear_error(
+    play: Callable[..., Play], strategy: Strategy
+) -> None:
+    it = play(strategy)
     it.send(0, (np.nan, 0))
     with pytest.raises(UsageError, match="from the first step; check the data"):
         it.send(1, (np.nan, 0))
@@ -305,13 +309,6 @@ def test_without_lockstep_a_vector_that_is_not_finite_delays_its_replica_by_one_
     it.send(1, (1, 1))
     assert it.peers[0].sent == it.peers[1].sent == [0, 1]
     assert it.run.step == 1
-
-
-def test_without_lockstep_vectors_that_are_never_finite_are_one_clear_error(play: Callable[..., Play]) -> None:
-    it = play(Async(replicas=2))
-    it.send(0, (np.nan, 0))
-    with pytest.raises(UsageError, match="from the first step; check the data"):
-        it.send(1, (np.nan, 0))
 
 
 def test_a_step_does_not_stall_if_one_replica_dies_and_the_vector_of_the_other_is_refused(
@@ -368,20 +365,18 @@ def test_a_replica_that_reconnects_has_no_late_vector_from_its_earlier_connectio
     assert it.run.step == 2
 
 
-def test_a_replica_that_dies_before_it_sent_is_replaced_by_a_backup(play: Callable[..., Play]) -> None:
+@pytest.mark.parametrize("sends_first", [False, True])
+def test_a_replica_that_dies_before_it_sent_is_replaced_by_a_backup_and_else_its_vector_counts(
+    play: Callable[..., Play], *, sends_first: bool
+) -> None:
     it = play(Sync(replicas=2, backups=1))
+    if sends_first:
+        it.send(0, (1, 1))
     it.leave(0)
-    it.send(1, (1, 1))
-    it.send(2, (3, 3))
+    for place, value in ((2, 3), (1, 1)):
+        it.send(place, (value, value))
+    assert it.run.log.steps[0].accepted == ((0, 2) if sends_first else (2, 1))
     assert it.weights == [-2, -2]
-
-
-def test_a_whole_vector_counts_though_its_replica_died_after_sending_it(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=2, backups=1))
-    it.send(0, (1, 1))
-    it.leave(0)
-    it.send(1, (3, 3))
-    assert it.run.log.steps[0].accepted == (0, 1)
 
 
 def test_the_gang_shrinks_after_the_grace_with_its_learning_rate(play: Callable[..., Play]) -> None:
@@ -489,14 +484,6 @@ def test_without_cancelling_a_replica_finishes_its_stale_gradient_before_the_nex
     assert [seconds for place, seconds in recorded if place == 1] == [7.0, 0.5]
 
 
-def test_a_stale_vector_counts_without_lockstep(play: Callable[..., Play]) -> None:
-    it = play(Async(replicas=2))
-    it.send(0, (1, 1))
-    it.send(1, (1, 1), step=0)
-    assert it.weights == [-2, -2]
-    assert [peer.sent for peer in it.peers] == [[0, 1], [0, 2]]
-
-
 def test_backups_that_bring_nothing_rest_until_a_replica_is_lost(play: Callable[..., Play]) -> None:
     it = play(Sync(replicas=2, backups=2), policy=QuorumPolicy(grace_seconds=1e9))
     it.coordinator.backups = 0
@@ -568,13 +555,6 @@ def test_weights_that_are_all_zero_are_one_clear_error(play: Callable[..., Play]
         it.send(1, (1, 0), weight=0.0)
 
 
-def test_a_negative_weight_on_the_wire_ends_the_connection(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=1))
-    it.send(0, (1, 0), weight=-1.0)
-    assert it.peers[0].dropped
-    assert it.run.step == 0
-
-
 def test_an_error_of_the_users_code_in_a_replica_ends_the_training(play: Callable[..., Play]) -> None:
     it = play(Sync(replicas=2, backups=1))
     peer: Any = it.peers[1]
@@ -597,3 +577,5 @@ def test_staleness_is_recorded_with_every_gradient(play: Callable[..., Play]) ->
     it.send(1, (1, 1), step=0)
     it.send(0, (1, 1), step=2)
     assert [step.staleness for step in it.run.log.steps] == [0, 0, 2, 1]
+    assert it.weights == [-4, -4]
+    assert [peer.sent for peer in it.peers] == [[0, 1, 2, 4], [0, 3]]

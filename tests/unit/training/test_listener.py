@@ -29,6 +29,7 @@ from shadho_celery.training.coordinator.listener import (
     Rejected,
     Terms,
 )
+from shadho_celery.training.replica import client as client_of_gang
 from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
 from shadho_celery.training.wire import handshake
 from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Large, Wire, control_frame
@@ -61,7 +62,7 @@ class Hub:
 
     def client(self, rank: int = 0, size: int = SIZE, **settings: Any) -> Client:
         params = (np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.float32))
-        return Client(self.seat(rank), DIGEST, params, stop=lambda: False, reconnect_seconds=10, **settings)
+        return Client(self.seat(rank), DIGEST, params, stop=lambda: False, **settings)
 
     def event(self) -> Event:
         return self.listener.inbox.get(timeout=30)
@@ -318,9 +319,12 @@ def test_a_replica_that_answers_heartbeats_stays_without_other_traffic(make: Cal
     client.close()
 
 
-def test_a_replica_leaves_a_silent_coordinator_after_the_deadline(make: Callable[..., Hub]) -> None:
+def test_a_replica_leaves_a_silent_coordinator_after_the_deadline(
+    make: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_of_gang, "DEADLINE_SECONDS", 0.3)
     hub = make(heartbeat_seconds=60)
-    client = hub.client(deadline_seconds=0.3)
+    client = hub.client()
     client.connect()
     with pytest.raises(ConnectionLost, match="nothing heard"):
         client.wait(after=-1)
@@ -403,19 +407,6 @@ def test_no_more_replicas_are_admitted_than_there_are_places(make: Callable[...,
     late.close()
 
 
-def test_a_replica_that_reconnects_takes_its_own_place(make: Callable[..., Hub]) -> None:
-    hub = make()
-    first, again = hub.client(rank=1), hub.client(rank=1)
-    first.connect()
-    hub.joined()
-    again.connect()
-    events = [hub.event(), hub.event()]
-    assert {type(event) for event in events} == {Joined, Left}
-    assert {event.peer.place for event in events} == {1}
-    first.close()
-    again.close()
-
-
 def test_two_replicas_of_one_rank_do_not_replace_each_other_for_ever(make: Callable[..., Hub]) -> None:
     hub = make()
     first, second = hub.client(rank=1), hub.client(rank=1)
@@ -425,8 +416,9 @@ def test_two_replicas_of_one_rank_do_not_replace_each_other_for_ever(make: Calla
     # It ends: it was not cut off, to look for its coordinator again.
     with pytest.raises(TrainingOver, match="another replica of the same rank has connected"):
         first.wait(after=-1)
-    peers = [event.peer for event in (hub.event(), hub.event()) if isinstance(event, Joined)]
-    peers[0].publish(params(1))
+    events = {type(event): event.peer for event in (hub.event(), hub.event())}
+    assert [peer.place for peer in events.values()] == [1, 1], "it takes its own place"
+    events[Joined].publish(params(1))
     assert second.wait(after=-1) == 1
     assert hub.listener.present() == 1
     first.close()
@@ -480,14 +472,14 @@ def test_replicas_get_the_reason_when_the_training_ends(make: Callable[..., Hub]
         client.wait(after=-1)
 
 
-def test_a_replica_reconnects_to_a_later_epoch_only(make: Callable[..., Hub]) -> None:
+def test_a_replica_reconnects_to_a_later_epoch_only(make: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     hub = make(epoch=4)
     client = hub.client()
     client.connect()
     hub.listener.close("gone", seconds=0)
     with pytest.raises((ConnectionLost, TrainingOver)):
         client.wait(after=-1)
-    client._reconnect_seconds = 0.3
+    monkeypatch.setattr(client_of_gang, "RECONNECT_SECONDS", 0.3)
     client._address = ("127.0.0.1", make(epoch=3).port)
     with pytest.raises(ShadhoError, match=r"not found for 0.3 s .*epoch 3 answered, after one of epoch 4"):
         client.connect()
@@ -497,11 +489,12 @@ def test_a_replica_reconnects_to_a_later_epoch_only(make: Callable[..., Hub]) ->
     client.close()
 
 
-def test_a_coordinator_that_is_not_found_is_one_clear_error() -> None:
+def test_a_coordinator_that_is_not_found_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_of_gang, "RECONNECT_SECONDS", 0.2)
     with listen("127.0.0.1") as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     seat = ReplicaSeat(address=address, token=TOKEN, rank=0)
-    client = Client(seat, DIGEST, (np.zeros(1, dtype=np.float32),) * 2, stop=lambda: False, reconnect_seconds=0.2)
+    client = Client(seat, DIGEST, (np.zeros(1, dtype=np.float32),) * 2, stop=lambda: False)
     with pytest.raises(ShadhoError, match=f"coordinator at {address} was not found"):
         client.connect()
 

@@ -36,10 +36,13 @@ def workload(model: nn.Module, optimizer: torch.optim.Optimizer, **changes: Any)
 @pytest.mark.parametrize(
     "loss", [AT_THE_TOP[0], lambda model, batch: model(batch).mean()], ids=["at the top", "inside another"]
 )
-def test_a_lambda_that_is_to_be_spawned_is_one_clear_error_with_a_remedy(loss: Any) -> None:
+def test_a_lambda_that_is_to_be_spawned_is_one_clear_error_with_a_remedy(
+    loss: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Linear(1, 1)
     job = workload(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
-    processes = Processes("spawn")
+    monkeypatch.setattr(Processes, "method", "spawn")
+    processes = Processes()
     with listen("127.0.0.1") as server:
         seat = ReplicaSeat(address="127.0.0.1:1", token="secret", rank=0)
         with pytest.raises(UsageError, match=r"lambda.*; define the loss .* by `def` or `class` at the top"):

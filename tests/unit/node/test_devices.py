@@ -1,20 +1,23 @@
-"""Free slots of a worker: an attempt gets all that it needs or none, in the order of the messages."""
+"""Attempts take their slots, GPUs and cores in the order in which they came; workers share the cores of a host."""
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 
 import pytest
 
-from shadho_celery.node import bundle
-from shadho_celery.node.bundle import FreeSlots
+from shadho_celery.core.hardware import Machine
+from shadho_celery.fleet.registry import Worker
+from shadho_celery.node import devices
+from shadho_celery.node.devices import CoreShare, FreeSlots
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(devices, "CHECK_SECONDS", 0.01)
 
 
 def waiting(free: FreeSlots, number: int, got: list[list[int]]) -> threading.Thread:
@@ -187,3 +190,37 @@ def test_gpus_are_never_filled_beyond_their_memory() -> None:
             most = max(most, len(here))
             assert len(here) < 2 or (None not in here and sum(need + 1 for need in here if need is not None) <= memory)
     assert most == 4
+
+
+MACHINE = Machine(cores=4, processors="f", pool="p")
+LIMITED = Machine(cores=1, processors="f", pool="p", is_limited=True)
+
+
+def test_threads_follow_the_slots_of_the_host_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    share = CoreShare(MACHINE, 1)
+    changes = []
+    for neighbours in (
+        [],
+        [Worker(machine=MACHINE, slots=1)],
+        [Worker(machine=MACHINE, slots=1, busy=1)],
+        [Worker(machine=MACHINE, slots=1), Worker(machine=LIMITED, slots=5)],
+        [],
+    ):
+        changes.append((share.follow(1, neighbours), share.threads))
+        for _ in range(2):
+            share.tell()
+    assert changes == [(False, 4), (True, 2), (False, 2), (True, 1), (True, 4)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 slots on this host: 2 threads a trial",
+        "2 slots on this host: 1 thread a trial",
+        "1 slot on this host: 4 threads a trial",
+    ]
+
+
+def test_a_worker_with_a_limit_keeps_its_cores_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    share = CoreShare(LIMITED, 1)
+    assert not share.follow(1, [Worker(machine=MACHINE, slots=8)])
+    share.tell()
+    assert (share.threads, caplog.records) == (1, [])

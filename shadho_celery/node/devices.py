@@ -1,8 +1,4 @@
-"""Bundle: the attempts of one message, which are claimed and finished together while they are short.
-
-A round trip to Redis costs as much as a short trial. The first attempt of a message is therefore claimed alone. If that
-trial was quick and succeeded, all others are claimed at once, and their results are sent at the end. Attempts that wait
-behind a long trial are given back.
+"""Devices of a worker: its slots, with the GPUs and cores that each has, and the process that runs trials in it.
 
 Attempts take all the slots that they need or none, in the order in which their messages arrived. They may share GPUs as
 far as their memory fits. An attempt whose memory is not known has its GPU alone.
@@ -12,136 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
-from shadho_celery.core.payload import Payload
-from shadho_celery.core.system import Clock
-from shadho_celery.core.trial import Attempt, Result, Started
-from shadho_celery.fleet.channel import Claim, WorkerChannel
+from shadho_celery.core.addresses import HOST_VARIABLE
+from shadho_celery.core.hardware import Machine, thread_variables
+from shadho_celery.core.threads import NoThread, start_thread
+from shadho_celery.core.units import counted
+from shadho_celery.fleet.registry import Worker
+from shadho_celery.runner.runner import Runner
 
 log = logging.getLogger(__name__)
-
-#: seconds after which attempts that are claimed but not started are given back
-PATIENCE_SECONDS = 0.5
-
-REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost, or its trial has ended"
-
-
-class Bundle:
-    """Attempts of one delivery of a message.
-
-    `relieve` may be called from any thread, the other methods only from the slot's thread.
-    """
-
-    def __init__(
-        self,
-        channel: WorkerChannel,
-        payload: Payload,
-        attempts: Sequence[Attempt],
-        clock: Clock,
-        host: str,
-        *,
-        slot: int | None = None,
-    ) -> None:
-        """`host` is the name of this machine, and `slot` the number of the slot that runs the attempts."""
-        self.payload = payload
-        #: random name of this delivery of the message, by which Redis recognises a repeated call
-        self.delivery = uuid.uuid4().hex[:8]
-        #: attempts that are not claimed yet
-        self.unclaimed = deque(attempts)
-        self._channel = channel
-        self._clock = clock
-        self._host = host
-        self._slot = slot
-        #: claimed attempts that are not started yet, and results that are not sent yet
-        self._waiting: deque[Attempt] = deque()
-        self._results: list[Result] = []
-        self._claimed_at = clock.now()
-        self._lock = threading.Lock()
-
-    def exchange(self, count: int) -> list[Claim]:
-        """Send the results and claim the next `count` attempts. Return the answers to the claims.
-
-        Raises redis-py's errors. After an error, repeat the call.
-        """
-        with self._lock:
-            asked = [*self.unclaimed][:count]
-            who: dict[str, Any] = {"host": self._host, "worker": self._channel.worker, "slot": self._slot}
-            who["at"] = self._clock.wall()
-            answers = self._send([Started(number=each.number, attempt=each.attempt, **who) for each in asked])
-            for attempt, answer in zip(asked, answers, strict=True):
-                self.unclaimed.popleft()
-                if answer is Claim.TAKEN:
-                    self._waiting.append(attempt)
-                else:
-                    log.info("trial %s, attempt %s does not run: refused at its claim", attempt.number, attempt.attempt)
-            self._claimed_at = self._clock.now()
-        return answers
-
-    def next(self) -> Attempt | None:
-        """Return the next claimed attempt to run, or None if no claimed attempt waits."""
-        with self._lock:
-            return self._waiting.popleft() if self._waiting else None
-
-    def waiting(self) -> list[Attempt]:
-        """Return the claimed attempts that are not started yet."""
-        with self._lock:
-            return list(self._waiting)
-
-    def add(self, result: Result) -> None:
-        """Add a result, which the next `exchange` sends."""
-        with self._lock:
-            self._results.append(result)
-
-    def refuse(self, reason: str, attempt: Attempt | None = None) -> None:
-        """Send the results. Give back `attempt` and all attempts after it, because they cannot finish on this worker.
-
-        Raises redis-py's errors. After an error, repeat the call.
-        """
-        study = self.payload.study
-        with self._lock:
-            self._send([])
-            claimed = [(each.number, each.attempt) for each in (attempt, *self._waiting) if each is not None]
-            if claimed:
-                self._channel.give_back(study, claimed, reason)
-            self._waiting.clear()
-            while self.unclaimed:
-                self._channel.decline(study, self.unclaimed[0].number, self.unclaimed[0].attempt, reason)
-                self.unclaimed.popleft()
-
-    def relieve(self, recall: Callable[[], None]) -> None:
-        """If the running trial takes long, send the results and give back the attempts that wait behind it.
-
-        `recall` takes the attempts that were sent ahead back from the slot's process. Raises redis-py's errors.
-        """
-        if self._clock.now() - self._claimed_at < PATIENCE_SECONDS or not self._lock.acquire(blocking=False):
-            # If the lock is taken, the slot's thread is sending results or attempts right now.
-            return
-        try:
-            self._send([])
-            if self._waiting:
-                recall()
-                waiting = [(attempt.number, attempt.attempt) for attempt in self._waiting]
-                reason = "it waited behind a long trial of the same message"
-                self._channel.give_back(self.payload.study, waiting, reason)
-                self._waiting.clear()
-        finally:
-            self._lock.release()
-
-    def _send(self, claims: Sequence[Started]) -> list[Claim]:
-        if not (self._results or claims):
-            return []
-        study, watched = self.payload.study, self.payload.watched
-        taken, answers = self._channel.exchange(study, self._results, claims, self.delivery, watched=watched)
-        for result, is_taken in zip(self._results, taken, strict=True):
-            if not is_taken:
-                log.warning(REFUSED, result.number, result.attempt)
-        self._results.clear()
-        return answers
-
 
 #: seconds between two checks whether an attempt still waits for slots
 CHECK_SECONDS = 1.0
@@ -317,3 +195,124 @@ class FreeSlots:
             left.remove(best)
             chosen.append(best)
         return sorted(chosen)
+
+
+class CoreShare:
+    """Number of threads that each trial on a worker gets, from its share of the host's cores."""
+
+    def __init__(self, machine: Machine, slots: int) -> None:
+        self._machine = machine
+        #: number of slots on the host that share its cores, threads of a trial, and both as last logged
+        self._sharing = slots
+        self.threads = machine.threads(slots)
+        self._said = self._sharing, self.threads
+        #: number of slots and other workers at the last `follow`
+        self._seen: tuple[int, Collection[Worker]] | None = None
+
+    def follow(self, slots: int, neighbours: Collection[Worker]) -> bool:
+        """Divide the cores among this worker's slots and its `neighbours`. Return whether the threads have changed."""
+        if self._seen is not None and slots == self._seen[0] and neighbours is self._seen[1]:
+            return False
+        self._seen = slots, neighbours
+        before, others = self.threads, [(each.machine, each.slots) for each in neighbours]
+        self._sharing = slots + sum(slots for machine, slots in others if not machine.is_limited)
+        self.threads = self._machine.threads(slots, others)
+        return self.threads != before
+
+    def tell(self) -> None:
+        """Log how the cores are divided, unless that was already logged."""
+        if self._said != (self._sharing, self.threads) and not self._machine.is_limited:
+            self._said = self._sharing, self.threads
+            log.info("%s on this host: %s a trial", counted(self._sharing, "slot"), counted(self.threads, "thread"))
+
+
+class Devices:
+    """The slots' GPUs, cores and processes. The methods may be called from any thread."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        compute_class: str,
+        count: int,
+        make_runner: Callable[[Mapping[str, str]], Runner],
+        *,
+        address: str,
+        shares_gpus: bool,
+    ) -> None:
+        """`make_runner` makes the runner of a slot from the environment variables of its process.
+
+        With `shares_gpus`, trials share GPUs as far as their memory fits, in `count` slots at most. `address` is the
+        one by which the fleet's other machines reach this machine.
+        """
+        gpus = machine.gpus_for(compute_class)
+        self.free = FreeSlots(count, len(gpus), [gpu.memory for gpu in gpus] if shares_gpus else [])
+        #: number of slots that this worker announces at its start
+        self.slots = self.free.open
+        self._machine, self._compute_class, self._address = machine, compute_class, address
+        self._core_share = CoreShare(machine, self.slots)
+        #: number of slots whose GPUs and cores the process of each slot has
+        self.widths = [1] * count
+        self.runners = [make_runner(self._variables([slot])) for slot in range(count)]
+
+    def start(self) -> None:
+        """Start the slots' processes. If one cannot be started, `Runner.run` will give the error to the trial."""
+        for runner in self.runners[: self.free.open]:
+            with suppress(OSError):
+                runner.start()
+
+    def close(self) -> list[threading.Thread]:
+        """End the processes, in threads that are returned, because each takes a few hundredths of a second."""
+        killers = []
+        for runner in self.runners:
+            killer = threading.Thread(target=runner.close)
+            try:
+                start_thread(killer)
+                killers.append(killer)
+            except NoThread:
+                runner.close()
+        return killers
+
+    @contextmanager
+    def given(self, taken: Sequence[int]) -> Iterator[None]:
+        """Give an attempt the slots that it has taken, for a `with` block, and then free them."""
+        try:
+            for other in self.free.beside(taken):
+                self.runners[other].kill()
+            self._widen(taken)
+            yield
+        finally:
+            self._widen(taken[:1])
+            self.free.put(taken)
+
+    def share_cores(self, neighbours: Collection[Worker]) -> None:
+        """Give each slot's next trial its share of the cores, divided with the other workers of the host."""
+        if self._core_share.follow(self.free.open, neighbours):
+            for runner, width in zip(self.runners, self.widths, strict=True):
+                runner.set_threads(self._core_share.threads * width)
+
+    def tell(self) -> None:
+        """Log how the cores are divided, unless that was already logged."""
+        self._core_share.tell()
+
+    def _widen(self, taken: Sequence[int]) -> None:
+        """Give the process of the first of these slots the GPUs and cores of all of them.
+
+        With GPUs, this needs another process, and the processes of the other slots end, because they may still hold
+        memory of their GPUs.
+        """
+        slot, width = taken[0], len(taken)
+        if self.widths[slot] == width:
+            return
+        self.widths[slot] = width
+        threads = self._core_share.threads * width
+        if not self.free.cards:
+            self.runners[slot].set_threads(threads)
+            return
+        self.runners[slot].equip(self._variables(taken) | thread_variables(threads))
+        for other in taken[1:]:
+            self.runners[other].kill()
+
+    def _variables(self, taken: Sequence[int]) -> dict[str, str]:
+        """Return the environment variables of the process of a trial that takes these slots."""
+        variables = self._machine.slot_environment(self._compute_class, taken, self.slots)
+        return {**variables, HOST_VARIABLE: self._address}
