@@ -23,11 +23,11 @@ from shadho_celery.fidelity.rounds import ENDLESS, Endless, Replay, Rounds, Want
 from shadho_celery.placement.base import Choice, Excess, Fits, Offers, Policy, Slot
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import WHOLE
-from shadho_celery.placement.shares import Shares
+from shadho_celery.placement.shares import UniformShares
 from shadho_celery.placement.widths import Width
 from shadho_celery.samplers import Maker
 from shadho_celery.samplers.auto import AutoSampler, Decade
-from shadho_celery.samplers.random import MakeSampler, Sampler, WholeSampler, spans_space
+from shadho_celery.samplers.random import Sampler, WholeSampler
 from shadho_celery.samplers.wrapped import ByBudget, OwnSampler, Unrepeated
 from shadho_celery.space.split import UNDIVIDED, Subspace, undivided
 from shadho_celery.study.state import Limits, StudyState
@@ -59,7 +59,7 @@ class Proposals:
     members: Sequence[Subspace]
     _: KW_ONLY
     policy: Policy
-    shares: Shares
+    shares: UniformShares
     rounds: Rounds
     #: by subspace, or a single sampler under WHOLE, see `make_samplers`
     samplers: Mapping[str, Sampler]
@@ -512,12 +512,12 @@ def _parts(sampler: object, kind: type[P]) -> list[P]:
     return [found for each in inside if (found := _part(each, kind)) is not None]
 
 
-def make_samplers(make: MakeSampler, subspaces: Sequence[Subspace], entropy: Sequence[int]) -> dict[str, Sampler]:
+def make_samplers(make: Maker, subspaces: Sequence[Subspace], entropy: Sequence[int]) -> dict[str, Sampler]:
     """Return the samplers by subspace, or a single sampler under WHOLE that draws in the whole space."""
-    if spans_space(make):
+    if make.spans_space:
         return {WHOLE: make(undivided(subspaces[0].space), entropy)}
     seeded = {subspace: (*entropy, place) for place, subspace in enumerate(subspaces)}
-    if isinstance(make, Maker) and make.is_whole and len(subspaces) > 1:
+    if make.is_whole and len(subspaces) > 1:
         shared = make.learner(undivided(subspaces[0].space), entropy)
         return {each.name: Unrepeated(shared, each, seed) for each, seed in seeded.items()}
     return {each.name: make(each, seed) for each, seed in seeded.items()}

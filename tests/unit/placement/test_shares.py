@@ -24,7 +24,6 @@ from shadho_celery.placement.shares import (
     EvenShares,
     PaperShares,
     PromiseShares,
-    Shares,
     UniformShares,
     make_shares,
     promise,
@@ -42,7 +41,7 @@ def ended(subspace: str, loss: float | None, state: TrialState | None = None, bu
     return Trial(number=0, subspace=subspace, params={}, state=state, outcome=outcome, budget=budget)
 
 
-def next_in_turn(shares: Shares) -> str:
+def next_in_turn(shares: UniformShares) -> str:
     return next(iter(shares.backlogs()))
 
 
@@ -165,7 +164,9 @@ def test_what_has_been_dealt_does_not_change_the_quotas() -> None:
 # Failures
 
 
-def dealt_out(shares: Shares, laws: Mapping[str, Law], trials: int, seed: int = 0, in_flight: int = 0) -> Counter[str]:
+def dealt_out(
+    shares: UniformShares, laws: Mapping[str, Law], trials: int, seed: int = 0, in_flight: int = 0
+) -> Counter[str]:
     """Trials by subspace when each goes to the one in turn and its result comes `in_flight` trials later."""
     generator = np.random.default_rng(seed)
     counts: Counter[str] = Counter()

@@ -25,10 +25,11 @@ from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Memory, Outcome, Result, Retry, Started, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.fidelity.rounds import Endless
-from shadho_celery.placement.copies import Placements
+from shadho_celery.placement.copies import record_placements
 from shadho_celery.placement.model import CostModel
 from shadho_celery.placement.policies import POLICIES, FifoPolicy
 from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShares
+from shadho_celery.samplers import find_sampler
 from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import MAX_AVOIDING, TIMED_TRIALS, TURN_SECONDS, Scheduler
@@ -305,9 +306,8 @@ def test_once_the_money_is_spent_nothing_is_sent_and_what_runs_is_finished() -> 
 
 def test_an_attempt_whose_class_has_gone_while_the_store_was_away_is_recorded_without_a_prediction() -> None:
     model = SimpleNamespace(has_learned=False)
-    placements = Placements(Recorder(), model)  # type: ignore[arg-type]
-    placements.add(Attempt(number=0, attempt=1, params={}, subspace="", compute_class="gpu"), {})
-    assert placements.record(["cpu"]) == {}
+    attempt = Attempt(number=0, attempt=1, params={}, subspace="", compute_class="gpu")
+    assert record_placements([(attempt, {})], ["cpu"], model, Recorder()) == [attempt]  # type: ignore[arg-type]
 
 
 def test_without_a_price_no_money_is_spent() -> None:
@@ -1243,7 +1243,7 @@ def test_samplers_and_policy_learn_each_finished_trial_once_and_after_a_resume_a
             policy=FifoPolicy(),
             shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
             rounds=Endless(),
-            samplers=make_samplers(Learner, subspaces, (search.study.record.seed,)),
+            samplers=make_samplers(find_sampler(Learner), subspaces, (search.study.record.seed,)),
             sampler="random",
             limits=limits,
             width=lambda params: 1,
