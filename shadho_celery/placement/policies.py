@@ -38,7 +38,7 @@ MOST_STEPS = 4.0
 SPREAD, LATE = 0.5, math.log(0.5)
 
 
-class CostPolicy:
+class CostPolicy(Policy):
     """Chooses for a slot the trial that its class runs comparatively fast, unless other subspaces are far behind.
 
     A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, where S are the mean seconds of its
@@ -231,20 +231,8 @@ class CostPolicy:
         return self._spreads[row]
 
 
-class FifoPolicy:
+class FifoPolicy(Policy):
     """Chooses for every slot the next promotion, or else the next subspace by the shares: first come, first served."""
-
-    def see(self, classes: Sequence[ComputeClass]) -> None:
-        pass
-
-    def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        pass
-
-    def wants(self) -> Mapping[str, int]:
-        return {}
-
-    def offer(self, trials: Sequence[Trial]) -> None:
-        pass
 
     def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
         if offers.promotions:

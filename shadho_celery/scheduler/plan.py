@@ -18,7 +18,7 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder, ladder_of
 from shadho_celery.fidelity.pruners import Asha, PrunerSettings, Pruning, read_pruner
-from shadho_celery.fidelity.rounds import Endless, Rounds
+from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.placement.model import CostModel, declared_cost
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
@@ -183,7 +183,7 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     by rounds that choose their rungs.
     """
     if ladder is None:
-        return Endless()
+        return Rounds()
     more = {"dehb": (space, seed), "auto": (limit,)}.get(ladder.how, ())
     rounds: Rounds = named(FIDELITIES[ladder.how])(ladder, *more)
     return rounds

@@ -15,7 +15,7 @@ from shadho_celery.core.trial import Outcome, Trial, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.brackets import SuccessiveHalving
 from shadho_celery.fidelity.ladder import LARGEST, Ladder, ladder_of
-from shadho_celery.fidelity.rounds import Endless, Round, Wanted
+from shadho_celery.fidelity.rounds import Round, Rounds, Wanted
 from shadho_celery.scheduler import plan
 
 S = TrialState
@@ -33,7 +33,7 @@ def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> Succes
 
 
 def test_without_rounds_every_trial_is_a_new_one_with_all_of_the_fidelity() -> None:
-    rounds = Endless()
+    rounds = Rounds()
     assert [[*rounds.offers()] for _ in range(3)] == [[Wanted(left=math.inf)]] * 3
     assert rounds.present == Round(size=None, left=math.inf)
 
@@ -304,6 +304,6 @@ def test_budgets_may_be_numpys_floats() -> None:
 
 
 def test_the_settings_make_the_rounds() -> None:
-    assert isinstance(make_rounds(None), Endless)
+    assert type(make_rounds(None)) is Rounds
     assert make_rounds({"least": 1, "most": 27}).present.size == 27
     assert make_rounds({"least": 1, "most": 16, "eta": 2, "backups": 3}).present.size == 19

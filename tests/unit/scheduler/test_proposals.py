@@ -14,7 +14,7 @@ from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.brackets import SuccessiveHalving
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Endless, Rounds
+from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.placement.policies import FifoPolicy
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.placement.widths import Width
@@ -47,7 +47,7 @@ def proposals_of(
         subspaces,
         policy=FifoPolicy(),
         shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
-        rounds=rounds or Endless(),
+        rounds=rounds or Rounds(),
         samplers=make_samplers(find_sampler("random"), subspaces, (study.record.seed,)),
         sampler="random",
         limits=Limits(trials=100),

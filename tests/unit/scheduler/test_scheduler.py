@@ -24,7 +24,7 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Memory, Outcome, Result, Retry, Started, Trial, TrialState
 from shadho_celery.errors import StoreOutage
-from shadho_celery.fidelity.rounds import Endless
+from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.placement.copies import record_placements
 from shadho_celery.placement.model import CostModel
 from shadho_celery.placement.policies import POLICIES, FifoPolicy
@@ -1127,7 +1127,7 @@ def test_samplers_and_policy_learn_each_finished_trial_once_and_after_a_resume_a
             subspaces,
             policy=FifoPolicy(),
             shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
-            rounds=Endless(),
+            rounds=Rounds(),
             samplers=make_samplers(find_sampler(Learner), subspaces, (search.study.record.seed,)),
             sampler="random",
             limits=limits,
