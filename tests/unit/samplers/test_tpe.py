@@ -276,13 +276,6 @@ def test_a_cancelled_trial_teaches_nothing() -> None:
     assert asked[0] == asked[1] != asked[2]
 
 
-def test_trials_of_an_earlier_run_are_learnt_from() -> None:
-    sampler = tpe({"x": hp.uniform("x", 0, 1)})
-    for place in range(40):
-        sampler.tell([told({"x": place / 40}, place / 40)])
-    assert np.median([params["x"] for params in sampler.ask(10, [])]) < 0.3
-
-
 def test_a_history_longer_than_is_looked_at_gives_the_same_guess_each_time() -> None:
     def guess() -> Params:
         sampler = tpe({"x": hp.uniform("x", 0, 1)})

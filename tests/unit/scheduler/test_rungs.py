@@ -170,12 +170,6 @@ def test_subspaces_get_their_part_of_every_bracket_whatever_is_promoted() -> Non
     assert study.asked("model=net") == 27
 
 
-def test_failed_trials_are_not_promoted() -> None:
-    study = Search(fails=lambda trial: trial.seed % 3 == 0).run().study
-    assert study.count(S.FAILED) > 3
-    assert all(trial.seed % 3 for trial in study if trial.rung)
-
-
 def test_policy_samplers_and_shares_learn_from_the_lowest_rung_only() -> None:
     search = Search()
     told: list[int | None] = []
@@ -270,19 +264,6 @@ def test_with_copies_the_same_trials_are_promoted_and_most_of_the_waiting_for_st
     print(f"{copying / waiting:.3f} of the time; without stragglers {smooth / waiting:.3f}")
     assert copying - smooth <= (waiting - smooth) / 3
     assert copying <= 0.75 * waiting
-
-
-@pytest.mark.slow
-def test_with_fewer_slots_too_copies_change_only_the_time() -> None:
-    slots, waiting, copying = {"gpu": 8, "cpu": 8}, 0.0, 0.0
-    for seed in range(2):
-        without, using = (
-            Search(seed=seed, slots=slots, trials=2 * BRACKET, speculate=each).run() for each in (False, True)
-        )
-        assert promoted(using.study) == promoted(without.study)
-        waiting += without.seconds
-        copying += using.seconds
-    assert copying < waiting
 
 
 def test_copies_run_elsewhere_while_slots_idle_and_are_few() -> None:
@@ -434,18 +415,6 @@ def two_of(study: StudyState) -> list[Attempt]:
 
 
 # The first n of n + b
-
-
-@pytest.mark.slow
-def test_not_waiting_for_the_late_ones_is_fast_and_keeps_their_results() -> None:
-    rungs = {**RUNGS, "backups": 2}
-    waiting, going_on = (
-        sum(Search(seed=seed, speculate=False, rungs=each, slots={"gpu": 40}).run().seconds for seed in range(4))
-        for each in (RUNGS, rungs)
-    )
-    assert going_on < 0.8 * waiting
-    study = Search(speculate=False, rungs=rungs, slots={"gpu": 40}, trials=3 * BRACKET).run().study
-    assert study.count(S.COMPLETE) == len(study) == 3 * BRACKET
 
 
 @pytest.mark.slow

@@ -748,22 +748,6 @@ def test_once_learned_what_does_not_fit_the_small_class_is_sent_to_the_large_one
     assert drawn(study) == drawn(Search(trials=120, policy="fifo").run().study)
 
 
-@pytest.mark.slow
-def test_a_need_that_grows_with_the_params_is_learned_from_them() -> None:
-    def needs(trial: Trial) -> int:
-        return int(trial.params.get("width", 4) * GIGABYTE / 4)  # 1 to 16
-
-    search, _ = measuring(ROOM, needs, trials=600)
-    search.run(lambda search: search.study.counted >= 400)
-    known = {trial.number for trial in search.study if trial.attempt}
-    study = search.run().study
-    small = [needs(t) for t in study if t.number not in known and t.compute_class == "small"]
-    assert len(small) > 20
-    # The prediction is a median of neighbours: near the bound it errs.
-    assert max(small) < 1.5 * ROOM["small"]
-    assert study.counted == len(study) == 600
-
-
 def test_a_trial_that_waits_for_the_large_class_does_not_keep_the_small_one_idle() -> None:
     search, _ = measuring(ROOM, nets_need_much, trials=400, play=lasting(5.0))
     search.run(lambda search: search.study.counted >= LEARNED)
@@ -803,30 +787,6 @@ def test_as_the_large_class_vanishes_what_waited_for_it_goes_to_the_small_one() 
     assert {study.trial(number).compute_class for number in waiting} == {"small"}
     assert (study.counted, len(study)) == (200, 200)
     assert drawn(study) == drawn(Search(trials=200).run().study)
-
-
-def test_a_class_whose_memory_nobody_knows_is_sent_everything() -> None:
-    search, _ = measuring({"large": 16 * GIGABYTE, "unknown": 0}, nets_need_much, trials=200)
-    study = search.run().study
-    nets = [trial for trial in study if nets_need_much(trial) > GIGABYTE]
-    assert sum(trial.compute_class == "unknown" for trial in nets[50:]) > 0
-    assert study.counted == 200
-
-
-@pytest.mark.slow
-def test_what_a_trial_needs_of_a_gpu_says_nothing_of_what_it_needs_of_a_host() -> None:
-    """On a GPU a net needs 10 GB, on a host half a GB, which is less than the host has."""
-
-    def needs(trial: Trial) -> int:
-        return nets_need_much(trial) if trial.compute_class == "gpu" else GIGABYTE // 2
-
-    room = {"gpu": 16 * GIGABYTE, "host": 4 * GIGABYTE}
-    search, _ = measuring(room, needs, gpus=["gpu"], trials=300)
-    search.run(lambda search: search.study.counted >= LEARNED)
-    known = {trial.number for trial in search.study if trial.attempt}
-    study = search.run().study
-    nets = [t for t in study if t.number not in known and t.subspace.startswith("model=net")]
-    assert {trial.compute_class for trial in nets} == {"gpu", "host"}
 
 
 @pytest.mark.slow
@@ -1008,17 +968,6 @@ def test_a_trial_that_runs_out_of_memory_goes_to_a_larger_class_and_none_is_lost
         outgrown = trial.outgrown.split(",") if trial.outgrown else []
         assert outgrown == sorted(outgrown, key=[*LIMITS].index), "to a larger one each time"
         assert trial.attempt == 1 + len(outgrown)
-
-
-@pytest.mark.slow
-def test_where_trials_run_out_of_memory_is_learned() -> None:
-    search = Search(plain(), trials=200, slots={"cpu": 2, "gpu_large": 2}, play=needing(LIMITS)).run()
-    assert search.study.count(S.COMPLETE) == 200
-    first, last = (
-        sum(bool(search.study.trial(number).outgrown) for number in numbers) for numbers in (range(50), range(150, 200))
-    )
-    assert first > 2 * last
-    assert search.study.count(S.COMPLETE, compute_class="cpu") >= 20, "what fits a small class still runs there"
 
 
 def test_what_no_class_has_memory_for_fails() -> None:

@@ -386,12 +386,6 @@ def test_a_family_that_no_class_has_the_memory_for_fails_and_the_others_go_on() 
     assert found.utilisation["large"] == pytest.approx(1)
 
 
-@pytest.mark.slow
-def test_where_memory_is_not_given_it_does_not_matter() -> None:
-    found = play(with_memory(0, 0, 0, net=100))
-    assert sum(found.failed.values()) == 0
-
-
 # The command
 
 
