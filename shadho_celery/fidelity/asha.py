@@ -15,7 +15,7 @@ from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.brackets import rung_of
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Round, Wanted
+from shadho_celery.fidelity.rounds import Round, Rounds, Wanted
 from shadho_celery.study.table import LATEST, agreement
 
 #: maximum number of trials of one rung that are offered at a time
@@ -71,7 +71,7 @@ class Rung:
                 insort(self._stayed, (self.losses[origin], origin))
 
 
-class Asha:
+class Asha(Rounds):
     """Asynchronous successive halving. The highest rung with a candidate comes first, then a new trial.
 
     A candidate is among the best floor(n / eta) of the n results of its rung so far, and is not promoted yet. A failed
@@ -86,11 +86,6 @@ class Asha:
         #: True once there are no more new draws
         self._is_finite = False
         self._rungs = [Rung() for _ in self._budgets]
-
-    @property
-    def present(self) -> Round:
-        # There are no rounds: promotions do not wait for a complete rung.
-        return Round()
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
         promotions = [

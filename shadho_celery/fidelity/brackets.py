@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Round, Wanted
+from shadho_celery.fidelity.rounds import Round, Rounds, Wanted
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Bracket:
             rung.sent = len(rung.chosen)
 
 
-class Brackets:
+class Brackets(Rounds):
     """Runs brackets in turn.
 
     By default, one at a time. With `overlap`, the next bracket starts while all started brackets wait for results.

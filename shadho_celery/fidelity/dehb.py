@@ -18,7 +18,7 @@ from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.fidelity.brackets import rung_of, sizes_of
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Round, Wanted
+from shadho_celery.fidelity.rounds import Rounds, Wanted
 from shadho_celery.space.domains import Domain
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import undivided
@@ -92,7 +92,7 @@ class _Bracket:
         return None if place is None or (place and self.ended[place - 1] < self.sizes[place - 1]) else place
 
 
-class Dehb:
+class Dehb(Rounds):
     """Differential evolution across budgets. It proposes the trials itself, in the whole space.
 
     In the first bracket, individuals are drawn and promoted as in successive halving. In the other brackets of
@@ -100,8 +100,6 @@ class Dehb:
     and its parents are the best of the next lower budget. A trial replaces its target at once if its loss is not
     higher. A failed trial replaces nothing. While all started brackets wait for results, the next bracket starts.
     """
-
-    present = Round()
 
     def __init__(self, ladder: Ladder, space: Space, seed: int) -> None:
         self._budgets = ladder.budgets
@@ -172,9 +170,6 @@ class Dehb:
             population.vectors[job.target] = job.vector
             population.origins[job.target] = trial.number if job.origin is None else job.origin
         self._advance(bracket, place)
-
-    def end_draws(self) -> None:
-        pass
 
     def _advance(self, bracket: _Bracket, place: int) -> None:
         """Choose the trials to promote once a rung is complete. End the bracket after its last rung."""

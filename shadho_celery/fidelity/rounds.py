@@ -1,4 +1,4 @@
-"""Protocol of rounds: they offer the trials of a search, in particular trials that continue others on higher rungs.
+"""Rounds offer the trials of a search, in particular trials that continue others on higher rungs.
 
 Rounds get values and return decisions, without I/O. A trial is one evaluation at one budget, so each result is stored
 once per rung.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -44,8 +44,16 @@ class Round(NamedTuple):
     notice: str | None = None
 
 
-class Rounds(Protocol):
-    """Offers the trials of a search, given the results of earlier ones."""
+class Rounds:
+    """Offers the trials of a search, given the results of earlier ones.
+
+    This class is for a study without fidelity: every trial is a new draw with all of the fidelity.
+    """
+
+    @property
+    def present(self) -> Round:
+        """The current round."""
+        return Round()
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
         """Return the trials that may be sent now, the next one in turn first, or [] while the rounds wait for results.
@@ -53,6 +61,7 @@ class Rounds(Protocol):
         Placement may choose another trial than the first. A call does not change the offers. `slots` is the number of
         slots of all classes.
         """
+        return _ENDLESS
 
     def add(self, trial: Trial) -> None:
         """Add a trial that was offered. Trials of earlier runs are added again, in order, see `Replay`."""
@@ -63,31 +72,8 @@ class Rounds(Protocol):
     def end_draws(self) -> None:
         """Offer no more new draws, because all points of a finite search have been sent."""
 
-    @property
-    def present(self) -> Round:
-        """The current round."""
 
-
-class Endless:
-    """Rounds of a study without fidelity: every trial is a new draw with all of the fidelity."""
-
-    present = Round()
-
-    def offers(self, slots: int = 0) -> Sequence[Wanted]:
-        return ENDLESS
-
-    def add(self, trial: Trial) -> None:
-        pass
-
-    def tell(self, trial: Trial) -> None:
-        pass
-
-    def end_draws(self) -> None:
-        pass
-
-
-#: offers of `Endless`
-ENDLESS = (Wanted(left=math.inf),)
+_ENDLESS = (Wanted(left=math.inf),)
 
 
 class Replay:

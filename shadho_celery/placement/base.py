@@ -1,4 +1,4 @@
-"""Protocol of a placement policy, which chooses a trial for each free slot, and the records that it uses."""
+"""Base of placement policies, each of which chooses a trial for each free slot, and the records that it uses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Choice(NamedTuple):
     only_on: str | None = None
 
 
-class Policy(Protocol):
+class Policy:
     """Chooses a trial for each free slot."""
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
@@ -79,9 +79,15 @@ class Policy(Protocol):
 
     def wants(self) -> Mapping[str, int]:
         """Return for each subspace, or for WHOLE, how many trials should be drawn ahead now."""
+        return {}
 
     def offer(self, trials: Sequence[Trial]) -> None:
         """Add trials drawn ahead, from which `pick` may choose. They are of one subspace or WHOLE, in drawn order."""
 
     def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
         """Return the choice for a free slot, or None to leave it free. No trial is returned twice."""
+        raise NotImplementedError
+
+    def prices(self, subspace: str) -> Mapping[str, float]:
+        """Return the price of a second on each live class for the trials of a subspace; {} if there are none."""
+        return {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -144,71 +144,54 @@ class Speculation:
 SHORT_SECONDS = 0.1
 
 
-@dataclass(eq=False)
-class Placements:
-    """Collects the attempts that are placed in a turn, and records for each what was known of the live classes.
+def record_placements(
+    placed: Sequence[tuple[Attempt, Mapping[str, float]]],
+    classes: Sequence[str],
+    model: CostModel,
+    recorder: Recorder,
+) -> list[Attempt]:
+    """Record what was known of the live `classes` when these attempts were placed.
 
-    The predictions are those that placement compared. They are read once a turn, for all attempts together. With a
-    single class there is nothing to compare: of subspaces whose trials are short, the effect of the params is then left
-    out, because the prediction would take as long as a part of the trial.
+    `placed` has the attempts in the order of placement, each with the prices of the classes, if the policy has any.
+    Return the attempts, with their predicted seconds if these are a second or more. The predictions are those that
+    placement compared. They are read for all attempts together.
     """
+    found, predicted = [], _predicted([attempt for attempt, _ in placed], classes, model)
+    for (attempt, prices), seconds in zip(placed, predicted, strict=True):
+        known = dict(zip(classes, seconds, strict=True))
+        recorder.place(attempt, {n: Placed(each, recorder.backlog(n), prices.get(n)) for n, each in known.items()})
+        # Its class may be gone since, if the store was not available meanwhile.
+        own = known.get(str(attempt.compute_class))
+        found.append(attempt if own is None or own < 1.0 else attempt.evolve(expected=own))
+    return found
 
-    recorder: Recorder
-    cost_model: CostModel
 
-    def __post_init__(self) -> None:
-        #: attempts that are not recorded yet, each with the prices at its placement
-        self._placed: list[tuple[Attempt, Mapping[str, float]]] = []
+def _predicted(attempts: Sequence[Attempt], classes: Sequence[str], model: CostModel) -> list[Sequence[float | None]]:
+    """Return the predicted seconds of each attempt on each class; None before the model has learned from a trial.
 
-    def add(self, attempt: Attempt, prices: Mapping[str, float]) -> None:
-        """Add an attempt in the order of placement. `prices` are those of the live classes, if the policy has any."""
-        self._placed.append((attempt, prices))
-
-    def record(self, classes: Sequence[str]) -> dict[tuple[int, int], float]:
-        """Record the added attempts, which were placed while these classes were live.
-
-        Return the predicted seconds of each of them on its class, if these are a second or more, by number and attempt.
-        """
-        placed, self._placed = self._placed, []
-        predicted = self._predicted([attempt for attempt, _ in placed], classes)
-        for (attempt, prices), seconds in zip(placed, predicted, strict=True):
-            known = zip(classes, seconds, strict=True)
-            found = {n: Placed(each, self.recorder.backlog(n), prices.get(n)) for n, each in known}
-            self.recorder.place(attempt, found)
-        expected = {}
-        for (attempt, _), seconds in zip(placed, predicted, strict=True):
-            # Its class may be gone since, if the store was not available meanwhile.
-            own = dict(zip(classes, seconds, strict=True)).get(str(attempt.compute_class))
-            if own is not None and own >= 1.0:
-                expected[attempt.number, attempt.attempt] = own
-        return expected
-
-    def _predicted(self, attempts: Sequence[Attempt], classes: Sequence[str]) -> list[Sequence[float | None]]:
-        """Return the predicted seconds of each attempt on each class; None before the model has learned from a trial.
-
-        They are also None for a trial of a subspace that the study no longer has.
-        """
-        model = self.cost_model
-        found: list[Sequence[float | None]] = [(None,) * len(classes)] * len(attempts)
-        if not model.has_learned:
-            return found
-        known = [place for place, attempt in enumerate(attempts) if attempt.subspace in model.row_of]
-        asked: list[Trial | Attempt] = [attempts[place] for place in known]
-        if len(classes) == 1:
-            typical = dict(zip(model.row_of, model.typical(), strict=True))
-            is_short = np.exp(model.predict([*typical.values()], classes).mean[:, 0]) < SHORT_SECONDS
-            short = {name for name, each in zip(typical, is_short.tolist(), strict=True) if each}
-            asked = [typical[a.subspace] if a.subspace in short and a.budget is None else a for a in asked]
-        for place, seconds in zip(known, np.exp(model.predict(asked, classes).mean).tolist(), strict=True):
-            found[place] = seconds
+    They are also None for a trial of a subspace that the study no longer has. With a single class there is nothing to
+    compare: of subspaces whose trials are short, the effect of the params is then left out, because the prediction
+    would take as long as a part of the trial.
+    """
+    found: list[Sequence[float | None]] = [(None,) * len(classes)] * len(attempts)
+    if not model.has_learned:
         return found
+    known = [place for place, attempt in enumerate(attempts) if attempt.subspace in model.row_of]
+    asked: list[Trial | Attempt] = [attempts[place] for place in known]
+    if len(classes) == 1:
+        typical = dict(zip(model.row_of, model.typical(), strict=True))
+        is_short = np.exp(model.predict([*typical.values()], classes).mean[:, 0]) < SHORT_SECONDS
+        short = {name for name, each in zip(typical, is_short.tolist(), strict=True) if each}
+        asked = [typical[a.subspace] if a.subspace in short and a.budget is None else a for a in asked]
+    for place, seconds in zip(known, np.exp(model.predict(asked, classes).mean).tolist(), strict=True):
+        found[place] = seconds
+    return found
 
 
 #: seconds from the first time that a class declines a trial until it is sent there again; doubled each further time
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 
 
-@dataclass
 class Declined:
     """Pauses of declined trials, by class.
 
@@ -216,8 +199,9 @@ class Declined:
     take the place of shorter trials.
     """
 
-    #: by number of the trial and class: the time at which the pause ends, and its seconds
-    _pauses: dict[int, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        #: by number of the trial and class: the time at which the pause ends, and its seconds
+        self._pauses: dict[tuple[int, str], tuple[float, float]] = {}
 
     def __bool__(self) -> bool:
         """Return True if there are declined trials."""
@@ -225,21 +209,18 @@ class Declined:
 
     def add(self, number: int, compute_class: str, now: float) -> None:
         """Record that a worker of a class has declined a trial."""
-        known = self._pauses.setdefault(number, {})
-        _, last = known.get(compute_class, (0.0, FIRST_PAUSE / 2))
+        _, last = self._pauses.get((number, compute_class), (0.0, FIRST_PAUSE / 2))
         pause = min(2 * last, LONGEST_PAUSE)
-        known[compute_class] = now + pause, pause
+        self._pauses[number, compute_class] = now + pause, pause
 
     def end(self, number: int) -> None:
         """Forget a trial, because a worker has taken it or it has ended."""
-        self._pauses.pop(number, None)
+        self._pauses = {key: each for key, each in self._pauses.items() if key[0] != number}
 
     def is_paused(self, number: int, compute_class: str, now: float) -> bool:
         """Return whether a trial should not be sent to a class now."""
-        until, _ = self._pauses.get(number, {}).get(compute_class, (-math.inf, 0.0))
-        return now < until
+        return now < self._pauses.get((number, compute_class), (-math.inf, 0.0))[0]
 
     def due(self, now: float) -> float:
         """Return the time at which the next pause ends."""
-        ends = [until for by_class in self._pauses.values() for until, _ in by_class.values() if until > now]
-        return min(ends, default=math.inf)
+        return min((until for until, _ in self._pauses.values() if until > now), default=math.inf)

@@ -38,7 +38,7 @@ MOST_STEPS = 4.0
 SPREAD, LATE = 0.5, math.log(0.5)
 
 
-class CostPolicy:
+class CostPolicy(Policy):
     """Chooses for a slot the trial that its class runs comparatively fast, unless other subspaces are far behind.
 
     A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, where S are the mean seconds of its
@@ -46,7 +46,8 @@ class CostPolicy:
     factors by which the trial's params change the seconds, and P is the price of a class's second within the subspace.
     With a limit on time, the chance that a trial ends before it is a further factor, relative to the greatest in the
     subspace. An overdue trial comes first where it costs least, and after twice as long everywhere.
-    The greatest index is taken. A subspace without trials in the pool is represented by its next trial. If one sampler
+    The greatest index is taken. A subspace without trials in the pool is represented by its next trial. Promoted trials
+    come first, on the class expected to end them first (`Promotions`). If one sampler
     draws in the whole space, there are no backlogs, D is the trial's seconds, and there is one set of prices.
 
     Backlogs approach the dual variables of the shares in the linear program of the best placement, and prices those
@@ -60,6 +61,7 @@ class CostPolicy:
         """`pool` has the trials drawn ahead, from which the policy also chooses."""
         self._pool = pool
         self._model = cost_model
+        self._promotions = Promotions(cost_model)
         self._classes: tuple[str, ...] = ()
         self._slots = 0
         #: log seconds of typical trials, shape (subspaces, live classes)
@@ -80,6 +82,7 @@ class CostPolicy:
         self._spreads_version = -1
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
+        self._promotions.see(classes)
         names, slots = [], 0
         for compute_class in classes:
             names.append(compute_class.name)
@@ -97,7 +100,7 @@ class CostPolicy:
         self._pool.see(names, slots)
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        pass
+        self._promotions.tell(trials)
 
     def wants(self) -> Mapping[str, int]:
         return self._pool.missing() if self._pool.sizes else {}
@@ -106,6 +109,8 @@ class CostPolicy:
         self._pool.add(trials)
 
     def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
+        if offers.promotions and (promoted := self._promotions.pick(slot, offers.promotions, fits, offers.rung)):
+            return promoted
         column = self._classes.index(slot.compute_class.name)
         indices = [] if self._pool.is_whole else self._indices(column, offers)
         drawn, worth = self._best_drawn(column, indices, slot, fits) if self._pool.trials else (None, -math.inf)
@@ -226,39 +231,8 @@ class CostPolicy:
         return self._spreads[row]
 
 
-class RungsCostPolicy(CostPolicy):
-    """`CostPolicy` for a search with rungs: promoted trials come first, on the class expected to end them first."""
-
-    def __init__(self, cost_model: CostModel, pool: Pool) -> None:
-        super().__init__(cost_model, pool)
-        self._promotions = Promotions(cost_model)
-
-    def see(self, classes: Sequence[ComputeClass]) -> None:
-        super().see(classes)
-        self._promotions.see(classes)
-
-    def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        self._promotions.tell(trials)
-
-    def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
-        promoted = self._promotions.pick(slot, offers.promotions, fits, offers.rung) if offers.promotions else None
-        return super().pick(slot, offers, fits) if promoted is None else promoted
-
-
-class FifoPolicy:
+class FifoPolicy(Policy):
     """Chooses for every slot the next promotion, or else the next subspace by the shares: first come, first served."""
-
-    def see(self, classes: Sequence[ComputeClass]) -> None:
-        pass
-
-    def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        pass
-
-    def wants(self) -> Mapping[str, int]:
-        return {}
-
-    def offer(self, trials: Sequence[Trial]) -> None:
-        pass
 
     def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
         if offers.promotions:
@@ -277,14 +251,13 @@ def make_policy(
     generator: np.random.Generator,
     *,
     pool_size: int | None = None,
-    has_rungs: bool = False,
     spans_space: bool = False,
     is_adaptive: bool = False,
 ) -> Policy:
     """Return the policy called `name`. Raises UsageError for an unknown name.
 
-    The keyword arguments are for policy `cost`: the maximum number of trials drawn ahead, whether the search promotes
-    trials, whether one sampler spans the space, and whether a sampler is adaptive.
+    The keyword arguments are for policy `cost`: the maximum number of trials drawn ahead, whether one sampler spans the
+    space, and whether a sampler is adaptive.
     """
     check_name("policy", name, POLICIES)
     if name != "cost":
@@ -292,5 +265,4 @@ def make_policy(
         policy: Policy = named(POLICIES[name])(*parts)
         return policy
     shares = {WHOLE: 1.0} if spans_space else {subspace.name: subspace.probability for subspace in subspaces}
-    pool = Pool(cost_model, shares, size=pool_size, is_adaptive=is_adaptive)
-    return RungsCostPolicy(cost_model, pool) if has_rungs else CostPolicy(cost_model, pool)
+    return CostPolicy(cost_model, Pool(cost_model, shares, size=pool_size, is_adaptive=is_adaptive))

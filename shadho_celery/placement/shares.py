@@ -6,7 +6,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,44 +33,6 @@ HALF_LIFE = 10
 RENEW_RESULTS = 10
 #: maximum number of subspaces that a notice names
 NAMED = 3
-
-
-class Shares(Protocol):
-    """Divides a study's trials among its subspaces.
-
-    It has six methods, one more than other roles: a resumed study may have a past that no longer counts.
-    """
-
-    #: True if each subspace's number of trials depends only on the study's number of trials
-    fixed: bool
-
-    def deal(self, subspace: str) -> None:
-        """Record that a trial of `subspace` is sent."""
-
-    def tell(self, trial: Trial) -> None:
-        """Learn from a finished trial."""
-
-    def backlogs(self) -> dict[str, float]:
-        """Return by how many trials each subspace is behind the one that is furthest ahead of its share, 0 or more.
-
-        The unit is a trial of a subspace with an average share. The next subspace in turn comes first.
-        """
-
-    #: True if the shares follow what a sampler that learns in the whole space expects of each subspace
-    follows: bool
-
-    @property
-    def notice(self) -> str | None:
-        """A line that names the subspaces that get fewer trials because all of theirs fail, or None."""
-
-    def follow(self, outlook: Mapping[str, float]) -> None:
-        """Divide the next trials by this outlook (`WholeSampler.outlook`)."""
-
-    def quotas(self, trials: int) -> dict[str, int]:
-        """Return the number of trials of each subspace when `trials` in total have been divided by the shares."""
-
-    def restart(self, subspaces: Collection[str]) -> None:
-        """Forget the past of these subspaces: they are as far ahead of their shares as the others on average."""
 
 
 @dataclass(kw_only=True)
@@ -103,7 +64,7 @@ class _Part:
 
 
 class UniformShares:
-    """Shares in proportion to each subspace's probability in the search space. Uniform choices give equal shares.
+    """Divides a study's trials among its subspaces in proportion to their probabilities in the search space.
 
     Trials are divided by Webster's (Sainte-Laguë's) rule: the next trial goes to the subspace with the greatest
     p / (2 d + 1), where p is its share and d its number of trials. The first n trials of a study therefore do not
@@ -111,7 +72,9 @@ class UniformShares:
     Failed trials are replaced as long as they are a minority, unless a limit on trials fixes the counts.
     """
 
+    #: True if each subspace's number of trials depends only on the study's number of trials
     fixed = True
+    #: True if the shares follow what a sampler that learns in the whole space expects of each subspace
     follows = False
     #: True if a subspace whose trials all fail gets fewer trials
     lowers_failing = False
@@ -123,12 +86,14 @@ class UniformShares:
         self._count(*self._parts.values())
 
     def deal(self, subspace: str) -> None:
+        """Record that a trial of `subspace` is sent."""
         if (part := self._parts.get(subspace)) is not None:
             part.sent += 1
             part.dealt += part.charge
             self._count(part)
 
     def tell(self, trial: Trial) -> None:
+        """Learn from a finished trial."""
         part = self._parts.get(trial.subspace)
         if part is None or trial.state is TrialState.CANCELLED:
             return
@@ -144,6 +109,7 @@ class UniformShares:
             self._count(part)
 
     def restart(self, subspaces: Collection[str]) -> None:
+        """Forget the past of these subspaces: they are as far ahead of their shares as the others on average."""
         others = [part for name, part in self._parts.items() if name not in subspaces]
         # By the space's own law: under promise, the others may have had their trials by far greater shares than now.
         level = sum(part.progress * part.weight for part in others) / (sum(part.law for part in others) or 1.0)
@@ -155,6 +121,10 @@ class UniformShares:
         self._count(*self._parts.values())
 
     def backlogs(self) -> dict[str, float]:
+        """Return by how many trials each subspace is behind the one that is furthest ahead of its share, 0 or more.
+
+        The unit is a trial of a subspace with an average share. The next subspace in turn comes first.
+        """
         furthest = max([part.progress for part in self._parts.values()])
         turns = {name: part.turn for name, part in self._parts.items()}
         return {name: furthest - self._parts[name].progress for name in sorted(turns, key=turns.__getitem__)}
@@ -168,15 +138,17 @@ class UniformShares:
 
     @property
     def notice(self) -> str | None:
+        """A line that names the subspaces that get fewer trials because all of theirs fail, or None."""
         failing = [name for name, part in self._parts.items() if part.only_fails]
         if not failing or len(failing) == len(self._parts):
             return None
         return f"all trials failed, so it gets a tenth of its share until one succeeds: {listed(failing, NAMED)}"
 
     def follow(self, outlook: Mapping[str, float]) -> None:
-        """Ignore the outlook: these shares do not depend on losses."""
+        """Divide the next trials by this outlook (`WholeSampler.outlook`), if these shares follow one."""
 
     def quotas(self, trials: int) -> dict[str, int]:
+        """Return the number of trials of each subspace when `trials` in total have been divided by the shares."""
         if self._quotas[0] != trials or not self._quotas[1]:
             self._quotas = trials, self._dealt_by_rule(trials)
         return self._quotas[1]
@@ -334,8 +306,8 @@ def promise(losses: Sequence[float], best: float) -> float:
     return size / len(losses) * math.exp(-distance / excess)
 
 
-def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:
+def make_shares(name: str, probabilities: Mapping[str, float]) -> UniformShares:
     """Return the shares called `name`. Raises UsageError for an unknown name."""
     check_name("kind of shares", name, SHARES)
-    made: Shares = named(SHARES[name])(probabilities)
+    made: UniformShares = named(SHARES[name])(probabilities)
     return made

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
 
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS, named
@@ -49,7 +48,7 @@ class Maker:
         sampler = self.learner(subspace, entropy)
         return Unrepeated(sampler, subspace, entropy) if self.is_whole else sampler
 
-    def learner(self, subspace: Subspace, entropy: Sequence[int]) -> Any:
+    def learner(self, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
         """Return the sampler that learns. If it `is_whole`, subspaces may share it, each with an `Unrepeated`."""
         return ByBudget(self.make, self.budgets, subspace, entropy) if self.budgets else self.make(subspace, entropy)
 

@@ -203,12 +203,10 @@ class AutoSampler:
             return f"{self._labels} hyperparameters in all branches are more than {MOST_IN_ALL}"
         is_short = self._limit is not None and self._limit <= MOST_TRIALS
         is_early = self._told + len(pending) <= (MOST_TRIALS if is_short else AT_FIRST)
-        if self._allowed_turn() and (is_early or self._keeps_up(len(pending))):
+        rest = self._labels, self._told, 1 + self._constraints
+        if self._allowed_turn() and (is_early or keeps_up(self.decade.seconds, 1 + len(pending), *rest)):
             return None
         return f"trials take {self.decade}, which is too short for gp's proposals"
-
-    def _keeps_up(self, pending: int) -> bool:
-        return keeps_up(self.decade.seconds, 1 + pending, self._labels, self._told, 1 + self._constraints)
 
     def _allowed_turn(self) -> int:
         return turn_of_gp(self.decade.allowed_ms, self._labels, self._told, 1 + self._constraints)

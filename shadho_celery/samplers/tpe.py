@@ -71,26 +71,10 @@ _Ranked = tuple[float, float, float, int]
 class TpeSampler(Learner):
     """TPE in the whole space or in one subspace. Failed, pruned and pending trials count as bad."""
 
-    def __init__(
-        self,
-        subspace: Subspace,
-        entropy: Sequence[int],
-        *,
-        startup: int | None = None,
-        candidates: int = CANDIDATES,
-        gamma: float | None = None,
-    ) -> None:
-        """The model is used after `startup` results of the whole space. It draws `candidates` for each proposal.
-
-        With `gamma` the number of good trials is that of the program of [B]'s authors: gamma times the root of all
-        trials.
-        """
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
-        self._count, self._gamma = candidates, gamma
         self._axes = {label: _axis(domain) for label, domain in subspace.domains.items()}
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
-        if startup is not None:
-            self._random = max(1, round(startup * subspace.probability))
         #: values by order of telling, NaN for an inactive label; rows after the last trial are free
         self._rows = np.empty((MOST_RANDOM, len(self._axes)))
         #: ranks of all trials, the best first
@@ -192,12 +176,12 @@ class TpeSampler(Learner):
         """
         keys = dict.fromkeys(map(self._subspace.key, waiting))
         good, bad = self._split(generators[0], keys, part)
-        candidates = np.concatenate([self._draw(good, self._count, generator, part) for generator in generators])
+        candidates = np.concatenate([self._draw(good, CANDIDATES, generator, part) for generator in generators])
         worse = bad.log_factors(candidates)
         ratios = (good.log_factors(candidates) - worse).sum(axis=1)
         guesses = []
         for place, generator in enumerate(generators):
-            own = slice(place * self._count, (place + 1) * self._count)
+            own = slice(place * CANDIDATES, (place + 1) * CANDIDATES)
             worth = ratios[own]
             if self._avoidance.any:
                 worth = worth + self._avoidance.weights([*map(self._params, candidates[own])], generator, part)
@@ -226,7 +210,7 @@ class TpeSampler(Learner):
         orders = orders if first is None else orders[orders < first]
         number = len(orders)
         successes = int(np.count_nonzero(np.frombuffer(self._completed, np.bool_)[:first]))
-        count = min(math.ceil(self._good_share(number)), MOST_GOOD, successes)
+        count = min(math.ceil(GOOD_SHARE * number), MOST_GOOD, successes)
         # Pending trials count as bad, so that slots do not all get the same point.
         pending = [_row(key) for key in list(waiting)[-MOST_BAD:]]
         good = self._best(count) if first is None else [*range(count)]
@@ -244,10 +228,6 @@ class TpeSampler(Learner):
             _Density(axes, np.vstack([self._rows[orders[bad]], *pending, prior]), parts),
         )
 
-    def _good_share(self, number: int) -> float:
-        """Return how many of this many trials are good, before rounding."""
-        return GOOD_SHARE * number if self._gamma is None else self._gamma * math.sqrt(number)
-
     def _own_best(self, part: Subspace, orders: NDArray[np.int64]) -> list[int]:
         """Return the places, in the ranking, of the trials that are good compared with those of their subspace only.
 
@@ -260,7 +240,7 @@ class TpeSampler(Learner):
             if label in part.fixed:
                 own &= rows[:, place] == part.fixed[label]
         places: list[int] = np.flatnonzero(own).tolist()
-        return places[: min(int(self._good_share(len(places)) + 0.5), MOST_GOOD)]
+        return places[: min(int(GOOD_SHARE * len(places) + 0.5), MOST_GOOD)]
 
     def _parts(self, part: Subspace) -> list[list[int]]:
         """Return the places of the labels of a part of the space, grouped by those that are drawn together.

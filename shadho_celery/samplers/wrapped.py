@@ -25,7 +25,7 @@ from shadho_celery.core.columns import TrialFacts
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.samplers.random import Learner, MakeSampler, WholeSampler, name_of
+from shadho_celery.samplers.random import Learner, MakeSampler, Sampler, WholeSampler, name_of
 from shadho_celery.space.domains import Discrete, Domain
 from shadho_celery.space.split import Key, Subspace, parts_of
 from shadho_celery.space.tree import Value
@@ -43,9 +43,10 @@ class Unrepeated(Learner):
     it returns fewer params than requested, unless it `may_repeat` points. For an infinite subspace it changes nothing.
     """
 
-    def __init__(self, sampler: WholeSampler, subspace: Subspace, entropy: Sequence[int]) -> None:
+    def __init__(self, sampler: Sampler, subspace: Subspace, entropy: Sequence[int]) -> None:
+        """`sampler` learns in the whole space, a `WholeSampler`. Those of several subspaces may share it."""
         super().__init__(subspace, entropy)
-        self.sampler = sampler
+        self.sampler = cast(WholeSampler, sampler)
         self.adaptive = sampler.adaptive
         #: True once points may be proposed again
         self.may_repeat = False

@@ -144,7 +144,6 @@ class InlineExecutor(LocalExecutor):
         self,
         objective: Objective,
         evaluate: Callable[[Params], object],
-        clock: Clock | None = None,
         checkpoints: Path = Path(".shadho/checkpoints"),
         study: str = "",
         *,
@@ -158,7 +157,7 @@ class InlineExecutor(LocalExecutor):
         report and returns whether its attempt should stop; it is needed because the scheduler cannot poll while an
         objective runs. `code` is the digest of the objective's version.
         """
-        super().__init__(clock or SystemClock())
+        super().__init__(SystemClock())
         self._objective = objective
         self._evaluate = evaluate
         self._checkpoints = checkpoints

@@ -18,14 +18,14 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder, ladder_of
 from shadho_celery.fidelity.pruners import Asha, PrunerSettings, Pruning, read_pruner
-from shadho_celery.fidelity.rounds import Endless, Rounds
+from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.placement.model import CostModel, declared_cost
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
 from shadho_celery.placement.widths import Width, make_width
 from shadho_celery.results.warm_start import refuse_if_resumed
-from shadho_celery.samplers import find_sampler
-from shadho_celery.samplers.random import MakeSampler, name_of, spans_space
+from shadho_celery.samplers import Maker, find_sampler
+from shadho_celery.samplers.random import name_of
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.proposals import Proposals, make_samplers
@@ -57,7 +57,7 @@ class Plan:
     #: budgets of its trials; None for a study without budgets
     ladder: Ladder | None
     #: creates the sampler of a subspace, or of the whole space
-    make_sampler: MakeSampler
+    make_sampler: Maker
     #: settings of its pruner; None for no pruner
     pruner: PrunerSettings | None
     #: number of slots of a trial, by its params
@@ -95,7 +95,7 @@ class Plan:
     @property
     def spans_space(self) -> bool:
         """True if there is one sampler for the whole space."""
-        return spans_space(self.make_sampler)
+        return self.make_sampler.spans_space
 
     @property
     def sampler_name(self) -> str:
@@ -122,7 +122,7 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
     budgets = () if ladder is None else ladder.budgets
     setting, slots = settings.width
     make_sampler = find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
-    if settings.policy == "paper" and spans_space(make_sampler):
+    if settings.policy == "paper" and make_sampler.spans_space:
         raise UsageError("policy 'paper' ranks subspaces, but this sampler chooses them itself; choose cost or fifo")
     return Plan(
         settings=settings,
@@ -183,7 +183,7 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     by rounds that choose their rungs.
     """
     if ladder is None:
-        return Endless()
+        return Rounds()
     more = {"dehb": (space, seed), "auto": (limit,)}.get(ladder.how, ())
     rounds: Rounds = named(FIDELITIES[ladder.how])(ladder, *more)
     return rounds
@@ -202,7 +202,6 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
     policy = make_policy(
         *(settings.policy, subspaces, cost_model, generator),
         pool_size=settings.pool,
-        has_rungs=plan.ladder is not None,
         spans_space=plan.spans_space,
         is_adaptive=any(sampler.adaptive for sampler in samplers.values()),
     )

@@ -19,15 +19,15 @@ from msgspec.structs import replace
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import NO_OUTCOME, WELL, Params, Trial, TrialState
-from shadho_celery.fidelity.rounds import ENDLESS, Endless, Replay, Rounds, Wanted
+from shadho_celery.fidelity.rounds import Replay, Rounds, Wanted
 from shadho_celery.placement.base import Choice, Excess, Fits, Offers, Policy, Slot
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import WHOLE
-from shadho_celery.placement.shares import Shares
+from shadho_celery.placement.shares import UniformShares
 from shadho_celery.placement.widths import Width
 from shadho_celery.samplers import Maker
 from shadho_celery.samplers.auto import AutoSampler, Decade
-from shadho_celery.samplers.random import MakeSampler, Sampler, WholeSampler, spans_space
+from shadho_celery.samplers.random import Sampler, WholeSampler
 from shadho_celery.samplers.wrapped import ByBudget, OwnSampler, Unrepeated
 from shadho_celery.space.split import UNDIVIDED, Subspace, undivided
 from shadho_celery.study.state import Limits, StudyState
@@ -59,7 +59,7 @@ class Proposals:
     members: Sequence[Subspace]
     _: KW_ONLY
     policy: Policy
-    shares: Shares
+    shares: UniformShares
     rounds: Rounds
     #: by subspace, or a single sampler under WHOLE, see `make_samplers`
     samplers: Mapping[str, Sampler]
@@ -77,7 +77,6 @@ class Proposals:
         self.subspaces = tuple(self._index)
         #: True if one sampler draws in the whole space, so that shares do not apply
         self.spans_space = WHOLE in samplers
-        self._has_rounds = not isinstance(self.rounds, Endless)
         #: number of slots of all classes, and of the widest trial that a class takes
         self.slots = self._widest = 0
         #: seconds until the limit on time; infinity without one
@@ -103,13 +102,14 @@ class Proposals:
         self._latest: deque[str] = deque(maxlen=SHOWN * len(self.members))
         self._budgets: deque[float] = deque(maxlen=SHOWN * max(1, len(self.budgets)))
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
-        #: subspaces, or WHOLE, whose sampler is `auto`, which chooses another sampler
-        self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
-        self._learns_by_budget = any(_part(each, ByBudget) is not None for each in samplers.values())
         #: decade of the seconds of the study's first trials, shared by the samplers of all subspaces
-        self._decade = Decade(self.study.decade)
-        for auto in (auto for each in samplers.values() for auto in _parts(each, AutoSampler)):
-            auto.decade = self._decade
+        self._decade, self._learns_by_budget = Decade(self.study.decade), False
+        for sampler in samplers.values():
+            by_budget = _part(sampler, ByBudget)
+            self._learns_by_budget |= by_budget is not None
+            for each in [sampler] if by_budget is None else by_budget.samplers.values():
+                if (auto := _part(each, AutoSampler)) is not None:
+                    auto.decade = self._decade
         #: sampler that learns from all subspaces; None if each has its own
         self._whole: WholeSampler | None = None
         if len(samplers) > 1 and isinstance(first := next(iter(samplers.values())), Unrepeated):
@@ -131,8 +131,9 @@ class Proposals:
         """
         for name in self.study.drawn():
             self.deal(name)
-        self._replay = Replay(self.rounds, self.study.recalled()) if self._has_rounds else None
-        if isinstance(self.policy, CostPolicy) and not self._has_rounds:
+        if self.budgets:
+            self._replay = Replay(self.rounds, self.study.recalled())
+        elif isinstance(self.policy, CostPolicy):
             while (trial := self.study.next_waiting(self._was_ahead)) is not None:
                 self._ahead[trial.subspace][trial.number] = trial
                 self._dealt.add(trial.number)
@@ -198,9 +199,7 @@ class Proposals:
 
     def prices(self, subspace: str) -> Mapping[str, float]:
         """Return the prices of the live classes for the trials of a subspace; {} with a policy that has no prices."""
-        if isinstance(self.policy, CostPolicy) and (self.spans_space or subspace in self._index):
-            return self.policy.prices(subspace)
-        return {}
+        return self.policy.prices(subspace) if self.spans_space or subspace in self._index else {}
 
     def ask(self, compute_class: ComputeClass, fits: Fits, left: float, excess: Excess | None = None) -> Trial | None:
         """Return a new trial that `fits` a class, or None if none is wanted now.
@@ -222,10 +221,9 @@ class Proposals:
         """Learn from finished trials, in the order of their results. `following` is as in `FinishedTrials.recall`."""
         self.policy.tell(trials, following)
         self.teach(trials)
-        if self._has_rounds:
-            rounds = self._replay or self.rounds
-            for trial in trials:
-                rounds.tell(trial)
+        rounds = self._replay or self.rounds
+        for trial in trials:
+            rounds.tell(trial)
 
     def end_history(self) -> None:
         """End the replay of earlier runs. Call this after all their results were passed to `tell`.
@@ -282,24 +280,34 @@ class Proposals:
                 return drawn[0]
             # The sampler of this subspace is exhausted. Choose again among the others.
 
-    def _wanted(self, left: float) -> Sequence[Wanted]:
-        """Return what the rounds offer, or nothing if as many trials wait as may still be sent."""
+    def _wanted(self, left: float) -> tuple[Sequence[Wanted], Wanted | None]:
+        """Return the promotions that the rounds offer, and the new trial that they want next, or None.
+
+        Nothing is wanted if as many trials wait as may still be sent.
+        """
         if self.study.count(TrialState.WAITING) >= left:
-            return ()
-        return self.rounds.offers(self.slots) if self._has_rounds else ENDLESS
+            return (), None
+        offers = self.rounds.offers(self.slots)
+        new = next((place for place, offer in enumerate(offers) if offer.origin is None), None)
+        # What follows a new trial belongs to later brackets and is not due yet.
+        return (offers, None) if new is None else (offers[:new], offers[new])
 
     def _offers(self, left: float) -> tuple[Wanted | None, Offers]:
         """Return the new trial that the rounds want next, or None, and the offers among which the policy chooses."""
+        promotions, new = self._wanted(left)
         known, self._promotable = self._promotable, {}
-        new = None
-        for wanted in self._wanted(left):
-            if wanted.origin is None:
-                # What follows a new trial belongs to later brackets and is not due yet.
-                new = wanted
-                break
+        for wanted in promotions:
+            assert wanted.origin is not None
             key = wanted.origin, wanted.rung
-            self._promotable[key] = known.get(key) or self._as_promoted(wanted)
-        self._follow()
+            facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
+            self._promotable[key] = known.get(key) or replace(
+                self.study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=NO_OUTCOME
+            )
+        if self._whole is not None and self.shares.follows:
+            outlook = self._whole.outlook(self.members, len(self.study.pending()))
+            if outlook is not self._followed:
+                self._followed = outlook
+                self.shares.follow(outlook)
         backlogs = {} if self.spans_space else self.shares.backlogs()
         return new, Offers(
             backlogs=backlogs,
@@ -309,15 +317,6 @@ class Proposals:
             rung=None if new is None else new.rung,
         )
 
-    def _follow(self) -> None:
-        """Let the shares follow what the sampler expects of each subspace."""
-        if self._whole is None or not self.shares.follows:
-            return
-        outlook = self._whole.outlook(self.members, len(self.study.pending()))
-        if outlook is not self._followed:
-            self._followed = outlook
-            self.shares.follow(outlook)
-
     def _open(self, backlogs: Mapping[str, float], drawn: int | None) -> list[str]:
         """Return the names of the subspaces in which a new trial may be drawn, or WHOLE for the whole space."""
         if self.spans_space:
@@ -326,12 +325,6 @@ class Proposals:
         if quotas is not None:
             left = [name for name in left if quotas[name] > self.study.asked(name)] or left
         return [name for name in left if self._may_wait(name)]
-
-    def _as_promoted(self, wanted: Wanted) -> Trial:
-        """Return a promotion as the trial that would be added."""
-        assert wanted.origin is not None
-        facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
-        return replace(self.study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=NO_OUTCOME)
 
     def _draw_ahead(self, wants: Mapping[str, int], left: float) -> None:
         """Draw trials ahead, as many for each subspace as the policy wants. The shares count them when they are sent.
@@ -373,8 +366,8 @@ class Proposals:
 
     def _new(self, left: float) -> Wanted | None:
         """Return what the rounds want as the next new draw, or None if they want no draw."""
-        offers = self._wanted(left)
-        return next((offer for offer in offers if offer.origin is None and offer.params is None), None)
+        _, new = self._wanted(left)
+        return None if new is None or new.params is not None else new
 
     def _taken(self, trial: Trial) -> Trial:
         """Remove a trial from those drawn ahead, and return it."""
@@ -388,9 +381,12 @@ class Proposals:
 
     def _promoted(self, offered: Trial, choice: Choice) -> Trial:
         """Add an offered promotion to the study: a trial with the params of its origin, on a higher rung."""
-        draw, rung = (offered.subspace, offered.params, offered.seed), offered.rung
         trial = self.study.add(
-            *(*draw, offered.budget), slots=offered.slots, rung=rung, origin=offered.origin, sampler="promoted"
+            *(offered.subspace, offered.params, offered.seed, offered.budget),
+            slots=offered.slots,
+            rung=offered.rung,
+            origin=offered.origin,
+            sampler="promoted",
         )
         self._note_budget(trial)
         self.rounds.add(trial)
@@ -415,8 +411,12 @@ class Proposals:
         sampler = self.samplers[name]
         sees_all = name == WHOLE or learns_whole(sampler)
         asked = sampler.ask(number, self.study.pending() if sees_all else self.study.pending(name))
-        if name in self._choosers:
-            self._note_choice(name, sampler)
+        auto = _part(sampler, AutoSampler)
+        if auto is not None:
+            by_budget = _part(sampler, ByBudget)
+            budget = None if by_budget is None else by_budget.budget
+            words = "" if budget is None else f", by the losses at budget {budget:g}"
+            self.study.note_choice(name if self._whole is None else UNDIVIDED, auto.choice + words)
         if len(asked) < number:
             self._exhausted.add(name)
             if self.is_exhausted:
@@ -424,18 +424,9 @@ class Proposals:
             if len(self._exhausted) == len(self.samplers):
                 self.rounds.end_draws()
         names = [self._subspace_of(params) if name == WHOLE else name for params in asked]
-        auto = _part(sampler, AutoSampler)
         by = [self.sampler] * len(asked) if auto is None else auto.proposed_by
         drawn = zip(names, asked, by, strict=False)
         return [self._added(subspace, params, wanted, chosen) for subspace, params, chosen in drawn]
-
-    def _note_choice(self, name: str, sampler: Sampler) -> None:
-        """Record in the study which sampler `auto` has chosen."""
-        auto, by_budget = _part(sampler, AutoSampler), _part(sampler, ByBudget)
-        assert auto is not None
-        budget = None if by_budget is None else by_budget.budget
-        words = "" if budget is None else f", by the losses at budget {budget:g}"
-        self.study.note_choice(name if self._whole is None else UNDIVIDED, auto.choice + words)
 
     def _let_repeat(self) -> None:
         """Allow samplers to repeat points, because every point has been tried and losses may be noisy."""
@@ -454,8 +445,7 @@ class Proposals:
         trial = self.study.add(
             name, params, seed, wanted.budget, slots=self.width(params), rung=wanted.rung, sampler=sampler
         )
-        if self._has_rounds:
-            self.rounds.add(trial)
+        self.rounds.add(trial)
         return trial
 
     def _may_wait(self, *names: str) -> bool:
@@ -505,19 +495,12 @@ def _part(sampler: object, kind: type[P]) -> P | None:
     return sampler
 
 
-def _parts(sampler: object, kind: type[P]) -> list[P]:
-    """Return the samplers of this class inside a sampler: one, or one for each budget, or none."""
-    by_budget = _part(sampler, ByBudget)
-    inside = [sampler] if by_budget is None else by_budget.samplers.values()
-    return [found for each in inside if (found := _part(each, kind)) is not None]
-
-
-def make_samplers(make: MakeSampler, subspaces: Sequence[Subspace], entropy: Sequence[int]) -> dict[str, Sampler]:
+def make_samplers(make: Maker, subspaces: Sequence[Subspace], entropy: Sequence[int]) -> dict[str, Sampler]:
     """Return the samplers by subspace, or a single sampler under WHOLE that draws in the whole space."""
-    if spans_space(make):
+    if make.spans_space:
         return {WHOLE: make(undivided(subspaces[0].space), entropy)}
     seeded = {subspace: (*entropy, place) for place, subspace in enumerate(subspaces)}
-    if isinstance(make, Maker) and make.is_whole and len(subspaces) > 1:
+    if make.is_whole and len(subspaces) > 1:
         shared = make.learner(undivided(subspaces[0].space), entropy)
         return {each.name: Unrepeated(shared, each, seed) for each, seed in seeded.items()}
     return {each.name: make(each, seed) for each, seed in seeded.items()}

@@ -15,7 +15,7 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_streng
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Report, Result, Retry, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.fidelity.pruners import Pruning
-from shadho_celery.placement.copies import Declined, Idle, Placements, Speculation, most_copies
+from shadho_celery.placement.copies import Declined, Idle, Speculation, most_copies, record_placements
 from shadho_celery.placement.durations import Extrapolation
 from shadho_celery.placement.memory import MemoryFit
 from shadho_celery.placement.model import CostModel, preemption_rate
@@ -84,7 +84,6 @@ class Scheduler:
         self._reservations = Reservations(self.study, is_searched=bool(self.cost_model.widths))
         self._widths = Widths(self.study, self.cost_model, self._memory_fit, self._reservations)
         self._declined = Declined()
-        self._placements = Placements(self.study.recorder, self.cost_model)
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
         self._extrapolation = Extrapolation()
@@ -92,7 +91,9 @@ class Scheduler:
         self.demand: Demand | None = None
         #: last moment at which a class was live, or the limit allowed other trials than those without a machine
         self._served_at = self.study.clock.now()
-        #: attempts that are placed, and will be sent after they are recorded
+        #: attempts that are placed, each with the prices at its placement, of which that is not recorded yet
+        self._unrecorded: list[tuple[Attempt, Mapping[str, float]]] = []
+        #: attempts that will be sent after this turn is recorded
         self._unsent: list[Attempt] = []
         #: numbers of pruned trials, which will be stopped after the decision is recorded
         self._to_stop: list[int] = []
@@ -231,19 +232,15 @@ class Scheduler:
         try:
             for place, trial in self._placed():
                 home = self.proposals.machines.pop(trial.number, None)
-                again = self._may_return(trial)
-                self._unsent.append(self.study.send(trial, place.name, only_on=place.host or home, again=again))
-                self._placements.add(self._unsent[-1], self.proposals.prices(trial.subspace))
-            if self._speculation is not None and not self._unsent:
-                self._unsent = self._copied(self._speculation)
-                for attempt in self._unsent:
-                    self._placements.add(attempt, self.proposals.prices(attempt.subspace))
-            if self._unsent:
-                expected = self._placements.record([each.name for each in self.classes])
-                self._unsent = [
-                    each.evolve(expected=expected.get((each.number, each.attempt), each.expected)) if expected else each
-                    for each in self._unsent
-                ]
+                attempt = self.study.send(trial, place.name, only_on=place.host or home, again=self._may_return(trial))
+                self._unrecorded.append((attempt, self.proposals.prices(trial.subspace)))
+            if self._speculation is not None and not self._unrecorded:
+                copies = self._copied(self._speculation)
+                self._unrecorded = [(each, self.proposals.prices(each.subspace)) for each in copies]
+            if self._unrecorded:
+                names = [each.name for each in self.classes]
+                self._unsent = record_placements(self._unrecorded, names, self.cost_model, self.study.recorder)
+                self._unrecorded = []
                 self._tell_gpu_memory({each.name for each in self.classes if each.shares_gpus})
             if self.cheapest is not None and not self.study.in_flight:
                 self.cheapest.release()

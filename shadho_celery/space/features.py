@@ -21,25 +21,27 @@ Array = NDArray[np.float64]
 
 #: feature of an inactive label: the middle of [0, 1], which is not far from any value
 INACTIVE = 0.5
+#: mass of an unscaled distribution whose interval is a label's part of the complexity
+MASS = 0.999
 #: length scale of a numeric label's function in units of the label's range, and weight of the function's linear part
 LENGTH, STRAIGHT = 0.2, 0.5
 #: maximum number of similarities in single labels that are computed at a time
 CELLS = 2**20
 
 
-def complexity(domains: Iterable[Domain], mass: float = 0.999) -> float:
+def complexity(domains: Iterable[Domain]) -> float:
     """Return the size of a subspace: the product over its leaves of a factor for each domain; 1 without leaves.
 
     A continuous domain has the factor 2 + |b - a|, where (a, b) is the central interval of its unscaled distribution
-    that holds `mass`. A discrete domain with n values has 2 - 1/n, so a constant has 1. The size has no unit, but
+    that holds MASS of it. A discrete domain with n values has 2 - 1/n, so a constant has 1. The size has no unit, but
     depends on the units of the params. Source: SHADHO, arXiv 1707.01428.
     """
     size = 1.0
     for domain in domains:
-        if (values := domain.cardinality(mass)) is not None:
+        if (values := domain.cardinality(MASS)) is not None:
             size *= 2.0 - 1.0 / values
         else:
-            low, high = domain.central_interval(mass)
+            low, high = domain.central_interval(MASS)
             size *= 2.0 + abs(high - low)
     return size
 

@@ -37,9 +37,9 @@ class NoLoad:
 SLOTS = [Slot(each, NoLoad()) for each in CLASSES]
 
 
-def made(name: str, *, has_rungs: bool = True, spans_space: bool = False) -> Policy:
+def made(name: str, *, spans_space: bool = False) -> Policy:
     generator = np.random.default_rng(0)
-    policy = make_policy(name, SUBSPACES, CostModel(SUBSPACES), generator, has_rungs=has_rungs, spans_space=spans_space)
+    policy = make_policy(name, SUBSPACES, CostModel(SUBSPACES), generator, spans_space=spans_space)
     policy.see(CLASSES)
     return policy
 
@@ -57,12 +57,9 @@ def trial_of(place: int, number: int, **facts: int) -> Trial:
     return Trial(number=number, subspace=NAMES[place], params=params, **facts)
 
 
-@pytest.mark.parametrize("has_rungs", [False, True])
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_slot_gets_nothing_where_nothing_is_offered_and_else_a_subspace_that_is_open(
-    name: str, has_rungs: bool
-) -> None:
-    policy = made(name, has_rungs=has_rungs)
+def test_a_slot_gets_nothing_where_nothing_is_offered_and_else_a_subspace_that_is_open(name: str) -> None:
+    policy = made(name)
     for slot in SLOTS:
         assert policy.pick(slot, Offers(EVEN, []), anything) is None
         for open_ in (NAMES, NAMES[::-1], NAMES[:1], NAMES[1:]):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.fidelity_problems import PROBLEMS, FidelityProblem, counting_ones
+from benchmarks.fidelity_problems import FidelityProblem, counting_ones
 from hyperopt import hp
 from services.rounds import Player
 
@@ -79,24 +79,6 @@ def test_on_counting_ones_of_16_and_16_its_regret_is_that_of_the_paper() -> None
     ours = regret(lambda seed: dehb(ONES, ladder, seed))
     assert 0.13 <= ours <= 0.20
     assert ours < 0.75 * regret(lambda seed: Hyperband(ladder))
-
-
-@pytest.mark.slow
-def test_on_hartmann_with_budgets_it_is_ahead_of_hyperband_and_of_random_search() -> None:
-    """After 276 evaluations, four cycles of 69, which cost as much as 60 full ones."""
-    problem, ladder = PROBLEMS["mfh6"], Ladder.of({"least": 100 / 27, "most": 100, "eta": 3})
-    rounds: dict[str, Callable[[int], Rounds]] = {
-        "dehb": lambda seed: dehb(problem, ladder, seed),
-        "hyperband": lambda seed: Hyperband(ladder),
-    }
-    found = {
-        name: float(np.mean([evaluate(problem, make(seed), seed, lambda ended, _: ended >= 276) for seed in range(20)]))
-        for name, make in rounds.items()
-    }
-    space = compile_space(problem.space)
-    draws = [space.sample(np.random.default_rng(seed), 60) for seed in range(20)]
-    at_random = float(np.mean([min(problem.truth(space.evaluate(each)) for each in drawn) for drawn in draws]))
-    assert found["dehb"] < min(found["hyperband"], at_random) - 0.25
 
 
 @pytest.mark.slow

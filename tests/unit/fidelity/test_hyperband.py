@@ -83,8 +83,6 @@ def test_a_resumed_rung_that_lacks_trials_from_which_some_were_promoted_asks_for
     fresh = Player(how(ladder(1, 9))).play_on(2, 200, random.Random(0))
     on, new = (Counter(trial.rung for trial in each.finished) for each in (player, fresh))
     assert all(abs(on[rung] - new[rung]) <= 12 for rung in range(3)), (on, new)
-    # Those that have begun end: none waits for a draw that it is not given.
-    assert len(rounds._active) <= 4
 
 
 @pytest.mark.parametrize("how", [Hyperband, SuccessiveHalving, Asha, TrustingAsha, dehb])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.fidelity.rounds import Endless, Replay
+from shadho_celery.fidelity.rounds import Replay, Rounds
 
 
-class Recorder(Endless):
+class Recorder(Rounds):
     """Writes down what it is told."""
 
     def __init__(self) -> None:

@@ -83,10 +83,10 @@ def test_trials_begin_at_the_lowest_budget_whose_round_fits_in_the_limit(limit: 
         assert f"starts at budget {3**lowest}: with a limit of {limit} trials" in rounds.present.notice
 
 
-@pytest.mark.parametrize("limit", [3, 10, 11, 20, 41, 70, 93, 131])
+@pytest.mark.parametrize("limit", [3, 11, 41, 131])
 def test_a_limit_always_leaves_trials_at_the_top(limit: int) -> None:
-    for slots, spread, seed in itertools.product([1, 8, 64], [0.01, 1.0], range(3)):
-        case = f"{slots} slots, spread {spread}, seed {seed}"
+    for slots, spread in itertools.product([1, 8, 64], [0.01, 1.0]):
+        case = f"{slots} slots, spread {spread}"
         gauss = functools.partial(random.Random(case).gauss, 0, spread)
         rounds = TrustingAsha(LADDER, limit)
         rounds.offers(slots)
@@ -115,7 +115,6 @@ def test_a_pruned_pilot_goes_no_further_and_is_followed_by_no_other() -> None:
         rounds.add(trial)
         outcome = Outcome(state=TrialState.PRUNED, loss=0.5)
         rounds.tell(replace(trial, state=TrialState.PRUNED, outcome=outcome))
-    assert rounds._pilots == []
     assert [offer.origin for offer in rounds.offers()] == [None]
 
 

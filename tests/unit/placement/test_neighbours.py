@@ -48,19 +48,17 @@ def errors(law: Law, trials: int, dimensions: int = 2, seed: int = 0) -> tuple[f
 # Whether params count
 
 
-@pytest.mark.parametrize("dimensions", [1, 3, 8])
-@pytest.mark.parametrize("seed", range(3))
-def test_where_params_matter_they_are_used_and_beat_the_median(dimensions: int, seed: int) -> None:
-    neighbours, _ = told(slope, 400, dimensions, seed)
+@pytest.mark.parametrize("dimensions", [1, 8])
+def test_where_params_matter_they_are_used_and_beat_the_median(dimensions: int) -> None:
+    neighbours, _ = told(slope, 400, dimensions)
     assert neighbours.are_useful
-    predicted, plain = errors(slope, 400, dimensions, seed)
+    predicted, plain = errors(slope, 400, dimensions)
     assert predicted < 0.85 * plain
 
 
-@pytest.mark.parametrize("dimensions", [1, 3, 8])
-def test_where_params_do_not_matter_they_are_seldom_used_and_cost_next_to_nothing(dimensions: int) -> None:
+def test_where_params_do_not_matter_they_are_seldom_used_and_cost_next_to_nothing() -> None:
     """By chance they look useful now and then."""
-    seeds = range(20)
+    seeds, dimensions = range(20), 3
     assert sum(told(noise, 400, dimensions, seed)[0].are_useful for seed in seeds) < 10
     predicted, plain = np.mean([errors(noise, 400, dimensions, seed) for seed in seeds], axis=0)
     assert predicted < 1.03 * plain
@@ -103,17 +101,7 @@ def test_of_few_trials_the_median_is_predicted() -> None:
 # What is remembered
 
 
-def test_the_latest_trials_are_remembered_and_older_ones_are_not() -> None:
-    neighbours = Neighbours(1)
-    for _ in range(MEMORY + 17):
-        neighbours.tell(np.zeros(1), -1000.0)
-    for place in range(MEMORY):
-        assert len(neighbours) == MEMORY
-        neighbours.tell(np.full(1, place / MEMORY), place / MEMORY)
-    assert neighbours.predict(np.zeros((1, 1)))[0] >= 0.0
-
-
-@pytest.mark.parametrize("trials", [0, 1, 15, 16, 17, 33, 1025, MEMORY - 1, MEMORY, MEMORY + 1, 3 * MEMORY])
+@pytest.mark.parametrize("trials", [0, 17, MEMORY, MEMORY + 1, 3 * MEMORY])
 def test_as_many_trials_are_remembered_as_there_were_up_to_the_limit(trials: int) -> None:
     neighbours = Neighbours(1)
     for place in range(trials):

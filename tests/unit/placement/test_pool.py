@@ -112,7 +112,7 @@ def pick(
 
 @pytest.mark.parametrize(
     ("slots", "size", "size_adaptive"),
-    [(2, 8, None), (16, 32, 8), (64, 32, 16), (150, 74, 37), (10_000, 2 * MOST, MOST)],
+    [(2, 8, None), (16, 32, 8), (150, 74, 37), (10_000, 2 * MOST, MOST)],
 )
 def test_it_holds_32_trials_or_half_of_the_slots_and_fewer_on_small_fleets(
     slots: int, size: int, size_adaptive: int | None
@@ -220,7 +220,7 @@ def test_a_subspace_far_behind_comes_first_drawn_ahead_or_not() -> None:
     assert pick(policy, "gpu", {names[0]: 100.0, names[1]: 0.0}) == ahead
 
 
-@pytest.mark.parametrize("fleet", [(4, 12), (40, 110), (1, 15)])
+@pytest.mark.parametrize("fleet", [(4, 12), (1, 15)])
 def test_the_prices_keep_every_class_busy_with_what_it_is_good_at(fleet: tuple[int, int]) -> None:
     """Known seconds, a slot after the other: nearly the trials an hour of the best threshold between the classes."""
     generator = np.random.default_rng(3)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from services.cases import cases
 
@@ -24,7 +24,6 @@ from shadho_celery.placement.shares import (
     EvenShares,
     PaperShares,
     PromiseShares,
-    Shares,
     UniformShares,
     make_shares,
     promise,
@@ -42,7 +41,7 @@ def ended(subspace: str, loss: float | None, state: TrialState | None = None, bu
     return Trial(number=0, subspace=subspace, params={}, state=state, outcome=outcome, budget=budget)
 
 
-def next_in_turn(shares: Shares) -> str:
+def next_in_turn(shares: UniformShares) -> str:
     return next(iter(shares.backlogs()))
 
 
@@ -85,15 +84,6 @@ def test_quotas_are_where_websters_rule_stands_after_as_many_trials(weights: lis
     assert sum(quotas.values()) == trials
 
 
-@settings(max_examples=100)
-@given(WEIGHTS, st.integers(0, 150), st.integers(0, 150))
-def test_a_longer_study_gives_no_subspace_less(weights: list[float], fewer: int, more: int) -> None:
-    assume(fewer <= more)
-    shares = UniformShares(normalised(weights))
-    short, long = shares.quotas(fewer), shares.quotas(more)
-    assert all(short[name] <= long[name] for name in short)
-
-
 @settings(max_examples=50)
 @given(WEIGHTS)
 def test_the_first_in_turn_is_the_next_that_websters_rule_deals_to(weights: list[float]) -> None:
@@ -125,23 +115,6 @@ def test_a_backlog_is_how_many_trials_a_subspace_is_behind_the_one_furthest_ahea
         assert behind >= 0
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "trials", "quotas"),
-    [
-        ({"all": 1.0}, 7, {"all": 7}),
-        ({"a": 0.5, "b": 0.5}, 1, {"a": 1, "b": 0}),
-        ({"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}, 3, {"a": 1, "b": 1, "c": 1, "d": 0}),
-        ({"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}, 40, {"a": 10, "b": 10, "c": 10, "d": 10}),
-        ({"a": 0.6, "b": 0.4}, 10, {"a": 6, "b": 4}),
-        ({"a": 0.99, "b": 0.01}, 20, {"a": 20, "b": 0}),
-        ({"a": 0.99, "b": 0.01}, 100, {"a": 99, "b": 1}),
-        ({"a": 0.5, "b": 0.5}, 0, {"a": 0, "b": 0}),
-    ],
-)
-def test_quotas_of_known_cases(probabilities: dict[str, float], trials: int, quotas: dict[str, int]) -> None:
-    assert UniformShares(probabilities).quotas(trials) == quotas
-
-
 def test_a_thousand_subspaces_share_out_exactly_and_by_probability() -> None:
     probabilities = normalised(list(np.random.default_rng(0).random(1000) + 0.01))
     shares = UniformShares(probabilities)
@@ -165,7 +138,9 @@ def test_what_has_been_dealt_does_not_change_the_quotas() -> None:
 # Failures
 
 
-def dealt_out(shares: Shares, laws: Mapping[str, Law], trials: int, seed: int = 0, in_flight: int = 0) -> Counter[str]:
+def dealt_out(
+    shares: UniformShares, laws: Mapping[str, Law], trials: int, seed: int = 0, in_flight: int = 0
+) -> Counter[str]:
     """Trials by subspace when each goes to the one in turn and its result comes `in_flight` trials later."""
     generator = np.random.default_rng(seed)
     counts: Counter[str] = Counter()
@@ -198,13 +173,12 @@ def test_failures_are_made_up_for_while_they_are_a_minority(in_flight: int) -> N
     assert counts["s1"] == pytest.approx(counts["s2"], abs=2)
 
 
-@cases("others", [lambda generator: 0.5, lambda generator: generator.random()])
 @cases("name", SHARES)
 @cases("probabilities", [flat(2), flat(10), {"s0": 0.2, "s1": 0.7, "s2": 0.1}])
 def test_a_subspace_that_always_fails_gets_a_tenth_of_its_share_unless_they_are_uniform_and_the_others_never_starve(
-    name: str, probabilities: dict[str, float], others: Law
+    name: str, probabilities: dict[str, float]
 ) -> None:
-    laws: dict[str, Law] = dict.fromkeys(probabilities, others)
+    laws: dict[str, Law] = dict.fromkeys(probabilities, lambda generator: generator.random())
     counts = dealt_out(make_shares(name, probabilities), {**laws, "s0": fails}, 2000)
     if name in ("uniform", "paper"):
         assert counts["s0"] == pytest.approx(probabilities["s0"] * 2000, abs=2)
@@ -213,13 +187,6 @@ def test_a_subspace_that_always_fails_gets_a_tenth_of_its_share_unless_they_are_
         assert 0 < counts["s0"] <= 2000 * left / (left + 1 - probabilities["s0"]) + 2 * HOPELESS
     for other in list(probabilities)[1:]:
         assert counts[other] > 0.5 * FLOOR * probabilities[other] * 2000
-
-
-def test_uniform_shares_leave_the_others_in_proportion_whatever_fails() -> None:
-    probabilities = {"s0": 0.2, "s1": 0.7, "s2": 0.1}
-    laws: dict[str, Law] = {"s0": fails, "s1": fails_at_times(0.0), "s2": fails_at_times(0.0)}
-    counts = dealt_out(UniformShares(probabilities), laws, 2000)
-    assert counts["s1"] == pytest.approx(7 * counts["s2"], rel=0.05)
 
 
 def test_quotas_leave_a_tenth_to_a_subspace_that_only_fails_until_one_of_its_trials_succeeds() -> None:
@@ -237,7 +204,7 @@ def test_quotas_leave_a_tenth_to_a_subspace_that_only_fails_until_one_of_its_tri
 
 @cases("led", [False, True])
 @cases("name", ["even", "promise"])
-@cases("before", [0, 10, 200])
+@cases("before", [0, 200])
 def test_a_subspace_that_only_fails_gets_a_tenth_from_then_on_and_its_full_share_from_its_first_success(
     name: str, before: int, *, led: bool
 ) -> None:
@@ -356,11 +323,9 @@ def uniform_from(low: float) -> Law:
     [
         flat(2),
         flat(10),
-        pytest.param(flat(30), marks=pytest.mark.slow),
         {"s0": 0.1, "s1": 0.9},
-        pytest.param({"s0": 0.02, "s1": 0.49, "s2": 0.49}, marks=pytest.mark.slow),
     ],
-    ids=["two", "ten", "thirty", "a rare one of two", "a rare one of three"],
+    ids=["two", "ten", "a rare one of two"],
 )
 def test_a_subspace_that_cannot_beat_the_best_gets_about_a_tenth_of_its_share(probabilities: dict[str, float]) -> None:
     """Less, but never nothing, however rare it is under the search space's own law."""
@@ -434,12 +399,6 @@ def test_where_all_losses_are_equal_shares_are_even() -> None:
 def test_a_subspace_of_constant_losses_is_not_expected_to_win() -> None:
     got = as_things_stand(judged({"varied": SPREAD, "constant": [SPREAD[0]] * 50}), 3000)
     assert got["constant"] < 2 * FLOOR
-
-
-def test_one_subspace_gets_every_trial() -> None:
-    shares = PromiseShares({"all": 1.0})
-    assert dealt_out(shares, {"all": uniform_from(0.0)}, 100) == {"all": 100}
-    assert shares.backlogs() == {"all": 0.0}
 
 
 @pytest.mark.slow
@@ -539,8 +498,8 @@ def test_the_shares_in_force_are_looked_at_anew_after_so_many_results_and_not_be
     assert shares.backlogs() != known
 
 
-@pytest.mark.parametrize("probabilities", [flat(3), {"s0": 0.2, "s1": 0.7, "s2": 0.1}])
-def test_until_something_is_known_promise_deals_by_the_spaces_own_law(probabilities: dict[str, float]) -> None:
+def test_until_something_is_known_promise_deals_by_the_spaces_own_law() -> None:
+    probabilities = {"s0": 0.2, "s1": 0.7, "s2": 0.1}
     shares = PromiseShares(probabilities)
     counts: Counter[str] = Counter()
     for _ in range(500):
@@ -549,11 +508,6 @@ def test_until_something_is_known_promise_deals_by_the_spaces_own_law(probabilit
         counts[name] += 1
     for name, probability in probabilities.items():
         assert counts[name] == pytest.approx(500 * probability, rel=0.1)
-
-
-def test_a_study_of_any_length_deals_the_same_by_the_same_results() -> None:
-    laws: dict[str, Law] = {"s0": uniform_from(0.0), "s1": uniform_from(0.2), "s2": fails_at_times(0.4)}
-    assert dealt_out(PromiseShares(flat(3)), laws, 300) == dealt_out(PromiseShares(flat(3)), laws, 300)
 
 
 # The promise itself

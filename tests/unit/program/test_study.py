@@ -361,7 +361,7 @@ def test_a_sampler_of_ones_own_may_be_passed() -> None:
 
     def make(subspace: Any, entropy: Any) -> TpeSampler:
         made.append(subspace.name)
-        return TpeSampler(subspace, entropy, startup=3, candidates=5)
+        return TpeSampler(subspace, entropy)
 
     study = minimize(lambda values: values["x"] ** 2, SPACE, trials=8, seed=0, sampler=make)
     assert (study.count("COMPLETE"), set(made)) == (8, {"all"})

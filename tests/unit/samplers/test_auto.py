@@ -119,7 +119,7 @@ def test_gp_keeps_up_with_more_slots_the_longer_trials_are_and_the_less_a_propos
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "every"), [(0.002, 13), (0.3, 3), (2.0, 1), (60.0, 1)])
+@pytest.mark.parametrize(("seconds", "every"), [(0.002, 13), (0.3, 3), (60.0, 1)])
 def test_the_shorter_trials_are_the_fewer_of_them_are_proposed_by_gp(seconds: float, every: int) -> None:
     assert turn_of_gp(Decade(decade_of([seconds])).allowed_ms, labels=2, results=50) == every
     auto, gp = AutoSampler(whole(NUMBERS), (0, 0), limit=100), GpSampler(whole(NUMBERS), (0, 0))
@@ -152,8 +152,7 @@ def test_equal_decades_give_equal_proposals_whatever_the_seconds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.002, 0.3, 60.0])
-@pytest.mark.parametrize("first", [15, 20, 45])
+@pytest.mark.parametrize(("seconds", "first"), [(0.002, 45), (0.3, 15), (60.0, 20)])
 def test_a_sampler_that_knows_the_recorded_decade_goes_on_as_one_that_has_found_it(seconds: float, first: int) -> None:
     """As a resumed study: fits to the earlier trials are made all at once."""
     told = trials(NUMBERS, 60, seconds=seconds)

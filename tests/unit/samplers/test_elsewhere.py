@@ -8,7 +8,7 @@ from hyperopt import hp
 from shadho_celery import minimize
 
 TREE = hp.choice("k", [{"u": hp.uniform("u", -2, 2)}, {"v": hp.loguniform("v", -7, 0), "n": hp.randint("n", 2, 5)}])
-OF_OPTUNA = ["TPESampler", "RandomSampler", "NSGAIISampler", "QMCSampler"]
+OF_OPTUNA = ["TPESampler", "NSGAIISampler"]
 
 
 @pytest.mark.parametrize("name", [f"optuna:{name}" for name in OF_OPTUNA])

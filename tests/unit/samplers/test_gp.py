@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from scipy.special import log_ndtr
 from services.trials import search, told
 
-from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, TrialState
-from shadho_celery.samplers.gp import GpSampler, _least, log_improvement, standardised
+from shadho_celery.samplers.gp import GpSampler, log_improvement, standardised
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
@@ -113,8 +112,6 @@ def test_of_a_long_history_the_best_and_the_latest_are_learned_from() -> None:
     sampler = gp(NUMBERS)
     drawn = split(compile_space(NUMBERS))[0].sample(np.random.default_rng(0), 700)
     sampler.tell([told(params, bowl(params)) for params in drawn])
-    _, values, _ = sampler._history(700)
-    assert len(values) == 300
     [params] = sampler.ask(1, [])
     assert bowl(params) < 0.01
 
@@ -138,19 +135,6 @@ def test_the_logarithm_of_the_improvement_is_right_where_the_improvement_is_no_n
         assert found <= density - 2 * math.log(-z) + 1e-6 * abs(density)
 
 
-def test_minimize_solves_two_numbers_in_forty_trials() -> None:
-    study = minimize(
-        lambda p: (p["x"] - 1) ** 2 + 10 * (p["y"] - p["x"]) ** 2,
-        {"x": hp.uniform("x", -3, 3), "y": hp.uniform("y", -3, 3)},
-        trials=40,
-        sampler="gp",
-        seed=0,
-    )
-    assert study.best is not None
-    assert study.best.loss is not None
-    assert study.best.loss < 1e-3
-
-
 def test_labels_that_do_not_matter_are_spread_over_their_law() -> None:
     """Guesses would else share a value of such a label for many trials, for no reason."""
     space = {"x": hp.uniform("x", -1, 1), "idle": hp.uniform("idle", 0, 1)}
@@ -162,11 +146,3 @@ def test_labels_that_do_not_matter_are_spread_over_their_law() -> None:
         sampler.tell([told(params, (params["x"] - 0.3) ** 2)])
     late = [params["idle"] for params in asked[20:]]
     assert np.histogram(late, bins=4, range=(0, 1))[0].min() >= 1
-
-
-@pytest.mark.parametrize("broken", [0.0, 0.3, 0.95])
-def test_the_least_losses_are_those_of_a_full_sort(broken: float) -> None:
-    """Ties go to the earlier trial, and trials that break a constraint come last: the guesses depend on it."""
-    generator = np.random.default_rng(0)
-    losses, breaks = generator.integers(0, 40, 500).astype(float), generator.random(500) < broken
-    assert _least(losses, breaks, 100).tolist() == np.lexsort((losses, breaks))[:100].tolist()

@@ -13,11 +13,10 @@ from shadho_celery.samplers.qmc import DIRECTIONS, Sobol, sobol
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 7, 1 + len(DIRECTIONS), 2 + len(DIRECTIONS)])
-@pytest.mark.parametrize("seed", range(3))
-def test_its_points_are_exactly_those_of_scipy(dimensions: int, seed: int) -> None:
+def test_its_points_are_exactly_those_of_scipy(dimensions: int) -> None:
     """However many are asked for at a time, and also in more dimensions than it has numbers for."""
-    ours = sobol(dimensions, np.random.default_rng([seed, 7]))
-    theirs = qmc.Sobol(dimensions, seed=np.random.default_rng([seed, 7]))
+    ours = sobol(dimensions, np.random.default_rng(7))
+    theirs = qmc.Sobol(dimensions, seed=np.random.default_rng(7))
     for n in (64, 64, 1, 31, 512):
         assert np.array_equal(ours.random(n), theirs.random(n))
     assert isinstance(ours, Sobol) == (dimensions <= 1 + len(DIRECTIONS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from services.trials import search, told
 
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.samplers import make_sampler
 from shadho_celery.samplers.tpe import (
     MOST_BAD,
     MOST_GOOD,
@@ -35,7 +34,6 @@ from shadho_celery.space.split import Subspace, split
 from shadho_celery.study.front import order_of
 
 Params = Mapping[str, Any]
-Loss = Callable[[Params], float | TrialState]
 
 LAWS: dict[str, tuple[str, dict[str, Any]]] = {
     "uniform": ("uniform", {"low": -2, "high": 3}),
@@ -216,23 +214,6 @@ def test_a_branch_without_trials_is_drawn_from_its_law() -> None:
     assert unseen.max() > 0.8
 
 
-def test_failing_settings_are_left_at_least_as_fast_as_random_search_would() -> None:
-    space = {"x": hp.uniform("x", 0, 1), "c": hp.choice("c", [0, 1, 2, 3]), "n": hp.quniform("n", 0, 10, 1)}
-
-    def loss(p: Params) -> float | TrialState:
-        fails = p["c"] == 2 or p["n"] > 7 or p["x"] < 0.2
-        return TrialState.FAILED if fails else 1 - p["x"]
-
-    def failing(name: str) -> float:
-        outcomes = []
-        for seed in range(6):
-            asked = search(make_sampler(name, whole(space), (seed,)), loss, 60)  # type: ignore[arg-type]
-            outcomes += [loss(params) is TrialState.FAILED for params in asked[20:]]
-        return float(np.mean(outcomes))
-
-    assert failing("tpe") < failing("random") / 2
-
-
 def test_failures_are_left_even_before_the_first_success() -> None:
     sampler = tpe({"x": hp.uniform("x", 0, 1)})
     for place in range(30):
@@ -293,13 +274,6 @@ def test_a_cancelled_trial_teaches_nothing() -> None:
         sampler.tell([told({"top": 0, "shallow": x, "x": x}, TrialState.CANCELLED)])
     asked = [sampler.ask(1, []) for sampler in samplers]
     assert asked[0] == asked[1] != asked[2]
-
-
-def test_trials_of_an_earlier_run_are_learnt_from() -> None:
-    sampler = tpe({"x": hp.uniform("x", 0, 1)})
-    for place in range(40):
-        sampler.tell([told({"x": place / 40}, place / 40)])
-    assert np.median([params["x"] for params in sampler.ask(10, [])]) < 0.3
 
 
 def test_a_history_longer_than_is_looked_at_gives_the_same_guess_each_time() -> None:

@@ -14,8 +14,6 @@ from shadho_celery.cli.live import cheapest_lines
 from shadho_celery.core.records import MachineRecord, MoneyPlan, Present
 from shadho_celery.core.settings import StudySettings, read_settings
 from shadho_celery.errors import UsageError
-from shadho_celery.placement.model import CostModel
-from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import Cluster
@@ -63,9 +61,7 @@ def test_a_later_deadline_saves_money_and_is_kept() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["asha", "auto"])
-@pytest.mark.parametrize("checkpoints", ["shared", "machine"])
+@pytest.mark.parametrize(("how", "checkpoints"), [("asha", "shared"), ("auto", "machine")])
 def test_a_study_with_budgets_saves_money_and_keeps_its_deadline(how: str, checkpoints: str) -> None:
     given = {"fidelity": {"least": 1, "most": 9, "how": how}, "checkpoints": checkpoints}
     by_time = play(**given)
@@ -135,13 +131,6 @@ def test_a_trial_that_fits_no_cheap_class_runs_on_the_other() -> None:
     assert found.trials == 60, "it comes to an end"
 
 
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_to_the_bit() -> None:
-    one, two = play(20_000.0, trials=100), play(20_000.0, trials=100)
-    assert [*one.study] == [*two.study]
-    assert one.money == two.money
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -196,30 +185,10 @@ def test_a_line_says_what_another_deadline_costs() -> None:
     assert all("; an hour more saves" in line for line in said)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_no_long_trial_begins_on_a_slow_class_near_the_deadline(seed: int) -> None:
+def test_no_long_trial_begins_on_a_slow_class_near_the_deadline() -> None:
     """Though the plan has none of its kind left, or has just left it out there."""
     families = {**FAMILIES, "net": Family(seconds={"gpu": 60, "cpu": 4000})}
     described = cluster(families=families, trials=200)
-    by_time = simulate(described, seed=seed)
-    by_money = simulate(described, place_by="money", deadline=2.0 * by_time.seconds, seed=seed)
+    by_time = simulate(described, seed=1)
+    by_money = simulate(described, place_by="money", deadline=2.0 * by_time.seconds, seed=1)
     assert by_money.seconds <= 2.1 * by_time.seconds
-
-
-def test_after_its_deadline_a_study_predicts_each_trial_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, asked = Counter[str](), Counter[tuple[object, ...]]()
-    see, predict = CheapestSlots.see, CostModel.mean_seconds
-
-    def counted_see(self: CheapestSlots, *given: Any) -> None:
-        turns["turn"] += 1
-        see(self, *given)
-
-    def counted_predict(self: CostModel, trials: Any, *given: Any) -> Any:
-        if len(trials) == 1:
-            asked[(turns["turn"], trials[0].subspace, *trials[0].params.items())] += 1
-        return predict(self, trials, *given)
-
-    monkeypatch.setattr(CheapestSlots, "see", counted_see)
-    monkeypatch.setattr(CostModel, "mean_seconds", counted_predict)
-    play(1.0, trials=60)
-    assert max(asked.values()) == 1

@@ -24,7 +24,7 @@ from shadho_celery.study.state import Limits
 SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 
 #: seconds by which the time of day is set while the study runs
-steps = pytest.mark.parametrize("step", [0.0, -600.0, -3600.0, 3600.0])
+steps = pytest.mark.parametrize("step", [-3600.0, 3600.0])
 
 
 class Workers(ManualClock):

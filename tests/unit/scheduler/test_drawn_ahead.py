@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
@@ -19,12 +18,11 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.placement.base import Choice, Fits, Offers, Slot
 from shadho_celery.placement.model import CostModel
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.simulation.executor import Change
 from shadho_celery.space.compile import Space, compile_space
-from shadho_celery.space.split import Subspace, split
+from shadho_celery.space.split import Subspace
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import Limits, StudyState
 
@@ -96,64 +94,10 @@ def test_a_flat_space_is_searched_faster_than_first_come_first_served() -> None:
     assert fifo(400)[0] / Search(trials=400).run().clock.now() > 1.12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trials", [1, 15, 16, 17, 60])
-def test_a_limit_on_trials_gives_the_set_of_first_come_first_served(trials: int) -> None:
-    sets = []
-    for slots, policy in ((FLEET, "fifo"), (FLEET, "cost"), ({"gpu": 1, "cpu": 1}, "cost"), ({"cpu": 3}, "cost")):
-        search = Search(
-            slots=slots, settings=StudySettings(sampler="random", policy=policy, speculate=False), trials=trials
-        ).run()
-        assert search.study.count(TrialState.COMPLETE) == len(search.study) == trials
-        sets.append(drawn(search.study))
-    assert all(each == sets[0] for each in sets)
-
-
-def test_with_several_subspaces_each_runs_a_prefix_of_its_own_stream() -> None:
-    space = compile_space(
-        hp.pchoice("k", [(0.6, {"w": hp.uniform("w", 0, 1)}), (0.3, {"v": hp.uniform("v", 0, 1)}), (0.1, {"c": 3})])
-    )
-
-    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
-        w = params.get("w", params.get("v", 0.1))
-        return {"gpu": 20.0 + w, "cpu": 20 + 300 * w}
-
-    sets = [
-        drawn(
-            Search(
-                space,
-                seconds=seconds,
-                settings=StudySettings(sampler="random", policy=policy, speculate=False),
-                trials=90,
-            )
-            .run()
-            .study
-        )
-        for policy in ("fifo", "cost")
-    ]
-    assert sets[0] == sets[1]
-
-
 def passed_over(study: StudyState) -> int:
     """By how many later draws the trial that waited longest was passed over."""
     order = [trial.number for trial in sorted(study.trials, key=lambda trial: trial.started_at or 0.0)]
     return max(place - number for place, number in enumerate(order))
-
-
-@pytest.mark.slow
-def test_no_trial_waits_for_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if every slot prefers the latest draw."""
-    search = Search(trials=700, slots={"gpu": 1, "cpu": 15})
-    policy = search.scheduler.proposals.policy
-    choose = policy.pick
-
-    def latest(slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
-        return choose(slot._replace(excess=lambda trials: np.array([-100.0 * t.number for t in trials])), offers, fits)
-
-    monkeypatch.setattr(policy, "pick", latest)
-    search.run()
-    # Those that are overdue together go one by one.
-    assert LEAST < passed_over(search.study) <= 2 * MOST_WAIT * LEAST + sum(FLEET.values())
 
 
 @pytest.mark.slow
@@ -167,21 +111,6 @@ def test_with_a_limit_on_time_more_trials_end_before_it() -> None:
         search.run(lambda search: search.clock.now() >= 3600.0)
         ended.append(search.study.count(TrialState.COMPLETE))
     assert ended[0] > 1.1 * ended[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [20, 40, 150])
-def test_a_resumed_study_runs_what_had_been_drawn_and_draws_nothing_twice(at: int) -> None:
-    first = Search(trials=250)
-    first.run(lambda search: search.study.counted >= at)
-    assert first.pooled > 0
-    waiting = [trial.number for trial in first.study if trial.state is TrialState.WAITING]
-    assert len(waiting) >= first.pooled
-    first.close()
-    again = Search(trials=250, store=first.store, resume=True).run()
-    assert again.study.count(TrialState.COMPLETE) == len(again.study) == 250
-    assert drawn(again.study) == fifo(250)[1]
-    assert len({trial.seed for trial in again.study}) == 250
 
 
 @pytest.mark.slow
@@ -247,16 +176,6 @@ def test_tpe_is_asked_beside_what_waits_in_the_pool() -> None:
     assert (best.outcome.loss or 0.0) < 0.01
 
 
-def test_rungs_are_complete_before_the_next_begins_whatever_is_drawn_ahead() -> None:
-    settings = StudySettings(
-        sampler="random", fidelity={"least": 1, "most": 9, "eta": 3, "how": "halving"}, speculate=False
-    )
-    study = Search(settings=settings, trials=39).run().study
-    assert study.count(TrialState.COMPLETE) == len(study) == 39
-    rungs = Counter(trial.rung for trial in study)
-    assert rungs == {0: 27, 1: 9, 2: 3}
-
-
 class Wrong(CostModel):
     """A model that takes each trial's params for those of another, and their effects for the opposite."""
 
@@ -273,59 +192,11 @@ def test_with_a_model_that_is_wrong_on_purpose_nothing_much_is_lost(monkeypatch:
     assert fifo(400)[0] / wrong > 0.97
 
 
-def test_strings_and_lists_among_the_options_are_placed_by_their_index() -> None:
-    models = ["net", ["a", "list"], {"a": "dict"}, None]
-    table = [(10.0, 200.0), (200.0, 10.0), (10.0, 200.0), (200.0, 10.0)]
-
-    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
-        return dict(zip(("gpu", "cpu"), table[params["m"]], strict=True))
-
-    space = compile_space({"m": hp.choice("m", models)})
-    study = Search(space, seconds=seconds, trials=400, slots={"gpu": 4, "cpu": 4}).run().study
-    late = [trial for trial in study.trials[200:] if trial.number < 380]
-    assert {trial.compute_class for trial in late} == {"gpu", "cpu"}
-    right = [trial.compute_class == ("gpu" if trial.params["m"] in {0, 2} else "cpu") for trial in late]
-    assert np.mean(right) > 0.8
-
-
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, None])
-def test_seconds_that_are_none_teach_nothing(wrong: float | None) -> None:
-    """One trial of ten says so, as an executor of one's own may."""
-    space = flat()
-    [subspace] = split(space)
-    model, without = CostModel([subspace]), CostModel([subspace])
-    generator = np.random.default_rng(0)
-    for number, params in enumerate(subspace.sample(generator, 60)):
-        name = "gpu" if number % 2 else "cpu"
-        seconds = wrong if number % 10 == 0 else by_width(params)[name]
-        outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds)
-        trial = Trial(number=number, subspace="all", params=params, state=TrialState.COMPLETE)
-        trial = trial.evolve(outcome=outcome, compute_class=name)
-        model.tell(trial)
-        if number % 10:
-            without.tell(trial)
-    probes = subspace.sample(generator, 5)
-    trials = [Trial(number=0, subspace="all", params=params) for params in probes]
-    assert model.version == without.version
-    found, expected = (each.predict(trials, ["gpu", "cpu"]).mean.tolist() for each in (model, without))
-    assert found == expected
-    assert np.isfinite(found).all()
-
-
-@pytest.mark.slow
-def test_trials_of_no_time_and_of_very_long_ones_are_placed() -> None:
-    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
-        return {"gpu": 0.0 if params["w"] < 0.5 else 1e4, "cpu": 1e-9}
-
-    search = Search(seconds=seconds, trials=100).run()
-    assert search.study.count(TrialState.COMPLETE) == 100
-
-
 # How many, and who draws them
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pool", "most"), [(0, 0), (5, 5), (200, 200), (None, LEAST)])
+@pytest.mark.parametrize(("pool", "most"), [(0, 0), (5, 5), (None, LEAST)])
 def test_the_number_of_trials_drawn_ahead_can_be_set(pool: int | None, most: int) -> None:
     settings = StudySettings(sampler="random", pool=pool, speculate=False)
     search = Search(settings=settings, trials=250)
@@ -447,14 +318,6 @@ def test_further_trials_with_fixed_shares_are_those_that_each_subspace_still_lac
     sent = {name: study.asked(name) - study.count(TrialState.WAITING, subspace=name) for name in mix}
     assert sum(mix.values()) == left
     assert {name: mix[name] + sent[name] for name in mix} == proposals.shares.quotas(61)
-
-
-@pytest.mark.slow
-def test_what_no_class_has_the_slots_for_does_not_clog_it_either() -> None:
-    settings = StudySettings(sampler="random", slots=lambda params: 9 if "v" in str(params) else 1, speculate=False)
-    search = spanning(settings=settings, slots={"gpu": 4, "cpu": 4}, limits=Limits(seconds=2_000.0)).run()
-    assert search.study.count(TrialState.COMPLETE) > 35
-    assert {trial.subspace for trial in search.study.trials} == {"k={'w': w}"}
 
 
 def test_policy_paper_which_ranks_subspaces_is_refused_beside_it() -> None:

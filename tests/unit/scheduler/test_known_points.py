@@ -51,8 +51,8 @@ class Fixed:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["auto", "tpe", "gp", "random", "qmc", "grid", "optuna:TPESampler", RandomSampler])
-def test_what_a_point_leaves_out_is_filled_the_same_way_each_time(sampler: str | Callable[..., Any]) -> None:
+@pytest.mark.parametrize("sampler", ["auto", "tpe", "random", "grid", "optuna:TPESampler"])
+def test_what_a_point_leaves_out_is_filled_the_same_way_each_time(sampler: str) -> None:
     space = compile_space(SPACE)
     found = enqueued(sampler, POINTS)
     assert found == enqueued(sampler, POINTS)
@@ -64,10 +64,9 @@ def test_what_a_point_leaves_out_is_filled_the_same_way_each_time(sampler: str |
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_the_rest_comes_from_what_the_sampler_has_learned(sampler: str) -> None:
+def test_the_rest_comes_from_what_the_sampler_has_learned() -> None:
     """The least loss is at y = -2, from which draws from -5 to 5 are 2.9 away in the mean."""
-    assert np.mean([abs(enqueued(sampler, [{"x": 1.0}], seed)[0]["y"] + 2) for seed in range(6)]) < 2
+    assert np.mean([abs(enqueued("tpe", [{"x": 1.0}], seed)[0]["y"] + 2) for seed in range(6)]) < 2
 
 
 def test_a_sampler_of_ones_own_fills_points() -> None:

