@@ -248,7 +248,6 @@ def test_where_no_trial_succeeds_the_exit_code_is_1(desk: Desk) -> None:
     assert all("not this one either" in trial["error"] for trial in desk.trials())
 
 
-@pytest.mark.sample
 def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None:
     """Trials that run are finished and counted, the result is printed, nothing is left; --resume finishes the rest."""
     desk.study(seconds=0.6)

@@ -45,7 +45,6 @@ def checked(out: str, compute_class: str) -> None:
     assert found == {"states": ["COMPLETE"], "classes": [compute_class], "first": 0.25, "is_best": True, "left": []}
 
 
-@pytest.mark.sample
 def test_a_study_file_runs_on_embedded_workers(desk: Desk) -> None:
     desk.study()
     desk.write("own.py", ON_WORKERS.format(where="workers={'cpu': 1}, progress=False"))

@@ -109,6 +109,7 @@ def test_a_limit_on_trials_gives_the_set_of_first_come_first_served(trials: int)
     assert all(each == sets[0] for each in sets)
 
 
+@pytest.mark.slow
 def test_with_several_subspaces_each_runs_a_prefix_of_its_own_stream() -> None:
     space = compile_space(
         hp.pchoice("k", [(0.6, {"w": hp.uniform("w", 0, 1)}), (0.3, {"v": hp.uniform("v", 0, 1)}), (0.1, {"c": 3})])

@@ -71,6 +71,7 @@ def of(name: str, trials: list[Trial]) -> list[int]:
     return [place for place, trial in enumerate(trials) if trial.subspace == f"m={name}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @cases("shares", [name for name in SHARES if name != "paper"])
 @cases("sampler", ["random", "tpe"])
