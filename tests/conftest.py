@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import compileall
-import contextlib
-import os
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,23 +24,26 @@ from shadho_celery.store import engine, sql
 
 #: folders in the order in which their tests run: fast ones first, so that a failure shows early
 FOLDERS = ("unit", "contract", "integration", "acceptance")
-#: file that takes one process as long as all other tests take the others, so it begins before them
-FIRST = "test_training_benchmarks"
 #: the longest files begin first among those of their folder, so that no process waits for the other at the end
 LONGEST = (
     "test_readme_training",
     "test_readme_long",
-    "test_training",
-    "test_embedded",
     "test_readme",
-    "test_fleet",
     "test_dashboard",
-    "test_process_group",
-    "test_ends",
+    "test_fleet",
+    "test_embedded",
+    "test_training",
     "test_preemption",
+    "test_process_group",
     "test_code",
-    "test_faults",
+    "test_ends",
+    "test_report",
+    "test_cards",
+    "test_gpus",
     "test_kills",
+    "test_faults",
+    "test_starts",
+    "test_streams",
     "test_gangs",
     "test_copies",
     "test_security",
@@ -97,8 +97,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[int, int, str]:
         folder = next((FOLDERS.index(name) for name in item.path.parts if name in FOLDERS), -1)
-        if item.path.stem == FIRST:
-            folder = -2
         rank = LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
         return folder, rank, str(item.path)
 
@@ -249,15 +247,7 @@ def closed_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_orphans() -> Iterator[None]:
     """Soon after the test nothing that it started is alive, under any parent (Linux only)."""
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(services.MARK, mark)
-    yield
-    deadline = time.monotonic() + 5 * services.PATIENCE
-    while (left := services.marked_processes(mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid, _ in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert not left, f"left behind: {left}"
+    with services.nothing_left_behind():
+        yield

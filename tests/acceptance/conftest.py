@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import services
 from acceptance.commands import Desk, desk
 from services.browser import chromium
 
@@ -15,6 +16,13 @@ from services.browser import chromium
 def _desk(no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
     """An empty folder; all that was started in it ends with the test."""
     with desk(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A folder in which all tests of a file look at what was started or recorded there once."""
+    with services.nothing_left_behind(), desk(tmp_path_factory.mktemp("shared")) as made:
         yield made
 
 

@@ -76,13 +76,14 @@ def test_a_running_study_gets_known_points_and_another_limit_and_its_worker_is_d
     limit = len(desk.runs()) + 10
     assert told(desk, "set", "mine", "--trials", str(limit)) == f"set trials {limit}\n"
     assert command.wait(60).code == 0, desk.said()
-    assert desk.states() == {"COMPLETE": limit}
+    # One that was on its way to a slot may wait beyond the limit.
+    assert desk.states()["COMPLETE"] == limit
+    assert {*desk.states()} <= {"COMPLETE", "WAITING"}
     assert {0.125, 0.25} <= {trial["params"].get("x") for trial in desk.trials()}
     shown = desk.told("show", "mine", "--json").json()
     assert (shown["settings"]["trials"], shown["in_force"]["trials"]) == (limit, limit)
     assert [each["action"] for each in shown["actions"]] == ["enqueue", "drain", "undrain", "set"]
-    again = desk.launch("my_study", "--resume", "mine", "--workers", "cpu=2").wait(60)
-    assert "nothing is left to run" in again.err, desk.said()
+    assert "nothing is left to run" in desk.told("run", "my_study", "--resume", "mine", "--workers", "cpu=2").err
 
 
 def test_a_study_on_a_signed_fleet_is_steered_by_whoever_has_the_key(
@@ -104,19 +105,3 @@ def test_a_study_on_a_signed_fleet_is_steered_by_whoever_has_the_key(
         launched.wait(60)
         assert launched.code == 0, desk.said()
         assert desk.states() == {"COMPLETE": 8, "CANCELLED": 1}
-
-
-def test_a_study_on_an_unsigned_fleet_refuses_control_unless_it_was_allowed(
-    tmp_path: Path, redis_url: str, unique: Callable[[str], str]
-) -> None:
-    with fleet(tmp_path / "fleet", redis_url, redis_url, unique("cpu")) as made:
-        desk = made.desk
-        desk.study(seconds=0.2)
-        refusing = desk.launch("my_study", "--trials", "1000", "--study", "refusing")
-        obeying = desk.launch("my_study", "--trials", "1000", "--study", "obeying", "--allow-unsigned-control")
-        until(lambda: {"refusing", "obeying"} <= {*told(desk, "status").split()}, 60, desk.said)
-        assert "has no signing key; start it with --signing-key-file" in told(desk, "stop", "refusing", code=2)
-        assert told(desk, "stop", "obeying") == "stopping: no trial runs\n"
-        assert obeying.wait(30).code == 0, desk.said()
-        refusing.interrupt()
-        refusing.wait(30)

@@ -20,11 +20,11 @@ from acceptance.commands import Command, Desk, until
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 #: kills of each of the two tests
-KILLS = 6
+KILLS = 4
 
 #: A study whose trials take .05 to .3 s, and say in executions.log when they began and when they ended.
 STUDY = """
-import os, time
+import os, subprocess, time
 from hyperopt import hp
 
 SPACE = hp.choice("side", [
@@ -40,6 +40,7 @@ def note(*words):
 
 def objective(params, context):
     note("began", context.trial, time.time())
+    subprocess.Popen(["sleep", "60"])
     time.sleep(0.05 + 0.25 * params["x"])
     note("ended", context.trial, time.time())
     return params["x"]
@@ -143,11 +144,17 @@ def case(desk: Desk, seed: int, *words: str) -> Case:
 
 
 def test_an_embedded_study_whose_scheduler_is_killed_again_and_again_counts_each_trial_once(desk: Desk) -> None:
-    """Trials that ran end with the scheduler and are sent again; being killed with it is not held against them."""
+    """Trials that ran end with the scheduler and are sent again; being killed with it is not held against them.
+
+    A scheduler that is started again at once waits until the old processes have ended: both Redis write to one file.
+    """
     played = case(desk, 1, "--workers", "cpu=2")
     played.play()
     assert all(trial["lost"] == 0 for trial in played.trials())
     desk.nothing_left()
+    log = (desk.states_folder() / "redis.log").read_text()
+    lives = [line for line in log.splitlines() if "Server initialized" in line or "bye bye" in line]
+    assert ["bye bye" in line for line in lives] == [False, True] * (len(lives) // 2), "one Redis after the other"
 
 
 def test_on_a_fleet_trials_outlive_their_scheduler_and_none_is_executed_twice(

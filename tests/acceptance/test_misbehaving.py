@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 
 import pytest
-from acceptance.commands import Desk, until
+from acceptance.commands import Desk
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -196,27 +193,4 @@ def test_each_trial_is_judged_for_what_it_did_and_the_next_does_not_notice(desk:
     assert "'model'" in odd["warning"]
     assert "'huge'" in odd["warning"]
     assert "Traceback" not in command.err
-    desk.nothing_left()
-
-
-def test_when_a_worker_is_killed_its_trials_and_all_their_children_are_gone_in_five_seconds(desk: Desk) -> None:
-    """Children in sessions of their own too, and trials that Python itself cannot interrupt."""
-    body = """
-    import ctypes, subprocess, sys, signal
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if context.trial == 0:
-        subprocess.run(["sh", "-c", "setsid sleep 311 & setsid sh -c 'sleep 311 & sleep 311' &"])
-        ctypes.PyDLL(None).sleep(300)
-    """.strip()
-    desk.study(body=body)
-    command = desk.launch("my_study", "--trials", "20", "--workers", "cpu=1")
-    until(lambda: len(desk.pids("sleep 311")) >= 3, 60, desk.said)
-    before = {*desk.pids("sleep 311"), *desk.pids("shadho_celery.runner")}
-    [worker] = desk.pids("--class", "cpu")
-    os.kill(worker, signal.SIGKILL)
-    began = time.monotonic()
-    until(lambda: not before & {*desk.processes()}, 5, lambda: f"{desk.processes()}")
-    print(f"all gone {time.monotonic() - began:.2f} s after the worker")
-    command.send(signal.SIGTERM)
-    command.wait(30)
     desk.nothing_left()

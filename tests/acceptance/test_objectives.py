@@ -23,7 +23,7 @@ def test_it_runs_and_is_resumed_and_its_front_is_in_the_report_and_in_json(desk:
     assert "front of " in first.out
     assert "front: hypervolume " in first.out
     assert "tpe: it learns 2 losses at once" in first.out
-    again = desk.launch("my_study", "--resume", "s", "--trials", "25", "--workers", "cpu=1", "--json").wait()
+    again = desk.told("run", "my_study", "--resume", "s", "--trials", "25", "--workers", "cpu=1", "--json")
     told = again.json()
     assert told["trials"]["complete"] == 25, desk.said()
     losses = [(each["losses"]["accuracy"], each["losses"]["ms"]) for each in told["front"]]
@@ -41,7 +41,7 @@ def test_it_runs_and_is_resumed_and_its_front_is_in_the_report_and_in_json(desk:
 
 def test_losses_without_names_in_the_study_are_failures_that_name_the_remedy(desk: Desk) -> None:
     desk.write("my_study.py", example().replace(', "objectives": {"accuracy": "maximize", "ms": "minimize"}', ""))
-    command = desk.launch("my_study", "--trials", "3", "--workers", "cpu=1").wait()
+    command = desk.told("run", "my_study", "--trials", "3", "--workers", "cpu=1")
     assert command.code == 1
     assert "name them, such as STUDY" in command.out
 
@@ -58,7 +58,7 @@ def test_a_loss_to_maximise_on_the_command_line_reaches_the_workers_whose_log_li
     assert first.code == 0, desk.said()
     assert "[cpu] " in first.err
     assert "study s, trial 0 (all): COMPLETE" in first.err
-    told = desk.launch("my_study", "--resume", "s", "--trials", "6", "--workers", "cpu=1", "--json").wait().json()
+    told = desk.told("run", "my_study", "--resume", "s", "--trials", "6", "--workers", "cpu=1", "--json").json()
     assert told["trials"]["complete"] == 6, desk.said()
     trials = desk.trials()
     assert told["best"]["loss"] == max(trial["params"]["x"] for trial in trials)

@@ -1,10 +1,8 @@
-"""The function after each trial that the objective's README shows, with embedded workers and on a fleet."""
+"""The function after each trial that the objective's README shows."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 
 import pytest
 from acceptance.commands import ROOT, Desk
@@ -27,27 +25,6 @@ def test_the_example_is_called_after_each_trial_and_ends_the_study(desk: Desk) -
     assert "ended: on_trial called study.stop(); --resume my_study-" in run.err
 
 
-def test_on_a_fleet_what_it_raises_is_one_warning_and_json_stays_whole(desk: Desk, redis_url: str) -> None:
-    name = desk.study()
-    path = desk.folder / f"{name}.py"
-    path.write_text(
-        f"{path.read_text()}\ndef on_trial(study, trial):\n    print('told')\n    raise ValueError('mine')\n"
-    )
-    desk.start(
-        *(sys.executable, "-m", "shadho_celery.worker", "--import", name, "--class", "solo", "--slots", "1"),
-        CELERY_BROKER_URL=redis_url,
-        SHADHO_REDIS_URL=redis_url,
-    )
-    urls = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
-    run = desk.launch(name, "--trials", "4", "--json", **urls).wait(90)
-    assert run.code == 0, desk.said()
-    assert json.loads(run.out)["trials"]["complete"] == 4
-    assert run.err.count("told") == 4
-    [line] = [line for line in run.err.splitlines() if "on_trial failed" in line]
-    assert "on_trial failed after trial 0: ValueError: mine (" in line
-    assert "the study continues" in line
-
-
 PRINTS = """
 from hyperopt import hp
 from hyperopt.pyll import scope
@@ -61,14 +38,25 @@ SPACE = {"x": scope.aloud(hp.uniform("x", 0, 1))}
 
 def objective(params):
     return params["x"]
+
+def on_trial(study, trial):
+    print("told")
+    raise ValueError("mine")
 """
 
 
-def test_what_functions_of_the_space_print_in_the_scheduler_is_not_mixed_with_the_json(desk: Desk) -> None:
+def test_json_stays_whole_whatever_it_and_functions_of_the_space_print_and_what_it_raises_is_one_warning(
+    desk: Desk,
+) -> None:
     desk.write("printing.py", PRINTS)
-    run = desk.launch("printing", "--trials", "2", "--workers", "cpu=1", "--json").wait(60)
-    assert json.loads(run.out)["trials"]["complete"] == 2
-    assert run.err.count("drawn") >= 2
+    run = desk.launch("printing", "--trials", "3", "--workers", "cpu=1", "--json").wait(60)
+    assert run.code == 0, desk.said()
+    assert run.json()["trials"]["complete"] == 3
+    assert run.err.count("drawn") >= 3
+    assert run.err.count("told") == 3
+    [line] = [line for line in run.err.splitlines() if "on_trial failed" in line]
+    assert "on_trial failed after trial 0: ValueError: mine (" in line
+    assert "the study continues" in line
 
 
 def test_one_that_cannot_be_called_is_refused(desk: Desk) -> None:

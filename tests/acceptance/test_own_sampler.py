@@ -22,8 +22,8 @@ def test_it_runs_and_is_resumed_and_missed_where_the_study_file_lost_it(desk: De
     assert first.code == 0, desk.said()
     assert first.json()["sampler"] == {"name": None, "choices": {}}
     assert first.json()["best"]["loss"] < 1.0
-    again = desk.launch("my_study", "--resume", "s", "--trials", "14", "--workers", "cpu=1", "--json").wait()
-    assert again.json()["trials"]["complete"] == 14, desk.said()
+    again = desk.told("run", "my_study", "--resume", "s", "--trials", "14", "--workers", "cpu=1", "--json")
+    assert again.json()["trials"]["complete"] == 14
     desk.write("my_study.py", example().replace('STUDY = {"sampler": Nearer}', "STUDY = {}"))
     lost = desk.told("run", "my_study", "--resume", "s", "--trials", "16")
     assert lost.code == 2
@@ -32,7 +32,7 @@ def test_it_runs_and_is_resumed_and_missed_where_the_study_file_lost_it(desk: De
 
 def test_params_outside_the_space_end_the_study_in_one_line(desk: Desk) -> None:
     desk.write("my_study.py", example().replace('each["x"] + best.params["x"]) / 2', 'each["x"] + 99)'))
-    command = desk.launch("my_study", "--trials", "12", "--seed", "0", "--workers", "cpu=1").wait()
+    command = desk.told("run", "my_study", "--trials", "12", "--seed", "0", "--workers", "cpu=1")
     assert command.code == 2
     assert "sampler Nearer proposed" in command.err.splitlines()[-1]
     assert "uniform(-10, 10)" in command.err.splitlines()[-1]

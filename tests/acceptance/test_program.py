@@ -45,7 +45,6 @@ def checked(out: str, compute_class: str) -> None:
     assert found == {"states": ["COMPLETE"], "classes": [compute_class], "first": 0.25, "is_best": True, "left": []}
 
 
-@pytest.mark.sample
 def test_a_study_file_runs_on_embedded_workers(desk: Desk) -> None:
     desk.study()
     desk.write("own.py", ON_WORKERS.format(where="workers={'cpu': 1}, progress=False"))
@@ -106,19 +105,8 @@ def test_a_study_file_runs_on_a_fleet(desk: Desk, small_fleet: str) -> None:
 def test_known_points_come_from_a_file(desk: Desk) -> None:
     desk.study()
     Path(desk.folder / "points.jsonl").write_text('{"x": 0.5}\n\n{"side": "right", "n": 3}\n')
-    words = (
-        "-m",
-        "shadho_celery.launch",
-        "my_study",
-        "--trials",
-        "3",
-        "--workers",
-        "cpu=1",
-        "--enqueue",
-        "points.jsonl",
-    )
-    run = desk.start(sys.executable, *words, "--json").wait(60)
-    assert run.code == 0, desk.said()
+    run = desk.told("run", "my_study", "--trials", "3", "--workers", "cpu=1", "--enqueue", "points.jsonl", "--json")
+    assert run.code == 0, run.err
     trials = [trial["params"] for trial in sorted(desk.trials(), key=lambda trial: trial["number"])]
     assert trials[0] == {"side": 0, "x": 0.5}
     assert (trials[1]["side"], trials[1]["n"]) == (1, 3.0)

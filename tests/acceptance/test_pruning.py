@@ -28,7 +28,6 @@ def objective(params, context):
 """
 
 
-@pytest.mark.sample
 def test_trials_are_pruned_and_the_best_one_completes(desk: Desk) -> None:
     desk.write("my_study.py", STUDY_FILE)
     words = ("my_study", "--study", "s", "--workers", "cpu=2", "--seed", "0", "--json")

@@ -36,8 +36,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@cases("scheme", SCHEMES)
-@cases("width", WIDTHS)
+@cases("width, scheme", zip(WIDTHS, SCHEMES, strict=True))
 def test_the_report_opens_without_a_network(browser: Any, report: Path, shots: Path, width: int, scheme: str) -> None:
     """Each chart is drawn, nothing is requested or logged, no page scrolls sideways, and axe-core has no complaint."""
     with Opened(browser, report.as_uri(), width, scheme) as opened:

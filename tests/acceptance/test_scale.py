@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,34 +51,6 @@ def test_workers_come_when_a_study_wants_them_and_end_when_none_does(desk: Desk,
     until(lambda: (desk.folder / "workers.log").read_text().count("stopping after the running trials, as") == 3, 30)
     assert (desk.folder / "started").read_text() == f"{fleet.cpu} 3\n"
     assert {trial["state"] for trial in desk.trials()} == {"COMPLETE"}
-    assert not _left(desk)
-    scaler.interrupt()
-    assert scaler.wait(20).code == 130
-    assert "Warning" not in scaler.err
-
-
-def test_a_scaler_that_is_killed_before_its_workers_come_starts_them_once(desk: Desk, fleet: Fleet) -> None:
-    """Its successor knows which workers start, and ends them when no study wants them."""
-    desk.study(seconds=0.2)
-    killed = scaling(
-        desk,
-        fleet,
-        START.replace("{python} -m", "(until [ -e go ]; do sleep 0.1; done; {python} -m", 1).replace(
-            "2>&1 &", "2>&1) &"
-        ),
-    )
-    study = desk.launch("my_study", "--trials", "12", "--class-spec", "classes.toml")
-    started = desk.folder / "started"
-    until(started.exists, 60, desk.said)
-    killed.send(signal.SIGKILL)
-    killed.wait(10)
-    count = int(started.read_text().split()[1])
-    scaler = scaling(desk, fleet)
-    scaler.says(f"class {fleet.cpu}: {count} worker{'s' * (count > 1)} started earlier")
-    desk.write("go", "")
-    assert study.wait(90).code == 0, desk.said()
-    until(lambda: ended(scaler) == count, 30, desk.said)
-    assert started.read_text() == f"{fleet.cpu} {count}\n"
     assert not _left(desk)
     scaler.interrupt()
     assert scaler.wait(20).code == 130

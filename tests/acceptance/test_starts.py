@@ -48,13 +48,14 @@ def all_gone(desk: Desk) -> None:
     until(lambda: not (desk.folder / ".shadho").exists(), 10, lambda: str([*desk.folder.rglob(".shadho/**/*")]))
 
 
-def test_workers_start_while_the_study_is_imported(desk: Desk) -> None:
+def test_workers_start_while_the_study_is_imported_and_get_the_variables_that_it_sets(desk: Desk) -> None:
     desk.study()
     path = desk.folder / "my_study.py"
-    path.write_text(WAITS + path.read_text())
+    path.write_text(f'{WAITS}import os\nos.environ["SHADHO_HOST"] = "somewhere"\n{path.read_text()}')
     command = desk.launch("my_study", "--trials", "4", "--json").wait()
     assert command.code == 0, desk.said()
     assert command.json()["trials"]["complete"] == 4
+    assert {trial["host"] for trial in desk.trials()} == {"somewhere"}
     study = desk.states_folder().name
     desk.nothing_left()
     assert desk.states_folder().name == study, "the state folder stays"
@@ -93,38 +94,19 @@ def test_a_new_study_that_is_refused_leaves_the_files_of_others_alone(desk: Desk
 
 
 @pytest.mark.parametrize(
-    ("settings", "words", "slots"),
-    [
-        ({"classes": ["a", "b"]}, [], {"a": 1, "b": 1}),
-        ({}, ["--workers", "c=3"], {"c": 3}),
-        ({"cores": 1000}, [], {"cpu": 1}),
-    ],
+    ("settings", "slots"), [({"classes": ["a", "b"]}, {"a": 1, "b": 1}), ({"cores": 1000}, {"cpu": 1})]
 )
-@pytest.mark.parametrize("is_literal", [True, False])
-def test_a_study_gets_the_workers_that_it_needs(
-    desk: Desk, settings: dict[str, object], words: list[str], slots: dict[str, int], *, is_literal: bool
-) -> None:
-    """Also if its settings cannot be read from its text, so that others were started for it."""
+def test_a_study_gets_the_workers_that_it_needs(desk: Desk, settings: dict[str, object], slots: dict[str, int]) -> None:
+    """Its settings cannot be read from its text, so that others were started for it."""
     # The workers start one after another.
     desk.study(seconds=1.0, settings=settings)
-    if not is_literal:
-        path = desk.folder / "my_study.py"
-        path.write_text(path.read_text().replace("STUDY = {", "STUDY = dict() | {"))
-    command = desk.launch("my_study", "--trials", "4", "--json", *words).wait()
+    path = desk.folder / "my_study.py"
+    path.write_text(path.read_text().replace("STUDY = {", "STUDY = dict() | {"))
+    command = desk.launch("my_study", "--trials", "4", "--json").wait()
     assert command.code == 0, desk.said()
     assert {name: each["slots"] for name, each in command.json()["classes"].items()} == slots
     assert [path.name for path in desk.states_folder().glob("worker-*.log")] == [f"worker-{name}.log" for name in slots]
     desk.nothing_left()
-
-
-def test_variables_that_a_study_sets_for_its_workers_reach_them(desk: Desk) -> None:
-    """Its workers were started before it was imported."""
-    desk.study()
-    path = desk.folder / "my_study.py"
-    path.write_text('import os\nos.environ["SHADHO_HOST"] = "somewhere"\n' + path.read_text())
-    command = desk.launch("my_study", "--trials", "2", "--workers", "cpu=1").wait()
-    assert command.code == 0, desk.said()
-    assert {trial["host"] for trial in desk.trials()} == {"somewhere"}
 
 
 def test_a_study_that_an_editor_saves_after_its_workers_have_read_it_runs_as_it_was_saved(desk: Desk) -> None:
@@ -145,20 +127,11 @@ def test_a_study_that_an_editor_saves_after_its_workers_have_read_it_runs_as_it_
     assert "was edited" not in command.err
 
 
-def test_nothing_is_started_early_for_a_study_of_a_program(desk: Desk) -> None:
-    """Its slow imports are done by then, so nothing would be gained. The state folder is that of the study."""
-    desk.study()
-    desk.write("program.py", 'import shadho_celery\nprint(shadho_celery.minimize("my_study", trials=2).best.loss)\n')
-    command = desk.start(sys.executable, "program.py").wait()
-    assert command.code == 0, desk.said()
-    desk.nothing_left()
-    assert desk.states_folder().is_dir()
-
-
 @pytest.mark.parametrize("way", ["command", "program"])
 def test_a_library_that_cannot_be_preloaded_is_said_once_at_the_end_of_a_study_of_one_short_trial(
     desk: Desk, way: str
 ) -> None:
+    """The state folder of a program's study is that of the study, as nothing is started early for it."""
     libraries = desk.folder / "lib" / "site-packages"
     libraries.mkdir(parents=True)
     (libraries / "broken_library.py").write_text("raise RuntimeError('it needs a display')\n")
@@ -171,3 +144,4 @@ def test_a_library_that_cannot_be_preloaded_is_said_once_at_the_end_of_a_study_o
     assert command.code == 0, desk.said()
     assert (command.out + command.err).count("its import failed: RuntimeError: it needs a display") == 1, desk.said()
     desk.nothing_left()
+    assert desk.states_folder().is_dir()

@@ -30,21 +30,21 @@ def shell(desk: Desk, words: str, redirected: str = "") -> subprocess.CompletedP
     return subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, **options)
 
 
-@pytest.fixture
-def recorded(desk: Desk) -> Desk:
+@pytest.fixture(scope="module")
+def recorded(shared_desk: Desk) -> Desk:
     """A desk with a study of three trials."""
-    desk.study(seconds=0.0)
-    assert desk.told("run", "my_study", "--trials", "3", "--workers", "cpu=1", "--study", "s").code == 0
-    return desk
+    shared_desk.study(seconds=0.0)
+    assert shared_desk.told("run", "my_study", "--trials", "3", "--workers", "cpu=1", "--study", "s").code == 0
+    return shared_desk
 
 
 def test_a_command_without_standard_output_ends_with_one_line_and_2(recorded: Desk) -> None:
     commands = ("--help", "--version", "studies", "best s --json", "export s", ".simulate --example", ".worker --help")
-    for words in commands:
-        for redirected, reason in LOST.items():
-            done = shell(recorded, words, redirected)
-            said = [line for line in done.stderr.splitlines() if "latest" not in line]
-            assert (done.returncode, said) == (2, [f"Error: standard output cannot be written: {reason}"]), words
+    for number, words in enumerate(commands):
+        redirected, reason = [*LOST.items()][number % len(LOST)]
+        done = shell(recorded, words, redirected)
+        said = [line for line in done.stderr.splitlines() if "latest" not in line]
+        assert (done.returncode, said) == (2, [f"Error: standard output cannot be written: {reason}"]), words
     for redirected in KEPT:
         done = shell(recorded, "best s --json", redirected)
         assert (done.returncode, done.stderr) == (0, ""), redirected
@@ -52,7 +52,7 @@ def test_a_command_without_standard_output_ends_with_one_line_and_2(recorded: De
     assert shell(recorded, "studies", CLOSED).returncode == 2
 
 
-@cases("redirected", [*LOST, *KEPT, CLOSED, "--json >/dev/full", "--json >&-", "2>&1 | true; exit ${PIPESTATUS[0]}"])
+@cases("redirected", [*LOST, "2>/dev/full", CLOSED, "--json >/dev/full", "2>&1 | true; exit ${PIPESTATUS[0]}"])
 def test_a_run_goes_on_without_its_streams_and_ends_by_its_result(desk: Desk, redirected: str) -> None:
     """Its study file prints more than a pipe holds, and more than a disk may have room for."""
     module = desk.study(seconds=0.0)

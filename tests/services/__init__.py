@@ -22,7 +22,16 @@ from services.lending import (
     service,
     start_any,
 )
-from services.processes import MARK, PATIENCE, Server, Unavailable, free_port, marked_processes, wait_until
+from services.processes import (
+    MARK,
+    PATIENCE,
+    Server,
+    Unavailable,
+    free_port,
+    marked_processes,
+    nothing_left_behind,
+    wait_until,
+)
 from services.servers import (
     COMPOSE,
     Container,
@@ -57,6 +66,7 @@ __all__ = [
     "certificates",
     "free_port",
     "marked_processes",
+    "nothing_left_behind",
     "postgres_answers",
     "postgres_database",
     "postgres_service",

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,26 @@ def marked_processes(mark: str) -> list[tuple[int, str]]:
     }:
         found |= related
     return [(pid, command) for pid, (_, command) in found.items()]
+
+
+@contextlib.contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    """Mark what is started within the block: soon after it nothing of that is alive, under any parent."""
+    mark, before = uuid.uuid4().hex, os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+        if before is not None:
+            os.environ[MARK] = before
+    deadline = time.monotonic() + 5 * PATIENCE
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid, _ in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"left behind: {left}"
 
 
 class Server:

@@ -131,6 +131,7 @@ LAWS = {
 }
 
 
+@pytest.mark.slow
 @cases("case", LAWS)
 def test_every_value_lies_in_its_distribution(case: str) -> None:
     pytest.importorskip("optuna")

@@ -120,6 +120,7 @@ def choosing(context: RankContext) -> tuple[list[float | None], list[float]]:
     return deadlines, shares
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_launch")
 def test_every_rank_chooses_the_same_deadline_and_chooses_again_when_it_keeps_too_few(tmp_path: Path) -> None:
     """Also with DistributedDataParallel, which must not reduce the gradients itself, and in ranks of a launch."""

@@ -185,6 +185,7 @@ def test_a_line_says_what_another_deadline_costs() -> None:
     assert all("; an hour more saves" in line for line in said)
 
 
+@pytest.mark.slow
 def test_no_long_trial_begins_on_a_slow_class_near_the_deadline() -> None:
     """Though the plan has none of its kind left, or has just left it out there."""
     families = {**FAMILIES, "net": Family(seconds={"gpu": 60, "cpu": 4000})}

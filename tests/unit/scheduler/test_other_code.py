@@ -69,6 +69,7 @@ def of(name: str, trials: list[Trial]) -> list[int]:
     return [place for place, trial in enumerate(trials) if trial.subspace == f"m={name}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "shares", "sampler"),
     [("cost", "promise", "tpe"), ("cost", "even", "random"), ("fifo", "uniform", "random"), ("paper", "even", "tpe")],

@@ -47,6 +47,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Attempt, Mapping[str
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("laws", [[by_width], [by_width, crossing]], ids=["flat", "split"])
 def test_the_recorded_seconds_are_those_by_which_a_trial_drawn_ahead_was_chosen(
     laws: Sequence[Callable[[Mapping[str, Any], Machine], float]],
@@ -71,6 +72,7 @@ def test_the_recorded_seconds_are_those_by_which_a_trial_drawn_ahead_was_chosen(
     assert len({tuple(seconds) for seconds in compared.values()}) > 200, "params count"
 
 
+@pytest.mark.slow
 def test_the_recorded_seconds_of_a_promoted_trial_are_those_by_which_it_was_chosen(
     recorded: Sequence[tuple[Attempt, Mapping[str, Placed]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
