@@ -121,10 +121,9 @@ class StudyState(StudyTrials):
         #: name of the study in its store
         self.name = record.name
         self.clock = clock or SystemClock()
-        #: number of copies sent in this run, and of trials that ended by a copy
-        self.copied = self.rescued = 0
-        #: number of results refused in this run, because they are for other params than those of their trial
-        self.refused = 0
+        #: numbers of copies sent in this run, of trials that ended by a copy, and of results that were refused because
+        #: they are for other params than those of their trial
+        self.copied = self.rescued = self.refused = 0
         #: records of attempts, workers and machines that `commit` must write
         self.recorder = Recorder(record.classes)
         #: what `commit` must write

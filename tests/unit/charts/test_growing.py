@@ -249,7 +249,7 @@ def test_the_agreement_of_rungs_is_that_of_the_studys_report() -> None:
     assert rungs(read_trials(study)).title == f"Losses on 3 budgets; the order of trials agrees by {', '.join(known)}"
 
 
-def test_slots_are_read_and_those_of_an_earlier_version_count_as_one(study: StudyResults) -> None:
+def test_slots_are_read_and_missing_ones_count_as_one(study: StudyResults) -> None:
     growing, names = GrowingTrials(study), names_of(Depth.FACTS)
     growing.put(study.rows_of_trials(names), names)
     assert growing.columns().slots.tolist() == [1.0] * 20

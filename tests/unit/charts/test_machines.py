@@ -177,12 +177,6 @@ def test_the_rates_of_one_more_worker_are_at_full_use_beside_the_share_of_busy_s
     assert timeline(found).title == "20 attempts; the slots were busy for 50 % of the time"
 
 
-def test_no_number_is_said_of_what_one_more_worker_adds_to_trials_that_are_sent_for_longer_than_they_run() -> None:
-    rows = [{**each, "seconds": 1e-4} for each in busy()]
-    title = one_more_worker(trials(rows), attempts([], [session("cpu", 2, until=200.0)])).title
-    assert title == "One more worker adds little: most trials take less time than it takes to send them"
-
-
 def test_bars_above_the_bound_are_explained() -> None:
     rows = [
         {"loss": 1.0, "seconds": 5.0 + 10.0 * (n >= 20), "started_at": start, "finished_at": start + 5.0}

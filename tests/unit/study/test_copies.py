@@ -176,21 +176,14 @@ def test_what_was_copied_is_not_to_be_copied_again_while_both_live(study: StudyS
 
 
 @pytest.mark.parametrize("state", [S.FAILED, S.CANCELLED])
-def test_what_has_failed_in_one_attempt_is_left_to_the_other_and_not_copied_again(
+def test_what_has_failed_in_one_attempt_is_not_copied_again_nor_in_any_later_one(
     study: StudyState, state: TrialState
 ) -> None:
     """Else a trial that always fails might be copied for ever."""
     copied(study)
     study.tell(started(2))
     study.tell(result(1, state))
-    assert study.trial(0).state is S.RUNNING
-    assert list(study.alone) == []
-
-
-def test_a_suspect_is_not_to_be_copied_again_in_any_later_attempt(study: StudyState) -> None:
-    copied(study)
-    study.tell(started(2))
-    study.tell(result(1, S.FAILED))
+    assert (study.trial(0).state, list(study.alone)) == (S.RUNNING, [])
     study.tell(lost(2, claimed=False))
     again = study.send(study.trial(0), "cpu")
     study.tell(started(again.attempt))
