@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from hyperopt import hp
 from services.golden import check
-from services.played import searched
+from services.played import record_played
 
 import shadho_celery
 from shadho_celery.charts import machines, study
@@ -29,7 +29,7 @@ from shadho_celery.cli.results import _why_here
 from shadho_celery.core import columns
 from shadho_celery.core.records import Placed
 from shadho_celery.core.system import ManualClock
-from shadho_celery.core.trial import Outcome, Report, Result, TrialState
+from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -66,30 +66,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     record_played(folder / "played.db")
     return folder
-
-
-def record_played(path: Path) -> None:
-    """Record studies that were played on a manual clock: one with failures, and one whose trials were promoted."""
-    study, *_ = searched(name="played", store=f"sqlite:///{path}")
-    in_force = {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None, "pruner": None}
-    study.store.keep_settings(study.record.key, study.fence, {}, in_force)
-    study.close()
-    study, *_ = searched(name="rungs", store=f"sqlite:///{path}", turns=0)
-    for host, continued in (("a", True), ("b", True), ("a", False), ("a", None)):
-        origin = None
-        for rung, where, went_on in [(0, "z", None), (1, "a", True), (2, host, continued)]:
-            trial = study.add("model=net", {"model": 0, "exponent": -3.5}, 1, 3.0**rung, rung=rung, origin=origin)
-            origin = trial.number if origin is None else origin
-            attempt = study.send(trial, "cpu")
-            study.tell(Report(number=attempt.number, attempt=1, step=1, loss=2.0, at=1001.0))
-            metrics = {"accuracy": 0.5}
-            outcome = Outcome(state=TrialState.COMPLETE, loss=0.5, metrics=metrics, continued=went_on)
-            study.tell(Result(number=attempt.number, attempt=1, outcome=outcome, host=where, at=1001.0))
-    study.close()
-    with closing(sqlite3.connect(path)) as store, store:
-        store.execute("UPDATE trials SET code = 'a1b2c3d4e5f6' WHERE number = 8")
-        memories = "memory = 1048576, gpu_memory = 2097152, outgrown = 'gpu,cpu', outgrown_memory = 'gpu,host'"
-        store.execute(f"UPDATE trials SET {memories} WHERE number = 0")
 
 
 #: commands whose output is a golden text, with the width of the terminal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import sqlite3
@@ -19,6 +20,8 @@ import pytest
 from click.testing import CliRunner
 from hyperopt import hp
 from services.cases import cases
+from services.golden import check
+from services.played import record_played
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
@@ -42,7 +45,6 @@ from shadho_celery.core.records import (
     Unpause,
     name_of,
 )
-from shadho_celery.core.settings import CHANGEABLE
 from shadho_celery.core.system import ManualClock
 from shadho_celery.dashboard import answers, cache, server
 from shadho_celery.dashboard.access import Access
@@ -50,7 +52,6 @@ from shadho_celery.dashboard.answers import LogEnds, buttons
 from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
 from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
-from shadho_celery.results.trial import given
 from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
@@ -158,31 +159,13 @@ def test_a_login_with_the_token_leaves_the_printed_code(recorded: Path) -> None:
     assert len(rig.said) == 2
 
 
-def test_the_studies_are_listed_with_their_counts_and_best_losses(rig: Rig) -> None:
-    found = rig.get("/api/studies")
-    assert [study["name"] for study in found["studies"]] == ["second study | 2", "first"]
-    first = found["studies"][1]
-    assert sum(first["counts"].values()) == 30
-    assert first["best"] == load_study(f"sqlite:///{rig.path}", "first").best_loss
-    assert (first["running_on"], first["state"]) == (None, "ended")
-
-
-def test_the_summary_has_the_best_trial_with_its_values(rig: Rig) -> None:
-    found = rig.get("/api/study/first")
-    study = load_study(f"sqlite:///{rig.path}", "first")
-    assert found["best"]["number"] == study.best.number
-    assert found["best"]["values"]["rate"] == study.best.values["rate"]
-    assert found["best"]["text"] == given(study.best), "as the command line shows it"
-    assert found["ended"] == 30
-    assert {label["text"] for label in found["labels"]} == {"kind", "rate"}
-    assert found["ran_on"] == sorted({trial.compute_class for trial in study.trials if trial.compute_class}), (
-        "the filter has no class on which nothing ran"
-    )
-
-
-def test_the_page_of_placement_has_the_charts_of_machines_in_their_order(rig: Rig) -> None:
-    names = rig.get("/api/study/first")["of_machines"]
-    assert names == ["timeline", "throughput", "one_more_worker", "predictions", "waiting"]
+@pytest.mark.parametrize("name", ["studies", "study/played", "study/rungs/trials?size=2", "study/rungs/trial/5"])
+def test_what_the_pages_get_of_a_study_is_a_golden_text(name: str, tmp_path: Path) -> None:
+    """One fact a line: counts, best losses, the best trial as the command line shows it, settings that can change."""
+    record_played(tmp_path / "played.db")
+    found = Rig(tmp_path / "played.db").get(f"/api/{name}")
+    text = json.dumps({**found, **({"now": 0.0} if "now" in found else {})}).replace(str(tmp_path), "")
+    check(f"page_{name.partition('?')[0].replace('/', '_')}", re.sub(r'([,{\[] ?)(?="\w+": )', r"\1\n", text))
 
 
 def test_a_study_whose_name_is_no_word_is_found(rig: Rig) -> None:
@@ -250,17 +233,10 @@ def test_the_table_is_sorted_filtered_and_searched_by_the_server(rig: Rig) -> No
     failed = rig.get("/api/study/first/trials?state=FAILED&size=200")
     assert {trial["state"] for trial in failed["trials"]} == {"FAILED"}
     assert rig.get("/api/study/first/trials?search=onerror")["count"] == failed["count"]
-    assert [trial["number"] for trial in rig.get("/api/study/first/trials?search=7")["trials"]] == [7]
+    # A line of a traceback may have this number too.
+    assert 7 in {trial["number"] for trial in rig.get("/api/study/first/trials?search=7")["trials"]}
     assert rig.get("/api/study/first/trials?search=nothing")["trials"] == []
     assert rig.get("/api/study/first/trials?page=99")["trials"] == []
-
-
-def test_a_trial_has_its_values_attempts_and_reports(rig: Rig) -> None:
-    found = rig.get("/api/study/first/trial/3")
-    trial = load_study(f"sqlite:///{rig.path}", "first").trial(3)
-    assert found["trial"]["loss"] == trial.loss
-    assert [attempt["attempt"] for attempt in found["attempts"]] == [1]
-    assert found["reports"] == []
 
 
 def test_a_number_or_text_that_json_libraries_refuse_is_sent(rig: Rig) -> None:
@@ -468,23 +444,10 @@ def test_settings_and_points_are_refused_in_the_words_of_the_commands(
     assert rig.control.asked == []
 
 
-def test_the_settings_that_can_change_have_their_help_and_values(rig: Rig) -> None:
-    found = {each["name"]: each for each in rig.get("/api/study/first")["changeable"]}
-    assert {*found} == {*CHANGEABLE}
-    assert (found["trials"]["value"], found["weight"]["value"], found["seconds"]["value"]) == (None, 1.0, None)
-    assert all(each["help"] for each in found.values())
-
-
 def test_each_page_has_the_buttons_for_what_it_shows_in_its_state(rig: Rig) -> None:
     def shown(found: dict[str, Any]) -> list[tuple[str, dict[str, Any], str | None]]:
         return [(each["text"], each["request"], each["field"]) for each in found["actions"]]
 
-    assert {(text, request["action"], field) for text, request, field in shown(rig.get("/api/study/first"))} == {
-        ("pause", "pause", None),
-        ("stop", "stop", None),
-        ("set limits", "set", "settings"),
-        ("enqueue", "enqueue", "points"),
-    }
     assert [each["text"] for each in buttons("study", is_held=True, study="s")][:2] == ["unpause", "stop"]
     trial = rig.get("/api/study/first/trial/3")
     assert shown(trial) == [("cancel", {"action": "cancel", "number": 3}, None)]

@@ -433,13 +433,6 @@ def test_a_closed_study_can_be_looked_at() -> None:
     assert study.best.values == load_study(STORE, "mine").best.values  # type: ignore[union-attr]
 
 
-def test_progress_is_shown_where_it_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    minimize(lambda values: values["x"] ** 2, SPACE, trials=3, seed=0)
-    assert capsys.readouterr().err == ""
-    minimize(lambda values: values["x"] ** 2, SPACE, trials=3, seed=0, progress=True)
-    assert "3/3" in capsys.readouterr().err
-
-
 # Arguments in Python's words
 
 
