@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 import pytest
-import yaml
 from services.cases import cases
 
 from shadho_celery.cli.group import commands
@@ -23,30 +22,12 @@ from shadho_celery.node.shutdown import END_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DEFINITIONS: dict[str, Any] = json.loads((DEPLOY / "rabbitmq" / "definitions.json").read_text())
-COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yml").read_text())
 
 
 def settings(path: Path, separator: str | None) -> dict[str, str]:
     lines = [line.strip() for line in path.read_text().splitlines()]
     pairs = [line.split(separator, 1) for line in lines if line and not line.startswith("#")]
     return {name.strip(): value.strip() for name, value in pairs}
-
-
-@pytest.mark.parametrize("name", ["rabbitmq", "redis"])
-def test_a_service_is_healthy_when_it_says_so_and_listens_on_this_machine_only(name: str) -> None:
-    service = COMPOSE["services"][name]
-    assert service["healthcheck"]["test"][0] == "CMD"
-    assert service["ports"]
-    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-
-
-@pytest.mark.parametrize("name", ["rabbitmq", "redis"])
-def test_what_a_service_mounts_exists(name: str) -> None:
-    sources = [volume.split(":")[0] for volume in COMPOSE["services"][name]["volumes"]]
-    files = [source for source in sources if source.startswith(".")]
-    assert files
-    assert all((DEPLOY / source).is_file() for source in files)
-    assert all(source in COMPOSE["volumes"] for source in sources if source not in files)
 
 
 def test_rabbitmq_lets_a_trial_run_for_two_weeks() -> None:

@@ -74,7 +74,11 @@ def check_command(words: list[str]) -> click.Context:
 
 
 def test_without_a_profile_only_broker_and_redis_start() -> None:
-    assert [name for name, service in SERVICES.items() if "profiles" not in service] == ["rabbitmq", "redis"]
+    always = {name: service for name, service in SERVICES.items() if "profiles" not in service}
+    assert [*always] == ["rabbitmq", "redis"]
+    for service in always.values():
+        assert service["healthcheck"]["test"][0] == "CMD", "it says itself whether it is healthy"
+        assert service["ports"]
     assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
         name: [name] for name in ("postgres", "scheduler", "worker", "dashboard", "prometheus", "grafana")
     }
