@@ -7,21 +7,17 @@ luck. All workers are played by one process, so a training takes much less time 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+import figures  # noqa: F401 -- lets the next ones be found
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-
-sys.path.extend(str(folder) for folder in Path(__file__).parents[1:3])
-
 from services.played_gang import PlayedGang
+from torch import Tensor, nn
 
 from shadho_celery.training.replica.batches import Batches, Draws
 from shadho_celery.training.replica.replica import Delay
@@ -77,7 +73,6 @@ class Job:
     law: Stragglers
     #: learning rate of a step
     rate: float
-    seed: int
     #: pictures of a gradient
     batch: int
     momentum: float = 0.0
@@ -156,10 +151,10 @@ def last_tenth(accuracies: Sequence[float]) -> float:
     return float(np.mean(accuracies[-max(1, len(accuracies) // 10) :]))
 
 
-def train(job: Job) -> Trained:
+def train(job: Job, seed: int) -> Trained:
     """Play one training."""
     torch.set_num_threads(1)
-    model = network(job.seed)
+    model = network(seed)
     course: list[tuple[float, float]] = []
     reached: list[float] = []
 
@@ -175,10 +170,10 @@ def train(job: Job) -> Trained:
         lambda model: torch.optim.SGD(model.parameters(), lr=job.rate, momentum=job.momentum),
         pictures(),
         mean_loss,
-        seconds=job.law.delay(job.seed),
+        seconds=job.law.delay(seed),
         steps=job.steps,
         batch=job.batch,
-        seed=job.seed,
+        seed=seed,
         on_step=look,
         stop=lambda gang: gang.now >= job.seconds or bool(job.until and reached),
     )
@@ -196,13 +191,13 @@ def train(job: Job) -> Trained:
     )
 
 
-def seconds_a_step(law: Stragglers, replicas: int, backups: Any, *, steps: int, seed: int) -> Report:
+def seconds_a_step(law: Stragglers, replicas: int, backups: Any, steps: int, seed: int) -> Report:
     """Train on so little that only the time matters."""
     return _trifle(law, replicas, backups, steps=steps, seed=seed, examples=64).train()
 
 
 def with_slow_examples(
-    replicas: int, backups: int, *, epochs: int, examples: int, seed: int, returns: bool
+    replicas: int, backups: int, returns: bool, seed: int, *, epochs: int, examples: int
 ) -> dict[str, float]:
     """Play `epochs` in which a tenth of the examples make a gradient four times slower; a batch is one example.
 

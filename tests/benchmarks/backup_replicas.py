@@ -1,37 +1,22 @@
-"""Trainings of a digits network on real processes: gangs with stragglers, deaths and late joiners, and torch's ranks.
+"""Trainings of a digits network on real processes: gangs with stragglers, gangs on a slowed wire, and torch's ranks.
 
 Slow gradients are played by waiting, drawn by (seed, place, step): two runs of one seed meet the same luck.
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing
-import os
-import signal
-import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from backup_played import (
-    TARGET,
-    TEST,
-    Stragglers,
-    Trained,
-    held_out_accuracy,
-    last_tenth,
-    mean_loss,
-    network,
-    pictures,
-)
+from backup_played import TARGET, Stragglers, Trained, held_out_accuracy, last_tenth, mean_loss, network, pictures
 from services.proxy import Proxy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -40,20 +25,18 @@ from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.context import LocalContext, ReplicaDone
 from shadho_celery.ranks import DropCompute
 from shadho_celery.ranks.launch import RankContext
-from shadho_celery.training.gang import Gang, gang
-from shadho_celery.training.replica.replica import Delay
-from shadho_celery.training.strategies import Strategy, Sync
+from shadho_celery.training.gang import gang
+from shadho_celery.training.report import Report
+from shadho_celery.training.strategies import Strategy
 from shadho_celery.training.wire.vectors import Quantize
 
 #: pictures of one gradient, and parts of which a rank's batch is made
 BATCH, MICRO_BATCHES = 16, 4
 #: of a step over all replicas
 LEARNING_RATE = 0.8
-#: of gradients of which none is slow
-EVEN = Stragglers(seconds=0.040, jitter=0.25, probability=0.0)
 
 
-def train(strategy: Strategy, law: Stragglers, *, steps: int, seed: int) -> Trained:
+def train_in_processes(strategy: Strategy, law: Stragglers, *, steps: int, seed: int) -> Trained:
     """Train under stragglers; `steps` as many as a synchronous training has, or as many gradients as they take."""
     model = network(seed)
     each = 1 if strategy.lockstep else strategy.replicas
@@ -63,11 +46,13 @@ def train(strategy: Strategy, law: Stragglers, *, steps: int, seed: int) -> Trai
         if step % each == 0:
             accuracies.append(held_out_accuracy(model))
 
-    with local(strategy, law.delay(seed)) as g:
-        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE / each)
-        report = g.fit(
-            model, optimizer, pictures(), mean_loss, batch=BATCH, steps=steps * each, seed=seed, on_step=look
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        context = LocalContext(checkpoints=Path(folder))
+        with gang(context, strategy=strategy, delay=law.delay(seed)) as g:
+            optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE / each)
+            report = g.fit(
+                model, optimizer, pictures(), mean_loss, batch=BATCH, steps=steps * each, seed=seed, on_step=look
+            )
     return _trained(np.cumsum([step.seconds for step in report.log.steps])[each - 1 :: each].tolist(), accuracies)
 
 
@@ -81,16 +66,6 @@ def _trained(moments: Sequence[float], accuracies: Sequence[float]) -> Trained:
         accuracy=last_tenth(accuracies),
         course=course,
     )
-
-
-@contextmanager
-def local(strategy: Strategy, delay: Delay | None = None) -> Iterator[Gang]:
-    """A gang of processes of this machine; its checkpoints go with it."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        gang(LocalContext(checkpoints=Path(folder)), strategy=strategy, delay=delay) as g,
-    ):
-        yield g
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,66 +117,22 @@ def _each(context: RankContext, jobs: Sequence[Ranks]) -> list[tuple[Trained, fl
     return [job.run(context) for job in jobs]
 
 
-def kill_one(replicas: int, backups: int, *, steps: int, seed: int) -> dict[str, float]:
-    """Kill one replica with SIGKILL at a random moment between a tenth and nine tenths of the run.
-
-    Return, in seconds: the median step; from the signal to the coordinator's notice; the longest step before it, where
-    no death can be the reason; the longest of the three steps from the one under way on; the longest of all from it on.
-    """
-    generator = np.random.default_rng(seed)
-    ends: list[float] = []
-    killed, noticed = math.inf, 0.0
-    model = network(seed)
-    with local(Sync(replicas=replicas, backups=backups), EVEN.delay(seed)) as g:
-        victim = int(generator.integers(replicas + backups))
-        after = float(generator.uniform(0.1, 0.9)) * steps * EVEN.seconds * (1 + EVEN.jitter)
-
-        def kill() -> None:
-            nonlocal killed, noticed
-            present, killed = g.present(), time.monotonic()
-            os.kill(g.processes.children[victim].pid or 0, signal.SIGKILL)
-            while g.present() == present:
-                time.sleep(0.0005)
-            noticed = time.monotonic()
-
-        timer = threading.Timer(after, kill)
-
-        def look(step: int, loss: float) -> None:
-            if step == 1:
-                timer.start()
-            ends.append(time.monotonic())
-
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        g.fit(model, optimizer, pictures(), mean_loss, batch=BATCH, steps=steps, seed=seed, on_step=look)
-        timer.join()
-    gaps = list(zip(ends[1:], map(float, np.diff(ends)), strict=True))
-    since = [gap for end, gap in gaps if end >= killed]
-    return {
-        "median": statistics.median(gap for _, gap in gaps),
-        "detection": noticed - killed,
-        "longest_before": max((gap for end, gap in gaps if end < killed), default=0.0),
-        "stall": max(since[:3], default=0.0),
-        "longest_after": max(since, default=0.0),
-        "finished": len(ends) == steps,
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class Called:
     """A training whose replicas are called, as those of a fleet are: its own process and the replicas' run the same."""
 
     strategy: Strategy
     codec: Quantize | None = None
-    law: Stragglers = EVEN
+    law: Stragglers
     steps: int
     seed: int = 0
-    network: Callable[[int], nn.Module] = network
+    network: Callable[[int], nn.Module]
     rate: float = 0.1
-    momentum: float = 0.0
+    momentum: float
     #: pictures that it is not trained on
-    test: int = TEST
+    test: int
 
-    def run(self, context: LocalContext, on_step: Callable[[int, float], None] | None = None) -> tuple[nn.Module, Gang]:
+    def run(self, context: LocalContext) -> tuple[nn.Module, Report]:
         torch.set_num_threads(1)
         model = self.network(self.seed)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.rate, momentum=self.momentum)
@@ -215,70 +146,35 @@ class Called:
             grace_seconds=0.0,
         ) as g:
             data = pictures(self.test)
-            g.fit(model, optimizer, data, mean_loss, batch=BATCH, steps=self.steps, seed=self.seed, on_step=on_step)
-        return model, g
+            g.fit(model, optimizer, data, mean_loss, batch=BATCH, steps=self.steps, seed=self.seed)
+        return model, g.report
 
-    def take_part(self, seat: ReplicaSeat, go: Any) -> None:
-        """Take a seat of the gang, once `go` is set; starting a process takes longer than a few steps."""
-        torch.set_num_threads(1)
-        pictures()
-        torch.optim.SGD(self.network(0).parameters(), lr=0.1)
-        if go is not None:
-            go.wait()
+    def take_part(self, seat: ReplicaSeat) -> None:
+        """Take a seat of the gang."""
         with suppress(ReplicaDone):
             self.run(LocalContext(slots=self.strategy.replicas, replica=seat))
 
-    def lead(
-        self,
-        late: Sequence[tuple[int, Any]] = (),
-        on_step: Callable[[int, Sequence[Any]], None] = lambda step, processes: None,
-        bandwidth: float | None = None,
-    ) -> tuple[nn.Module, Gang]:
-        """Train on a wire that lets so many bytes a second pass in each direction; None for one without a proxy.
-
-        `late` has the ranks of further replicas, each with the event after which it joins. `on_step` also gets the
-        processes of the replicas, whose ranks begin at 1.
-        """
+    def lead(self, bandwidth: float) -> tuple[nn.Module, Report]:
+        """Train on a wire that lets so many bytes a second pass in each direction."""
         processes: list[Any] = []
         with ExitStack() as stack:
 
             def call(address: str, token: str, backups: int) -> None:
-                if bandwidth is not None:
-                    proxy = stack.enter_context(Proxy(int(address.rpartition(":")[2])))
-                    proxy.bandwidth = bandwidth
-                    address = f"127.0.0.1:{proxy.port}"
-                for rank, go in [*((rank, None) for rank in range(1, self.strategy.replicas)), *late]:
-                    seat = ReplicaSeat(address=address, token=token, rank=rank)
-                    processes.append(forks().Process(target=self.take_part, args=(seat, go), daemon=True))
+                proxy = stack.enter_context(Proxy(int(address.rpartition(":")[2])))
+                proxy.bandwidth = bandwidth
+                for rank in range(1, self.strategy.replicas):
+                    seat = ReplicaSeat(address=f"127.0.0.1:{proxy.port}", token=token, rank=rank)
+                    processes.append(forks().Process(target=self.take_part, args=(seat,), daemon=True))
                     processes[-1].start()
 
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             context = LocalContext(checkpoints=folder, slots=self.strategy.replicas, on_call_replicas=call)
             try:
-                return self.run(context, lambda step, loss: on_step(step, processes))
+                return self.run(context)
             finally:
                 for process in processes:
                     process.join(5)
                     process.kill()
-
-
-def join_late(job: Called, rank: int, *, at: int) -> int | None:
-    """Steps from a late replica's joining to the first that its gradient is part of, that one counted; None for never.
-
-    It joins when step `at` is done; where one of its rank was there before, that was killed ten steps earlier.
-    """
-    go = forks().Event()
-
-    def look(step: int, processes: Sequence[Any]) -> None:
-        if step == at - 10 and rank < job.strategy.replicas:
-            processes[rank - 1].kill()
-        if step == at:
-            go.set()
-
-    log = job.lead([(rank, go)], look)[1].log
-    words = f"replica {rank} joined at step "
-    joined = next((int(note.removeprefix(words)) for note in log.notes if note.startswith(words)), job.steps)
-    return next((step.step - joined + 1 for step in log.steps[joined:] if rank in step.accepted), None)
 
 
 def forks() -> Any:

@@ -14,11 +14,15 @@ With ``--rungs`` trials have budgets, by ``how: asha``: nothing may be promoted 
 the rung below.
 
 Exit code 0 where no trial was lost, none was counted twice, no loss is wrong, and the study did not hang.
+
+Examples:
+  python tests/benchmarks/chaos.py --minutes 3 --seed 7    # the same havoc, as far as machines repeat themselves
+  python tests/benchmarks/chaos.py --minutes 1 --every 2   # something breaks every two seconds
+  python tests/benchmarks/chaos.py --minutes 5 --rungs     # trials are promoted meanwhile
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 import os
@@ -39,23 +43,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import figures
 import kombu
 import redis
+import services
 import sqlalchemy as sa
 from rich.console import Console
-from rich.table import Table
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-
-import services  # noqa: E402 -- found by the line above
-
-EPILOG = """examples:
-  python tests/benchmarks/chaos.py --minutes 5
-  python tests/benchmarks/chaos.py --minutes 3 --seed 7    # the same havoc, as far as machines repeat themselves
-  python tests/benchmarks/chaos.py --minutes 1 --every 2   # something breaks every two seconds
-  python tests/benchmarks/chaos.py --minutes 5 --rungs     # trials are promoted meanwhile
-"""
 
 STUDY = """
 import math, os, sys, time
@@ -223,7 +216,7 @@ class Chaos:
         limits = {"connect_timeout": 2, "options": "-c lock_timeout=2000"}
         self.store = sa.create_engine(self.postgres.url, poolclass=sa.NullPool, connect_args=limits)
         self.mark = uuid.uuid4().hex
-        path = os.pathsep.join([str(ROOT), str(self.folder)])
+        path = os.pathsep.join([str(figures.ROOT), str(self.folder)])
         environment = {**os.environ, "PYTHONPATH": path, services.MARK: self.mark, "CUDA_VISIBLE_DEVICES": ""}
         environment |= {"SHADHO_SIGNING_KEY_FILE": str(key)}
         environment |= {"CELERY_BROKER_URL": self.rabbit.url, "SHADHO_REDIS_URL": self.redis.url}
@@ -526,10 +519,13 @@ def report(chaos: Chaos, left: int, hung: int) -> bool:
     lost = chaos.trials - len(counted)
     twice = len(chaos.rows("select number from audit.twice")) + max(0, len(counted) - chaos.trials)
     seconds = recoveries(chaos.events, ends)
-    table = Table("what", "times", "median recovery s", "worst s")
-    for what, taken in sorted(seconds.items()):
-        table.add_row(what, str(len(taken)), f"{statistics.median(taken):.1f}", f"{max(taken):.1f}")
-    chaos.console.print(table)
+    figures.show(
+        {
+            what: {"times": len(taken), "median s": f"{statistics.median(taken):.1f}", "worst s": f"{max(taken):.1f}"}
+            for what, taken in sorted(seconds.items())
+        },
+        "recovery from",
+    )
     states = Counter(row.state for row in rows)
     per_trial = sum(runs.values()) / max(1, len(runs))
     worst = max((max(taken) for taken in seconds.values()), default=0.0)
@@ -547,11 +543,7 @@ def report(chaos: Chaos, left: int, hung: int) -> bool:
 
 def main() -> int:
     """Make havoc and report."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n\n")[2],
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = figures.make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="how long things break (default 5)")
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two strikes (default 5)")
     parser.add_argument("--lease", type=float, default=5.0, help="seconds of a trial's lease (default 5)")

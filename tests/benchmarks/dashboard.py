@@ -5,16 +5,12 @@ measurement. A first view is drawn when the page shows the history of losses. Pr
 the navigation, the CPU seconds of the server until then, the bytes that were sent (compressed), the memory of the
 server's process when all charts are drawn, and for our own dashboard the seconds from a trial's record to its
 appearance on the page. Of several starts the fastest counts: the machine may be busy. A calibration loop stands beside
-each. With ``--part clients``, what ten clients of the event stream cost a scheduler is measured instead. Needs
-Chromium, playwright and optuna-dashboard.
+each. Needs Chromium, playwright and optuna-dashboard.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -28,12 +24,13 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-import dashboard_clients
 import psutil
-from figures import finish, goal
-from playwright.sync_api import Browser, Page, sync_playwright
+from figures import calibration, finish, goal, make_parser
+from playwright.sync_api import Browser, Page
 from playwright.sync_api import TimeoutError as TooLate
-from resume import CLASSES, build, calibration
+from resume import CLASSES, build
+from services.browser import chromium
+from workers import dashboard, python
 
 from shadho_celery.core.records import Placed, pack
 from shadho_celery.store.base import Turn
@@ -46,7 +43,7 @@ FASTER = {10_000: 3.0, 100_000: 10.0}
 MOST_BYTES, MOST_MIB, EVENT_SECONDS = 1_000_000, 600, 1.0
 #: number of trials above which optuna-dashboard is left out, because its first view takes minutes
 MOST_OF_OPTUNA = 100_000
-PORT, OPTUNA_PORT = 8437, 8438
+OPTUNA_PORT = 8438
 #: milliseconds after which a first view is given up
 PATIENCE = 300_000
 
@@ -66,25 +63,17 @@ class View:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("trials", nargs="*", type=int, default=SIZES)
     parser.add_argument("--starts", type=int, default=3, help="number of cold starts of our dashboard (3)")
-    parser.add_argument("--part", choices=("views", "clients"), default="views")
     given = parser.parse_args()
-    if given.part == "clients":
-        dashboard_clients.main()
-        return
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise SystemExit("this needs Chromium: apt install chromium")
     goals: dict[str, Any] = {}
     figures: dict[str, Any] = {}
     print(
         f"{'trials':>10s}{'':>18s}{'first view':>12s}{'CPU':>8s}{'loop':>8s}{'sent':>10s}{'memory':>11s}{'event':>9s}"
     )
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as name, chromium() as browser:
         folder = Path(name)
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for trials in given.trials:
             url = f"sqlite:///{folder}/{trials}.db"
             build_study(folder / f"{trials}.db", trials)
@@ -103,7 +92,6 @@ def main() -> None:
                         other.seconds / best.seconds, at_least=FASTER[trials]
                     )
             (folder / f"{trials}.db").unlink()
-        browser.close()
     finish(figures, goals, {"trials": [*given.trials], "starts": given.starts})
 
 
@@ -130,7 +118,7 @@ def build_study(path: Path, trials: int) -> None:
 
 def our_view(browser: Browser, url: str, trials: int, folder: Path) -> View:
     """Return the first view of our dashboard, started anew."""
-    with ours(url, folder) as (process, address):
+    with dashboard(folder, url) as (process, address):
         page = browser.new_context().new_page()
         log_in(page, address)
         view = first_view(page, f"{address.partition('#')[0]}#/study/long", "main .chart canvas", process)
@@ -166,41 +154,16 @@ def show(trials: int, name: str, view: View) -> None:
 
 
 @contextmanager
-def ours(url: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start our dashboard; gives its process and the address that it prints."""
-    words = [sys.executable, "-m", "shadho_celery", "dashboard", "--store", url, "--port", str(PORT)]
-    with started(words, folder) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.search(r"http://\S+", line):
-                yield process, found.group()
-                return
-        raise SystemExit("the dashboard has printed no address")
-
-
-@contextmanager
 def theirs(url: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Start optuna-dashboard; gives its process once it answers."""
-    words = [str(Path(sys.executable).parent / "optuna-dashboard"), url, "--port", str(OPTUNA_PORT)]
-    with started(words, folder) as process:
+    program = str(Path(sys.executable).parent / "optuna-dashboard")
+    with python(folder, {}, program, url, "--port", str(OPTUNA_PORT)) as process:
         for _ in range(300):
             with suppress(URLError), urlopen(f"http://127.0.0.1:{OPTUNA_PORT}/dashboard", timeout=5):
                 yield process
                 return
             time.sleep(0.1)
         raise SystemExit("optuna-dashboard does not answer")
-
-
-@contextmanager
-def started(words: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            process.kill()
 
 
 def log_in(page: Page, address: str) -> None:

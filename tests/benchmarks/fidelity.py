@@ -8,7 +8,9 @@ Parts, in this order; ``--part`` runs some of them:
 - straggling: on 25 and 64 simulated slots whose trials take ``1 + |N(0, 1)|`` times as long, the time in which ASHA
   comes to the final regret of successive halving, and the part of the slots' time that it leaves unused.
 - machines: on 8 strong and 32 weak simulated slots, with a start-up of every trial and with none, how many results at
-  the top budget ASHA has an hour, and when the first, with policy `cost` beside `fifo` and the best placement.
+  the top budget ASHA has an hour, and when the first, with policy `cost` beside `fifo` and the best placement. Trials
+  continue from checkpoints on shared storage; their sizes and delays are random. The bound is the linear program's at
+  the mix of rungs that a run has completed itself, so that promoting more than 1 / eta gains nothing.
 
 Ours run through the scheduler on simulated slots, where a trial takes its cost in seconds. Peers' regrets come from a
 table that was recorded in November 2026 with the seeds 0 to 10. With other seeds or problems, only our own regrets are
@@ -18,22 +20,28 @@ measured.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from fidelity_machines import machines
 from fidelity_problems import PROBLEMS, FidelityProblem, read_problems
-from figures import finish, goal, p_no_worse, results_of
+from figures import beside, count, finish, goal, interval, make_parser, p_no_worse, runs_of, show
 from playing import play_study
+from services.families import Family, cluster_of, fleet_of, half_normal, log_normal
 
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.placement.bound import throughput_bound
+from shadho_celery.simulation.cluster_file import Cluster
+from shadho_celery.simulation.simulation import simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.state import StudyState
 
@@ -54,8 +62,8 @@ SECONDS = 1000.0
 HOWS = ("auto", "asha", "hyperband", "dehb")
 
 
-def problems_of(path: str | None) -> Mapping[str, FidelityProblem]:
-    return PROBLEMS if path is None else read_problems(Path(path))
+def problems_of(path: Path | None) -> Mapping[str, FidelityProblem]:
+    return PROBLEMS if path is None else read_problems(path)
 
 
 def play(
@@ -109,7 +117,7 @@ def regrets_at(path: Sequence[tuple[float, float]]) -> list[float]:
     return [next((regret for cost, regret in reversed(path) if cost <= at * (1 + 1e-6)), math.inf) for at in AT]
 
 
-def ours(name: str, path: str | None, how: str, seed: int) -> list[float]:
+def ours(name: str, path: Path | None, how: str, seed: int) -> list[float]:
     return regrets_at(play(problems_of(path)[name], how, seed, AT[-1])[0])
 
 
@@ -119,12 +127,8 @@ def reach(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tupl
     names = [name for name in problems_of(arguments.problems) if name in (arguments.only or [name])]
     recorded = {} if arguments.problems else json.loads(PEERS_TABLE.read_text())
     peers = PEERS if recorded and all(str(seed) in recorded[names[0]]["random"] for seed in seeds) else ()
-    runs = {
-        (name, how): [processes.submit(ours, name, arguments.problems, how, seed) for seed in seeds]
-        for name in names
-        for how in arguments.how
-    }
-    found = results_of(runs, "searches with budgets")
+    jobs = {(name, how): partial(ours, name, arguments.problems, how) for name in names for how in arguments.how}
+    found = runs_of(processes, "searches with budgets", jobs, seeds)
     for name in names:
         for peer in peers:
             found[name, peer] = [recorded[name][peer][str(seed)] for seed in seeds]
@@ -135,11 +139,13 @@ def _judged(
     names: Sequence[str], hows: Sequence[str], peers: Sequence[str], found: Mapping[tuple[str, str], list[list[float]]]
 ) -> tuple[Json, Json]:
     figures: Json = {}
-    print(f"{'median true regret at a cost of':32s}" + "".join(f"{at:>12d}" for at in AT))
+    texts: dict[str, dict[str, str]] = {}
     for name in names:
         rows = {each: np.median(np.array(found[name, each]), axis=0).tolist() for each in (*hows, *peers)}
-        for each, row in rows.items():
-            print(f"{name:12s} {each:20s}" + "".join(f"{regret:12.4g}" for regret in row))
+        texts |= {
+            f"{name} {each}": {str(at): f"{regret:.4g}" for at, regret in zip(AT, row, strict=True)}
+            for each, row in rows.items()
+        }
         figures[name] = {
             "median_regret": {each: dict(zip(map(str, AT), row, strict=True)) for each, row in rows.items()}
         }
@@ -152,6 +158,7 @@ def _judged(
             "p_no_worse": p_no_worse(last["auto"], last[best]),
             "most_of_random": max(map(_in_that_of, rows["auto"], rows["random"])),
         }
+    show(texts, "search", "median true regret at a cost")
     if not peers:
         return figures, {}
     no_worse = sum(row["p_no_worse"] >= 0.05 for row in figures.values())
@@ -174,7 +181,7 @@ def _in_that_of(regret: float, other: float) -> float:
     return math.inf if other == 0 else regret / other
 
 
-def straggle(path: str | None, slots: int, seed: int) -> tuple[float, float]:
+def straggle(path: Path | None, slots: int, seed: int) -> tuple[float, float]:
     """Return the time of ASHA in that of halving until its final regret, and the part of slots' time ASHA leaves."""
     problem = problems_of(path)[STRAGGLING] if path is None else next(iter(problems_of(path).values()))
     facts: dict[str, Any] = {"slots": slots, "sampler": "random", "spread": 1.0}
@@ -193,10 +200,10 @@ def straggle(path: str | None, slots: int, seed: int) -> tuple[float, float]:
 def straggling(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
     """Return ASHA's time in that of successive halving where trials straggle, and the goals."""
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.straggling_seeds)
-    runs = {slots: [processes.submit(straggle, arguments.problems, slots, seed) for seed in seeds] for slots in SLOTS}
+    jobs = {slots: partial(straggle, arguments.problems, slots) for slots in SLOTS}
     figures: Json = {}
     goals: Json = {}
-    for slots, found in results_of(runs, "searches that straggle").items():
+    for slots, found in runs_of(processes, "searches that straggle", jobs, seeds).items():
         ratios, idle = [ratio for ratio, _ in found], [part for _, part in found]
         figures[str(slots)] = {"time": statistics.median(ratios), "waiting": statistics.mean(idle)}
         print(f"{slots} slots: ASHA's time {statistics.median(ratios):.2f} of halving's, waiting {max(idle):.2%}")
@@ -207,23 +214,126 @@ def straggling(arguments: argparse.Namespace, processes: ProcessPoolExecutor) ->
     return figures, goals
 
 
+# Rungs on unlike machines
+
+LEAST, MOST, ETA = 1, 81, 3
+BUDGETS = (1.0, 3.0, 9.0, 27.0, 81.0)
+FLEET = {"strong": 8, "weak": 32}
+#: seconds of a unit of budget on a strong slot, and of a start-up
+UNIT, STARTUPS = 3.0, (30.0, 0.0)
+#: the first result varies more than the rates, and comes soon: by start-up, it has so many times the seeds, each so
+#: much shorter
+FIRSTS = {30.0: (4, 0.5), 0.0: (12, 0.2)}
+#: standard deviation of the log size of trials, and of the half-normal delay
+SIZES, DELAYS = 0.5, 0.5
+
+
+class Rungs(NamedTuple):
+    """What came of one run."""
+
+    #: results at the top budget, an hour
+    top_an_hour: float
+    #: part of the bound at the run's own mix of rungs
+    share: float
+    #: seconds to the first of them
+    first: float
+
+
+def describe(startup: float, slower: float, hours: float) -> Cluster:
+    """The fleet, whose weak slots take `slower` times as long for a unit."""
+    settings = {"seconds": hours * 3600, "fidelity": {"least": LEAST, "most": MOST, "eta": ETA, "how": "asha"}}
+    return cluster_of(
+        fleet_of(FLEET, checkpoints="shared"),
+        {"net": Family(seconds={"strong": UNIT, "weak": UNIT * slower})},
+        settings,
+        overhead_seconds=lambda values, machine: startup,
+        size=partial(log_normal, SIZES),
+        straggler=partial(half_normal, DELAYS),
+    )
+
+
+def most(startup: float, slower: float, mix: Mapping[str, float]) -> float:
+    """The most promoted trials a second that any placement can complete in a mix of rungs."""
+    work = {str(rung): budget - before for rung, (before, budget) in enumerate(itertools.pairwise((0.0, *BUDGETS)))}
+    rates = {"strong": UNIT, "weak": UNIT * slower}
+    seconds = {rung: {name: startup + rate * work[rung] for name, rate in rates.items()} for rung in mix}
+    return throughput_bound(seconds, FLEET, mix).rate
+
+
+def play_rungs(policy: str, startup: float, slower: float, hours: float, seed: int) -> Rungs:
+    """One run."""
+    played = simulate(describe(startup, slower, hours), policy=policy, sampler="random", seed=seed)
+    done = [trial for trial in played.study.trials if trial.state is TrialState.COMPLETE]
+    ends = [trial.finished_at or math.inf for trial in done if trial.rung == len(BUDGETS) - 1]
+    mix = {rung: float(count) for rung, count in Counter(str(trial.rung) for trial in done).items()}
+    return Rungs(
+        top_an_hour=len(ends) / played.seconds * 3600,
+        share=sum(mix.values()) / played.seconds / most(startup, slower, mix),
+        first=min(ends, default=played.seconds),
+    )
+
+
+def machines(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return the figures by start-up and policy, and the goals."""
+
+    def played(startup: float, times: int, part: float) -> dict[str, list[Rungs]]:
+        seeds = range(arguments.first_seed, arguments.first_seed + times * arguments.seeds)
+        hours = part * arguments.hours
+        jobs = {policy: partial(play_rungs, policy, startup, arguments.slower, hours) for policy in ("cost", "fifo")}
+        return runs_of(processes, f"rungs, start-up of {startup:g} s", jobs, seeds)
+
+    figures: Json = {}
+    goals: Json = {}
+    texts = {}
+    for startup in STARTUPS:
+        found, firsts = played(startup, 1, 1.0), played(startup, *FIRSTS[startup])
+        for policy, each in found.items():
+            means = [statistics.mean(column) for column in zip(*each, strict=True)]
+            means[-1] = statistics.mean(run.first for run in firsts[policy])
+            figures[f"start-up {startup:g} s, {policy}"] = dict(zip(Rungs._fields, means, strict=True))
+            texts[f"start-up {startup:g} s, {policy}"] = {
+                "at the top an hour": f"{means[0]:.1f}",
+                "of the bound at its mix": f"{means[1]:.3f}",
+                "the first after": f"{means[2]:.0f} s",
+            }
+        name = f"start-up of {startup:g} s"
+        if startup:
+            shares = [run.share for run in found["cost"]]
+            goals[f"{name}: share of the bound"] = goal(shares, at_least=0.95, by_mean=arguments.quick)
+        else:
+            cost = [run.top_an_hour for run in found["cost"]]
+            fifo = [max(run.top_an_hour, 1e-9) for run in found["fifo"]]
+            goals[f"{name}: results at the top an hour beside fifo"] = goal(
+                beside(cost, fifo), at_least=0.98, by_mean=arguments.quick
+            )
+        fifo, cost = ([run.first for run in firsts[policy]] for policy in ("fifo", "cost"))
+        sooner = [math.log(ratio) for ratio in beside(fifo, cost)]
+        # Of ratios the geometric mean: 44 seeds tell it within a tenth, 132 within a twentieth.
+        mean = goal(math.exp(statistics.mean(sooner)), at_least=1.25)
+        mean |= {"interval": [math.exp(end) for end in interval(sooner)], "seeds": len(sooner)}
+        goals[f"{name}: time to the first result at the top, fifo's beside cost's"] = mean
+    show(texts, "policy")
+    return figures, goals
+
+
 PARTS = {"reach": reach, "straggling": straggling, "machines": machines}
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="run this part; may be repeated")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="searches of each problem")
+    parser.add_argument("--seeds", type=count, default=SEEDS, help="searches of each problem")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--straggling-seeds", type=int, default=SEEDS)
+    parser.add_argument("--straggling-seeds", type=count, default=SEEDS)
     parser.add_argument("--slower", type=float, default=4.0, help="part machines: of a weak slot beside a strong one")
     parser.add_argument("--hours", type=float, default=0.6, help="part machines: simulated")
     parser.add_argument("--how", action="append", choices=HOWS, help="ours beside auto; may be repeated")
-    parser.add_argument("--problems", metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py")
+    parser.add_argument(
+        "--problems", type=Path, metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py"
+    )
     parser.add_argument("--only", action="append", metavar="PROBLEM", help="part reach: this one; may be repeated")
     parser.add_argument("--quick", action="store_true", help="three seeds of each, judged by their means")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--charts", metavar="FOLDER", help="draw regret by cost there")
+    parser.add_argument("--processes", type=count, default=2)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.seeds = arguments.straggling_seeds = 3
@@ -242,27 +352,7 @@ def main() -> None:
             print(f"\n{name}")
             figures[name], reached = PARTS[name](arguments, processes)
             goals |= reached
-    if arguments.charts and "reach" in figures:
-        draw(Path(arguments.charts), figures["reach"])
     finish(figures, goals, {"seeds": arguments.seeds, "first_seed": arguments.first_seed})
-
-
-def draw(folder: Path, figures: Json) -> None:
-    """Draw the median regrets by cost into fidelity.svg."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = Figure(figsize=(4 * len(figures), 3.5), layout="constrained")
-    FigureCanvasSVG(picture)
-    for axes, (name, row) in zip(picture.subplots(1, len(figures), squeeze=False)[0], figures.items(), strict=True):
-        for label, regrets in row["median_regret"].items():
-            points = [(int(at), max(regret, 1e-6)) for at, regret in regrets.items() if math.isfinite(regret)]
-            axes.plot(*zip(*points, strict=True), marker="o", label=label)
-        axes.set(title=name, xlabel="cost in full evaluations", yscale="log")
-    picture.axes[0].set_ylabel("median true regret")
-    picture.axes[-1].legend(fontsize="small")
-    picture.savefig(folder / "fidelity.svg")
 
 
 if __name__ == "__main__":

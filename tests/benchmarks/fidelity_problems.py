@@ -6,8 +6,8 @@ functions with budgets); Falkner et al., "BOHB", ICML 2018 (stochastic counting 
 
 from __future__ import annotations
 
-import importlib.util
 import math
+import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,13 @@ class FidelityProblem:
     cost: Callable[[float], float]
 
 
-_HARTMANN_3 = (
+#: weights of Hartmann's functions, and by dimension their widths and centres
+HARTMANN_WEIGHTS = np.array([1.0, 1.2, 3.0, 3.2])
+HARTMANN_3 = (
     np.array([[3, 10, 30], [0.1, 10, 35], [3, 10, 30], [0.1, 10, 35]]),
     1e-4 * np.array([[3689, 1170, 2673], [4699, 4387, 7470], [1091, 8732, 5547], [381, 5743, 8828]]),
 )
-_HARTMANN_6 = (
+HARTMANN_6 = (
     np.array(
         [[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]]
     ),
@@ -54,7 +56,6 @@ _HARTMANN_6 = (
         ]
     ),
 )
-_ALPHA = np.array([1.0, 1.2, 3.0, 3.2])
 #: the full budget of these
 FULL = 100.0
 
@@ -66,7 +67,7 @@ def hartmann(matrices: tuple[Any, Any], optimum: float, *, bias: float = 0.5, no
 
     def value(values: Any, budget: float) -> float:
         x = np.array([values[label] for label in labels])
-        weights = _ALPHA - bias * (1 - math.log(budget) / math.log(FULL))
+        weights = HARTMANN_WEIGHTS - bias * (1 - math.log(budget) / math.log(FULL))
         return -float(weights @ np.exp(-(widths * (x - centres) ** 2).sum(axis=1)))
 
     return FidelityProblem(
@@ -109,21 +110,16 @@ def counting_ones(
 
 
 PROBLEMS: Mapping[str, FidelityProblem] = {
-    "mfh3": hartmann(_HARTMANN_3, -3.862782),
-    "mfh6": hartmann(_HARTMANN_6, -3.322368),
-    "misleading": hartmann(_HARTMANN_6, -3.322368, bias=3.5, noise=4.0),
+    "mfh3": hartmann(HARTMANN_3, -3.862782),
+    "mfh6": hartmann(HARTMANN_6, -3.322368),
+    "misleading": hartmann(HARTMANN_6, -3.322368, bias=3.5, noise=4.0),
     "ones": counting_ones(8, 8),
 }
 
 
 def read_problems(path: Path) -> Mapping[str, FidelityProblem]:
     """Return PROBLEMS of a Python file: by name a FidelityProblem, or the dict of its fields."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    found = runpy.run_path(str(path))["PROBLEMS"]
     return {
-        name: each if isinstance(each, FidelityProblem) else FidelityProblem(**each)
-        for name, each in module.PROBLEMS.items()
+        name: each if isinstance(each, FidelityProblem) else FidelityProblem(**each) for name, each in found.items()
     }

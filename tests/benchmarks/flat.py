@@ -17,11 +17,9 @@ from unittest.mock import patch
 
 import fleets
 import numpy as np
-from figures import goal
+from figures import beside, goal, show
 from hyperopt import hp
 from playing import play_study
-from rich.console import Console
-from rich.table import Table
 from scipy.stats import qmc
 from services.families import Family, cluster_of, fleet_of, half_normal, log_normal
 
@@ -291,7 +289,7 @@ def _longest_wait(played: Simulation) -> int:
 # Forty structural options
 
 
-def structural(policy: str, seed: int, hours: float) -> float:
+def structural(hours: float, seed: int) -> float:
     """Return the share of the bound where forty options with params of their own are too many to be split."""
     options = [{"k": place, "width": hp.uniform(f"width {place}", 0, 1)} for place in range(len(OPTIONS))]
     space = {
@@ -309,7 +307,7 @@ def structural(policy: str, seed: int, hours: float) -> float:
         took = seconds(attempt.params)[list(FLEET).index(compute_class)] * luck.lognormal(-0.045, 0.3)
         return Outcome(state=TrialState.COMPLETE, loss=float(luck.random()), seconds=float(took))
 
-    study = play_study(space, FLEET, play, hours * 3600, policy=policy, seed=seed)
+    study = play_study(space, FLEET, play, hours * 3600, seed=seed)
     draws = compile_space(space).sample(np.random.default_rng(0), 4 * fleets.KINDS)
     kinds = {str(place): dict(zip(FLEET, seconds(params).tolist(), strict=True)) for place, params in enumerate(draws)}
     return study.count(TrialState.COMPLETE) / (throughput_bound(kinds, FLEET).rate * study.clock.now())
@@ -337,21 +335,18 @@ def ways(case: str) -> tuple[str, ...]:
     return ("cost", "fifo", "hand-split", *ADAPTIVE, "shuffled")
 
 
-def show(results: Mapping[tuple[str, str], Sequence[Result]]) -> None:
+def tell(results: Mapping[tuple[str, str], Sequence[Result]]) -> None:
     """Print one row for each case and way."""
-    table = Table("flat space", "way", "trials", "share of bound (seeds)", "longest wait, trials")
+    rows = {}
     for (case, how), runs in results.items():
-        shares = [each.share for each in runs]
-        table.add_row(
-            case,
-            how,
-            f"{np.mean([each.count for each in runs]):.0f}",
-            f"{np.mean(shares):.3f} ({min(shares):.3f}-{max(shares):.3f})",
-            str(max(each.waited for each in runs)),
-        )
-    console = Console(width=118)
-    console.print(table)
-    console.print("\n".join(f"{how}: {meaning}" for how, meaning in WAYS.items()), soft_wrap=True)
+        shares = _shares(runs)
+        rows[f"{case}: {how}"] = {
+            "trials": f"{np.mean([each.count for each in runs]):.0f}",
+            "share of bound (seeds)": f"{np.mean(shares):.3f} ({min(shares):.3f}-{max(shares):.3f})",
+            "longest wait": max(each.waited for each in runs),
+        }
+    show(rows, "flat space: way")
+    print("\n".join(f"{how}: {meaning}" for how, meaning in WAYS.items()))
 
 
 def goals(results: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str, dict[str, object]]:
@@ -378,5 +373,4 @@ def _shares(runs: Sequence[Result]) -> list[float]:
 
 def _beside(results: Mapping[tuple[str, str], Sequence[Result]], case: str, how: str, other: str) -> list[float]:
     # One trial at least: in a short run a part cut by hand may complete none.
-    pairs = zip(results[case, how], results[case, other], strict=True)
-    return [max(1.0, one.count) / max(1.0, two.count) for one, two in pairs]
+    return beside(*([max(1.0, each.count) for each in results[case, way]] for way in (how, other)))

@@ -4,13 +4,7 @@ The scheduler, its queues and its channel are the real ones; broker and Redis ar
 played, many in one process, and speak the real protocol: they announce themselves, take messages, claim, renew, report
 and finish. Their trials take no processor, only time. The study begins with many finished trials in its store.
 
-1. At real time: the delay from a result to the start of the slot's next trial, and the processor that the scheduler
-   takes.
-2. With ``--compress F ...``: as many slots with trials that are F times as short, until the delay misses its goal.
-
-A virtual machine gets less processor now and then. A calibration loop runs beside the fleet: parts of ten seconds in
-which it takes 1.3 times as long as usual, and the part after each, are left out of the `undisturbed` figures. No goal
-is judged by those.
+Measured are the delay from a result to the start of the slot's next trial, and the processor that the scheduler takes.
 
 A short form for a first look: ``--workers 2000 --minutes 1 --preload 20000``.
 """
@@ -24,23 +18,20 @@ import json
 import multiprocessing
 import random
 import resource
-import sys
 import tempfile
 import threading
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import Any
 
 import kombu
 import numpy as np
-from figures import finish, goal
+from figures import finish, goal, make_parser
 from hyperopt import hp
-from idle import lent_redis
+from workers import RUN, lent_redis
 
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
@@ -62,17 +53,11 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import Limits
 
-#: in the names of the queues: no worker of another run takes part
-RUN = uuid.uuid4().hex[:6]
-
 #: compute classes, and the part of the fleet that each has
 CLASSES = {"gpu_large": 0.1, "gpu_small": 0.3, "cpu": 0.6}
 
 #: part of its seconds by which a trial is shorter or longer
 SPREAD = 0.5
-
-#: seconds of the parts in which the machine's own speed is judged, and the part of its usual speed that is too slow
-WINDOW_SECONDS, SLOW = 10.0, 1.3
 
 MODULE = "played"
 
@@ -266,34 +251,12 @@ def played(url: str, compute_class: str, names: Sequence[str], seconds: float, i
     told.put((workers.late, workers.delays))
 
 
-def calibrated(is_over: Event, told: Any) -> None:
-    """Tell, by moments, the processor's seconds of a loop: they grow where the machine itself gets less of its host."""
-    samples = []
-    while not is_over.is_set():
-        began = time.thread_time()
-        sum(range(500_000))
-        samples.append((time.monotonic(), time.thread_time() - began))
-        time.sleep(1.0)
-    told.put(samples)
-
-
-def undisturbed(delays: Sequence[tuple[float, float]], loops: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the delays in parts of WINDOW_SECONDS in which the machine ran at its own speed, and in the part after."""
-    usual = sorted(seconds for _, seconds in loops)[len(loops) // 2]
-    by_window: dict[int, list[float]] = defaultdict(list)
-    for moment, seconds in loops:
-        by_window[int(moment / WINDOW_SECONDS)].append(seconds)
-    slow = {window for window, some in by_window.items() if sum(some) / len(some) > SLOW * usual}
-    slow |= {window + 1 for window in slow}
-    return [delay for moment, delay in delays if int(moment / WINDOW_SECONDS) not in slow]
-
-
 @contextmanager
 def fleet(url: str, workers: int, seconds: float, per_process: int) -> Iterator[Any]:
-    """Workers in processes of their own; yields what ends them, and the queues with what they tell at the end."""
+    """Workers in processes of their own; yields what ends them, the queue of what they tell then, and their number."""
     context = multiprocessing.get_context("spawn")
-    is_over, told, loops = context.Event(), context.Queue(), context.Queue()
-    processes = [context.Process(target=calibrated, args=(is_over, loops), daemon=True)]
+    is_over, told = context.Event(), context.Queue()
+    processes = []
     for name, part in CLASSES.items():
         names = [f"{name}-{RUN}@{place}" for place in range(max(1, round(part * workers)))]
         for first in range(0, len(names), per_process):
@@ -303,7 +266,7 @@ def fleet(url: str, workers: int, seconds: float, per_process: int) -> Iterator[
     for process in processes:
         process.start()
     try:
-        yield is_over, told, len(processes) - 1, loops
+        yield is_over, told, len(processes)
     finally:
         is_over.set()
         for process in processes:
@@ -339,11 +302,10 @@ def preload(store: SqlStore, key: str, trials: int) -> None:
     store.unlock(key, 1)
 
 
-def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStack) -> dict[str, float]:
-    """Run one study; return its figures."""
-    folder = opened.enter_context(tempfile.TemporaryDirectory())
+def measure(url: str, given: argparse.Namespace, folder: str) -> dict[str, float]:
+    """Run the study; return its figures."""
     space, name = compile_space(SPACE), f"scale-{uuid.uuid4().hex[:6]}"
-    store = SqlStore(f"sqlite:///{Path(folder)}/scale.db")
+    store = SqlStore(f"sqlite:///{folder}/scale.db")
     made = open_study(store, space.describe(), name=name, seed=0)
     preload(store, made.record.key, given.preload)
     began = time.monotonic()
@@ -353,12 +315,11 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
         FleetStudy(key=study.record.key, module=MODULE),
         study.live,
     )
-    seconds = given.seconds / factor
     # The first trials all begin at once; their ends are spread after a few rounds.
-    warm = min(2.5 * seconds, 60.0 * given.minutes)
+    warm = min(2.5 * given.seconds, 60.0 * given.minutes)
     scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=10**9)), study, executor)
     print(f"{len(study.trials):,} finished trials taken up in {time.monotonic() - began:.1f} s", flush=True)
-    with fleet(url, given.workers, seconds, given.per_process) as (is_over, told, processes, loops):
+    with fleet(url, given.workers, given.seconds, given.per_process) as (is_over, told, processes):
         until = time.monotonic() + 60
         while sum(each.slots for each in executor.classes()) < given.workers and time.monotonic() < until:
             executor.poll(0.5)
@@ -370,10 +331,7 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
         cpu, wall, ended = time.process_time() - at, time.monotonic() - clock, len(study.trials) - before
         is_over.set()
         heard = [told.get(timeout=30) for _ in range(processes)]
-        speeds = [each for each in loops.get(timeout=30) if each[0] >= clock]
-    measured = [each for _, some in heard for each in some if each[0] >= clock]
-    delays = sorted(delay for _, delay in measured)
-    calm = sorted(undisturbed(measured, speeds))
+    delays = sorted(delay for _, some in heard for moment, delay in some if moment >= clock)
     found = {
         "trials_per_s": ended / wall,
         "lost_attempts": float(study.trials.lost),
@@ -384,15 +342,9 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
         "turn_s_p99": sorted(turns)[int(0.99 * len(turns))],
         "delay_s_median": delays[len(delays) // 2] if delays else float("inf"),
         "delay_s_p99": delays[int(0.99 * len(delays))] if delays else float("inf"),
-        "undisturbed_delay_s_p99": calm[int(0.99 * len(calm))] if calm else float("inf"),
-        "undisturbed_part": len(calm) / max(1, len(delays)),
-        "calibration_ms": 1000 * float(np.median([seconds for _, seconds in speeds])),
-        "calibration_ms_p95": 1000 * float(np.quantile([seconds for _, seconds in speeds], 0.95)),
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    print(
-        f"{factor:g} times real time:", json.dumps({each: round(value, 3) for each, value in found.items()}), flush=True
-    )
+    print(json.dumps({each: round(value, 3) for each, value in found.items()}), flush=True)
     study.close()
     executor.close()
     return found
@@ -418,34 +370,22 @@ def turn(scheduler: Any, until: float, turns: list[float]) -> int:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--workers", type=int, default=10_000, help="played workers, one slot each [10000]")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of each measurement [10]")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of the measurement [10]")
     parser.add_argument("--preload", type=int, default=1_000_000, help="finished trials of the study [1000000]")
     parser.add_argument("--seconds", type=float, default=60.0, help="mean seconds of a trial [60]")
     parser.add_argument("--per-process", type=int, default=1000, help="workers played in one process [1000]")
-    parser.add_argument("--compress", type=float, nargs="*", default=[], help="factors of a faster time, ascending")
-    parser.add_argument("--redis-url", default=None, help="broker and channel [a database lent by tests/services]")
+    parser.add_argument("--redis-url", help="broker and channel [a database lent by tests/services]")
     given = parser.parse_args()
-    figures: dict[str, object] = {}
-    bears = 0.0
-    with lent_redis(given.redis_url) as url:
-        for factor in [1.0, *given.compress]:
-            with ExitStack() as opened:
-                found = measure(url, given, factor, opened)
-            figures[f"times_{factor:g}"] = found
-            if found["delay_s_p99"] > 1.0:
-                break
-            bears = factor
-    real = figures["times_1"]
-    assert isinstance(real, dict)
+    with lent_redis(given.redis_url) as url, tempfile.TemporaryDirectory() as folder:
+        found = measure(url, given, folder)
     goals = {
-        "delay_s_p99": goal(real["delay_s_p99"], at_most=1.0),
-        "scheduler_cores": goal(real["cpu_cores"], at_most=0.6),
+        "delay_s_p99": goal(found["delay_s_p99"], at_most=1.0),
+        "scheduler_cores": goal(found["cpu_cores"], at_most=0.6),
     }
-    finish({**figures, "greatest_compression": bears}, goals, vars(given))
+    finish(found, goals, vars(given))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import ROOT
 from scipy.stats import qmc
-
-sys.path.append(str(Path(__file__).parents[1]))
-
 from services.families import Family, cluster_of, fleet_of, half_normal, samples
 
 from shadho_celery.placement.bound import throughput_bound
@@ -28,7 +25,7 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 
 #: the tables that come with the benchmarks, and the name of the one with the rates
-DATA = Path(__file__).parent / "data"
+DATA = ROOT / "tests" / "benchmarks" / "data"
 RATES = "gavel_single_gpu.json"
 
 FOUR = ("ResNet-50 (batch size 64)", "LM (batch size 20)", "Recommendation (batch size 2048)", "A3C")

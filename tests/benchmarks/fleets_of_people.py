@@ -21,23 +21,15 @@ Each part has 95 % intervals over its seeds. The last line is one JSON object.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import finish, goal, interval, results_of
+from figures import count, finish, goal, interval, make_parser, runs_of, show
 from hyperopt import hp
-from rich.console import Console
-from rich.table import Table
-
-sys.path.append(str(Path(__file__).parents[1]))
-
 from services.families import Family, cluster_of, fleet_of, half_normal, uniform
 
 from shadho_celery.core.records import AttemptRecord, End, Leaving
@@ -272,37 +264,26 @@ def goals(results: Mapping[str, Sequence[Figures]], *, by_mean: bool) -> dict[st
     }
 
 
-def show(results: Mapping[str, Sequence[Figures]]) -> None:
-    """Print the means of all figures with their intervals."""
-    table = Table("part", "figure", "mean", "95 % interval")
-    for part, runs in results.items():
-        for name in runs[0]:
-            values = [each[name] for each in runs]
-            low, high = interval(values)
-            table.add_row(
-                part, name, f"{np.mean(values):.3g}", f"{low:.3g} to {high:.3g}", end_section=name == [*runs[0]][-1]
-            )
-    Console(width=100).print(table)
-
-
 def main() -> None:
     """Run the parts in parallel processes, and print figures and goals."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be repeated")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each part (default: %(default)s)")
+    parser.add_argument("--seeds", type=count, default=SEEDS, help="runs of each part (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} runs, judged by their means")
-    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
-    parser.add_argument("--days", type=int, default=WIDTH_DAYS, help="days of the part width (default: %(default)s)")
+    parser.add_argument("--jobs", type=count, help="processes (default: one for each core)")
+    parser.add_argument("--days", type=count, default=WIDTH_DAYS, help="days of the part width (default: %(default)s)")
     given = parser.parse_args()
     seeds = min(given.seeds, QUICK_SEEDS) if given.quick else given.seeds
-    if seeds < 1 or given.days < 1:
-        parser.error(f"--seeds is {seeds} and --days {given.days}: give numbers above 0")
     parts = {**PARTS, "width": partial(width, days=given.days)}
     with ProcessPoolExecutor(given.jobs) as pool:
-        futures = {name: [pool.submit(parts[name], seed) for seed in range(seeds)] for name in given.part or parts}
-        results = results_of(futures, "fleets")
-    show(results)
+        results = runs_of(pool, "fleets", {name: parts[name] for name in given.part or parts}, range(seeds))
     figures = {part: {name: [run[name] for run in runs] for name in runs[0]} for part, runs in results.items()}
+    rows = {}
+    for part, found in figures.items():
+        for name, values in found.items():
+            low, high = interval(values)
+            rows[f"{part}: {name}"] = {"mean": f"{np.mean(values):.3g}", "95 % interval": f"{low:.3g} to {high:.3g}"}
+    show(rows, "figure")
     finish(figures, goals(results, by_mean=given.quick), {"seeds": seeds, "fleet": FLEET})
 
 

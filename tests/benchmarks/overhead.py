@@ -12,30 +12,21 @@ scheduler grows by over 25 times as many no-op trials.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import redis
-from figures import finish, goal, quartiles
+from figures import ROOT, finish, goal, make_parser, quartiles, show
+from workers import RUN, Fleet, lent_redis, python
 
-from shadho_celery.fleet.redis import connect
-from shadho_celery.fleet.registry import Registry, Worker
-
-ROOT = Path(__file__).parents[2]
-
-#: in the name of every queue, so that no worker of another run takes part
-RUN = uuid.uuid4().hex[:8]
+#: workers of each contestant
+WORKERS = 2
 
 #: a study file whose trials do nothing
 NOOP_STUDY = """
@@ -64,6 +55,18 @@ def noop(mark):
         client.rpush(mark, 1)
 """
 
+#: sends so many tasks, of which the last ones leave a mark, and prints the seconds until all of these are left
+SEND = """
+import sys, time, bare
+trials, marks, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+bare.noop.apply_async(("",), ignore_result=True)  # opens the connection
+began = time.monotonic()
+for i in range(trials):
+    bare.noop.apply_async((key if i >= trials - marks else "",), ignore_result=True)
+while bare.client.llen(key) < marks: time.sleep(0.002)
+print(time.monotonic() - began)
+"""
+
 OPTUNA = """
 import sys, optuna
 from optuna.storages import JournalStorage
@@ -90,52 +93,51 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repeats and trials; for a first look")
-    parser.add_argument("--trials", type=int, default=None, help="trials of a study [4000; 1000 with --quick]")
-    parser.add_argument("--repeats", type=int, default=None, help="alternating repeats [5; 2 with --quick]")
+    parser.add_argument("--trials", type=int, help="trials of a study [4000; 1000 with --quick]")
+    parser.add_argument("--repeats", type=int, help="alternating repeats [5; 2 with --quick]")
     parser.add_argument("--slots", type=int, default=2, help="slots (threads) of each of the two workers [2]")
     parser.add_argument("--broker", choices=["redis", "rabbitmq", "both"], default="both")
-    parser.add_argument("--redis-url", default=os.environ.get("SHADHO_TEST_REDIS_URL", "redis://127.0.0.1:6379/13"))
-    parser.add_argument("--amqp-url", default=os.environ.get("SHADHO_TEST_AMQP_URL", "amqp://127.0.0.1"))
+    parser.add_argument("--redis-url", help="broker and channel [a database lent by tests/services]")
+    parser.add_argument("--amqp-url", default="amqp://127.0.0.1", help="the other broker [amqp://127.0.0.1]")
     given = parser.parse_args()
     trials = given.trials or (1000 if given.quick else 4000)
     repeats = given.repeats or (2 if given.quick else 5)
-    if given.quick:
-        print(f"--quick: {repeats} repeats of {trials} trials instead of 5 of 4000")
 
     figures: dict[str, object] = {}
     goals: dict[str, dict[str, object]] = {}
-    brokers = {"redis": given.redis_url, "rabbitmq": given.amqp_url}
-    for name, url in brokers.items():
-        if given.broker in (name, "both"):
-            measured = compare(name, url, given.redis_url, trials, repeats, given.slots)
-            figures[name] = measured
-            goals |= judge(name, measured, trials)
+    with lent_redis(given.redis_url) as redis_url:
+        for broker, url in {"redis": redis_url, "rabbitmq": given.amqp_url}.items():
+            if given.broker in (broker, "both"):
+                figures[broker] = measured = compare(broker, url, redis_url, trials, repeats, given.slots)
+                goals |= judge(broker, measured, trials)
     memory_trials = 25 * trials
     megabytes = memory(memory_trials)
-    print(f"\nmemory: a study of {memory_trials:,} no-op trials grows the scheduler by {megabytes:.0f} MB")
+    print(f"memory: a study of {memory_trials:,} no-op trials grows the scheduler by {megabytes:.0f} MB")
     figures["memory_mb"] = megabytes
     goals["memory_mb_per_100k"] = goal(megabytes * 100_000 / memory_trials, at_most=300)
-    settings = {"trials": trials, "repeats": repeats, "workers": 2, "slots": given.slots, "quick": given.quick}
-    finish(figures, goals, settings)
+    finish(figures, goals, {**vars(given), "trials": trials, "repeats": repeats, "workers": WORKERS})
 
 
 def compare(broker: str, url: str, redis_url: str, trials: int, repeats: int, slots: int) -> dict[str, list[float]]:
     """Trials per second of every contestant, one value a repeat."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        place = Path(folder)
-        (place / "noop_study.py").write_text(NOOP_STUDY)
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (place / "bare.py").write_text(BARE_APP)
+        fleet = stack.enter_context(Fleet({"overhead": slots}, url, redis_url, each=WORKERS, noop_study=NOOP_STUDY))
+
+        def study() -> float:
+            report = fleet.run("noop_study", "--trials", str(trials)).report
+            assert report["trials"]["complete"] == trials, report
+            return float(report["seconds"])
+
         runs: dict[str, Callable[[], float]] = {
-            "study": study_runner(place, url, redis_url, trials, slots, stack),
+            "study": study,
             "bare threads": bare_runner(place, url, redis_url, trials, slots, "threads", stack),
             "bare prefork": bare_runner(place, url, redis_url, trials, slots, "prefork", stack),
+            "optuna": lambda: optuna(redis_url, trials),
         }
-        if find_spec("optuna"):
-            runs["optuna"] = lambda: optuna(redis_url, trials)
-        else:
-            print("Optuna is not installed and left out")
         for name, run in runs.items():
             if name != "optuna":  # its processes start anew each time
                 run()  # once unmeasured: everything imported, every thread and process started
@@ -145,89 +147,40 @@ def compare(broker: str, url: str, redis_url: str, trials: int, repeats: int, sl
                 measured[name].append(trials / run())
             shown = ", ".join(f"{name} {values[-1]:.0f}" for name, values in measured.items())
             print(f"{broker} repeat {repeat + 1}/{repeats}, trials/s: {shown}", flush=True)
-    print(f"\n{broker}: trials per second, {trials} no-op trials, 2 workers with {slots} slots each")
-    print(f"{'':14s}{'lower':>8s}{'median':>8s}{'upper':>8s}{'study / it':>12s}")
     middle = quartiles(measured["study"])[1]
+    texts = {}
     for name, values in measured.items():
-        low, median, high = quartiles(values)
-        print(f"{name:14s}{low:8.0f}{median:8.0f}{high:8.0f}{middle / median:12.2f}")
+        lower, median, upper = (f"{each:.0f}" for each in quartiles(values))
+        share = f"{middle / quartiles(values)[1]:.2f}"
+        texts[name] = {"lower": lower, "median": median, "upper": upper, "study / it": share}
+    show(texts, broker, f"trials per second, {trials} no-op trials, {WORKERS} workers with {slots} slots each")
     return measured
 
 
-def judge(broker: str, measured: dict[str, list[float]], trials: int) -> dict[str, dict[str, object]]:
+def judge(broker: str, measured: Mapping[str, Sequence[float]], trials: int) -> dict[str, dict[str, object]]:
     """The goals on one broker: ratios of medians."""
     medians = {name: quartiles(values)[1] for name, values in measured.items()}
     # A short study is mostly start and end.
-    wanted = {"bare threads": 1.2 if trials >= 4000 else 0.9, "bare prefork": 0.7} | (
-        {"optuna": 2.0} if "optuna" in medians else {}
-    )
+    wanted = {"bare threads": 1.2 if trials >= 4000 else 0.9, "bare prefork": 0.7, "optuna": 2.0}
     return {
         f"{broker}_study_vs_{other.replace(' ', '_')}": goal(medians["study"] / medians[other], at_least=ratio)
         for other, ratio in wanted.items()
     }
 
 
-def study_runner(
-    place: Path, url: str, redis_url: str, trials: int, slots: int, stack: ExitStack
-) -> Callable[[], float]:
-    """Start two workers; returns what runs one study on them and gives its seconds."""
-    environment = {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url, "SHADHO_IMPORTS": "noop_study"}
-    command = [
-        "-m",
-        "celery",
-        "-A",
-        "shadho_celery",
-        "worker",
-        "-Q",
-        f"overhead-{RUN}",
-        "-c",
-        str(slots),
-        "-l",
-        "WARNING",
-    ]
-    for _ in range(2):
-        stack.enter_context(python(place, environment, *command, "--without-gossip", "--without-mingle"))
-    arguments = ["-m", "shadho_celery.launch", "noop_study", "--trials", str(trials), "--json", "--store"]
-
-    # Both workers must take part from the first trial on.
-    registry = Registry(connect(redis_url), Worker)
-    while sum(worker.compute_class == f"overhead-{RUN}" for worker in registry.living().values()) < 2:
-        time.sleep(0.1)
-
-    def run() -> float:
-        store = f"sqlite:///{place}/{uuid.uuid4().hex}.db"
-        with python(place, environment, *arguments, store, stdout=subprocess.PIPE) as process:
-            answer = json.loads(process.communicate(timeout=600)[0])
-        assert answer["trials"]["complete"] == trials, answer
-        return float(answer["seconds"])
-
-    return run
-
-
 def bare_runner(
     place: Path, url: str, redis_url: str, trials: int, slots: int, pool: str, stack: ExitStack
 ) -> Callable[[], float]:
-    """Start two plain Celery workers; returns what sends them the tasks and gives the seconds until the last ended."""
+    """Start plain Celery workers; returns what sends them the tasks and gives the seconds until the last ended."""
     environment = {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url, "BARE_QUEUE": f"bare-{pool}-{RUN}"}
     command = ["-m", "celery", "-A", "bare", "worker", "-P", pool, "-c", str(slots), "-l", "WARNING"]
-    for i in range(2):
+    for i in range(WORKERS):
         name = ["-n", f"{pool}{i}@%h", "--without-gossip", "--without-mingle"]
         stack.enter_context(python(place, environment, *command, *name))
-    marks = 2 * slots
-    send = (
-        "import sys, time, bare\n"
-        "trials, marks, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]\n"
-        "bare.noop.apply_async(('',), ignore_result=True)\n"  # opens the connection
-        "began = time.monotonic()\n"
-        "for i in range(trials):\n"
-        "    bare.noop.apply_async((key if i >= trials - marks else '',), ignore_result=True)\n"
-        "while bare.client.llen(key) < marks: time.sleep(0.002)\n"
-        "print(time.monotonic() - began)\n"
-    )
 
     def run() -> float:
         key = f"overhead:{uuid.uuid4().hex}"
-        arguments = ["-c", send, str(trials), str(marks), key]
+        arguments = ["-c", SEND, str(trials), str(WORKERS * slots), key]
         with python(place, environment, *arguments, stdout=subprocess.PIPE) as process:
             seconds = float(process.communicate(timeout=600)[0])
         redis.Redis.from_url(redis_url).delete(key)
@@ -261,31 +214,6 @@ def memory(trials: int) -> float:
         arguments = ["-c", MEMORY, str(trials), f"sqlite:///{folder}/memory.db"]
         with python(Path(folder), {}, *arguments, stdout=subprocess.PIPE) as process:
             return float(process.communicate(timeout=1200)[0])
-
-
-@contextmanager
-def python(
-    place: Path, environment: dict[str, str], *arguments: str, stdout: int = subprocess.DEVNULL
-) -> Iterator[subprocess.Popen[str]]:
-    """A Python process in `place` that is stopped at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", *arguments],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{place}", **environment},
-        stdout=stdout,
-        stderr=None if os.environ.get("VERBOSE") else subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

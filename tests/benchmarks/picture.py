@@ -7,14 +7,11 @@ taken.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +23,13 @@ matplotlib.use("Agg")
 import flat
 import matplotlib.pyplot as plt
 import numpy as np
+from figures import interval, make_parser
 from hyperopt import hp
 from msgspec.structs import replace
 from PIL import Image
+from services.browser import chromium
 from services.families import with_settings
-from svm_record import KERNELS
+from workers import dashboard
 
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
@@ -45,9 +44,6 @@ from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import Limits, StudyState
-
-# The folder of the tests has the browser that they use.
-sys.path.append(str(Path(__file__).parents[1]))
 
 SPACE = hp.choice(
     "model",
@@ -75,7 +71,7 @@ COLOURS = 128
 
 def main() -> None:
     """Draw what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("target", type=Path, help="the picture, a PNG file")
     parser.add_argument("--trials", type=int, default=300)
     given = parser.parse_args()
@@ -88,7 +84,7 @@ def draw(target: Path, trials: int) -> None:
         with played(f"sqlite:///{folder}/first.db", trials, 0.0) as (_, seconds):
             pass
         url = f"sqlite:///{folder}/study.db"
-        with played(url, trials, time.time() - seconds) as (study, _), dashboard(url) as address:
+        with played(url, trials, time.time() - seconds) as (study, _), dashboard(Path(folder), url) as (_, address):
             photograph(address, study.record.name, target)
 
 
@@ -144,23 +140,8 @@ def play(attempt: Attempt, compute_class: str) -> Outcome:
     return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds)
 
 
-@contextmanager
-def dashboard(url: str) -> Iterator[str]:
-    """Run a dashboard of a store, and yield the address that logs in."""
-    command = [sys.executable, "-m", "shadho_celery", "dashboard", "--port", "0", "--store", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = next(line for line in process.stdout if "http://" in line)
-            yield line[line.index("http://") :].strip()
-        finally:
-            process.terminate()
-
-
 def photograph(address: str, name: str, target: Path) -> None:
     """Write the top of a study's page to a file."""
-    from services.browser import chromium
-
     with chromium() as browser:
         context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=SCALE)
         page = context.new_page()
@@ -173,57 +154,6 @@ def photograph(address: str, name: str, target: Path) -> None:
         context.close()
     with Image.open(target) as picture:
         picture.convert("RGB").quantize(COLOURS).save(target, optimize=True)
-
-
-# The samplers: regret by evaluation for each problem, and milliseconds of a suggestion by history
-
-#: colours of our samplers; the peers are grey, each with a dash of its own
-OURS = {"auto": "#1b7f5c", "gp": "#3a7ebf", "tpe": "#d07a1f"}
-DASHES = ("--", ":", "-.", (0, (5, 1)), (0, (1, 3)))
-#: regrets below it are drawn there: the scale is logarithmic
-LEAST = 1e-9
-
-
-def regrets(figures: Mapping[str, Any], target: Path) -> None:
-    """Draw the median regret by evaluation, one panel a problem."""
-    columns = min(4, len(figures))
-    rows = -(-len(figures) // columns)
-    figure, panels = plt.subplots(
-        rows, columns, figsize=(3 * columns, 2.3 * rows), layout="constrained", squeeze=False, sharex=True
-    )
-    for panel in panels.flat[len(figures) :]:
-        panel.set_visible(False)
-    for panel, (name, row) in zip(panels.flat, figures.items(), strict=False):
-        dashes = iter(DASHES)
-        for algorithm, medians in row["median_regret"].items():
-            look: dict[str, Any] = (
-                {"color": OURS[algorithm], "linewidth": 2}
-                if algorithm in OURS
-                else {"color": "grey", "linewidth": 1, "linestyle": next(dashes)}
-            )
-            values = [max(value, LEAST) for value in medians.values()]
-            panel.plot([int(at) for at in medians], values, label=algorithm, **look)
-        panel.set_yscale("log")
-        panel.set_title(name, fontsize=10)
-    panels[-1, 0].set_xlabel("evaluations")
-    panels[0, 0].set_ylabel("median regret")
-    handles, labels = panels.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, ncols=len(labels), fontsize=8, loc="outside lower center")
-    _save(figure, target)
-
-
-def suggestion_times(figures: Mapping[str, Any], target: Path) -> None:
-    """Draw the milliseconds of a suggestion by the length of the history, one line a sampler."""
-    figure, panel = plt.subplots(figsize=(5, 3.2), layout="constrained")
-    for name, row in figures.items():
-        if isinstance(row, Mapping):
-            panel.plot([int(at) for at in row], [*row.values()], marker=".", label=name, color=OURS.get(name, "grey"))
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_xlabel("trials so far")
-    panel.set_ylabel("ms a suggestion")
-    panel.legend(frameon=False, fontsize=8)
-    _save(figure, target)
 
 
 # Placement: how near each policy comes to the bound, who worked on what, and a flat space
@@ -329,37 +259,65 @@ def _spans(cluster: Cluster, policy: str) -> list[tuple[int, float, float, str]]
     return spans
 
 
-def shadho(found: Mapping[str, Sequence[Any]], target: Path) -> None:
-    """A bar for each scheduler, a colour a kernel, a diamond at the even mix; beside it a dot for each seed."""
-    targets = list(next(iter(found.values()))[0].hours_to)
-    figure, axes = plt.subplots(
-        1,
-        1 + len(targets),
-        figsize=(12, 3.6),
-        sharey=True,
-        layout="constrained",
-        width_ratios=[2, *(1 for _ in targets)],
-    )
-    rows = np.arange(len(found))
-    left = np.zeros(len(found))
-    for kernel, colour in zip(KERNELS, plt.get_cmap("Set2").colors, strict=False):
-        rates = np.array([np.mean([run.rates[kernel] for run in runs]) for runs in found.values()])
-        axes[0].barh(rows, rates, 0.7, left, color=colour, label=kernel)
-        left += rates
-    even = [np.mean([run.even for run in runs]) for runs in found.values()]
-    axes[0].plot(even, rows, "D", color="black", markersize=5, label="even mix")
-    axes[0].set_xlabel("models an hour")
-    axes[0].set_yticks(rows, list(found))
-    axes[0].invert_yaxis()
-    axes[0].legend(frameon=False, fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1)
-    for each, name in zip(axes[1:], targets, strict=True):
-        for row, runs in zip(rows, found.values(), strict=True):
-            hours = [run.hours_to[name] for run in runs]
-            each.plot(hours, np.full(len(hours), row), ".", color="#1b7f5c", alpha=0.4)
-            each.plot(np.median(hours), row, "|", color="black", markersize=14)
-        each.set_xlabel(f"hours to\n{name}")
-        each.set_xlim(left=0)
+# Training: what staleness costs, what backups bring, and both against the time; with 95 % intervals
+
+GREEN, ORANGE, BLUE = "#1b7f5c", "#e08b3a", "#3b6ea8"
+
+
+def staleness(figures: Mapping[str, Any], target: Path) -> None:
+    """Test error against staleness: at one rate, and at the best rate for each."""
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    stale = [row["staleness"] for row in figures.values()]
+    for name, key, colour in (("one rate", "error_at_one_rate", ORANGE), ("best rate for each", "error_tuned", GREEN)):
+        _line(axes, stale, [row[key] for row in figures.values()], name, colour)
+    axes.set_xlabel("mean staleness of a gradient, in steps")
+    axes.set_ylabel("test error, %")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
     _save(figure, target)
+
+
+def backups(figures: Mapping[str, Any], target: Path) -> None:
+    """Seconds to the target against the number of backups."""
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    _line(axes, figures["backups"], figures["seconds"], None, GREEN)
+    axes.set_yscale("log")
+    ticks = [50, 100, 200, 500, 1000]
+    axes.set_yticks(ticks, list(map(str, ticks)))
+    axes.minorticks_off()
+    axes.set_xlabel("backup workers of 50 workers in all")
+    axes.set_ylabel(f"seconds to a test accuracy of {figures['accuracy']}")
+    _save(figure, target)
+
+
+def against(figures: Mapping[str, Any], target: Path) -> None:
+    """Mean test accuracy against the time."""
+    courses: Mapping[str, Sequence[Sequence[tuple[float, float]]]] = figures["courses"]
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for (name, runs), colour in zip(courses.items(), (GREEN, ORANGE, BLUE), strict=True):
+        moments = np.linspace(1, min(run[-1][0] for run in runs), 200)
+        curves = [np.interp(moments, *zip(*run, strict=True)) for run in runs]
+        axes.plot(moments, np.mean(curves, axis=0), color=colour, label=name)
+    axes.axhline(figures["accuracy"], color="#999", linewidth=0.8)
+    axes.set_ylim(0.8, 1.0)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("test accuracy")
+    axes.legend(frameon=False)
+    _save(figure, target)
+
+
+def _line(axes: Any, x: Sequence[float], runs: Sequence[Sequence[float]], name: str | None, colour: str) -> None:
+    means = [float(np.mean(each)) for each in runs]
+    reach = [[mean - interval(each)[0] for mean, each in zip(means, runs, strict=True)]]
+    axes.errorbar(x, means, yerr=reach * 2, color=colour, marker="o", markersize=4, capsize=2, label=name)
+
+
+#: by the name of the picture
+TRAINING: Mapping[str, Callable[[Mapping[str, Any], Path], None]] = {
+    "staleness": staleness,
+    "backups": backups,
+    "against": against,
+}
 
 
 def _save(figure: Any, target: Path) -> None:

@@ -1,9 +1,8 @@
 """How much of the best possible throughput each policy reaches: ``python tests/benchmarks/placement.py [DATA]``.
 
-DATA is a folder with gavel_single_gpu.json and philly_quantiles.json, tests/benchmarks/data by default; with an
-svm_trace_*.csv.gz in it, times to a target loss are measured, too. Every run is the real scheduler with its cost model,
-which learns the speeds from nothing, on simulated slots. Split cases have families of known seconds; in flat ones the
-seconds depend on params (flat.py). Other fleets and tables:
+DATA is a folder with gavel_single_gpu.json and philly_quantiles.json, tests/benchmarks/data by default. Every run is
+the real scheduler with its cost model, which learns the speeds from nothing, on simulated slots. Split cases have
+families of known seconds; in flat ones the seconds depend on params (flat.py). Other fleets and tables:
 
   python tests/benchmarks/placement.py --fleet 15/45/90
   python tests/benchmarks/placement.py --cluster my_cluster.py   # as `python -m shadho_celery.simulate` takes it
@@ -17,22 +16,19 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import flat
 import fleets
 import numpy as np
-from figures import finish, goal, quartiles, results_of
+from figures import beside, count, finish, goal, make_parser, quartiles, runs_of, show
 from fleets import most, slots_of
 from msgspec.structs import replace
-from playing import play_study
-from rich.console import Console
-from rich.table import Table
-from svm_record import KERNELS, Record, read, space
 
-from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.scheduler.proposals import trial_seed
@@ -42,8 +38,6 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
 POLICIES = ("cost", "fifo", "paper", "push")
-#: the chance that a trial of the time-to-target study reaches its target
-TARGET_CHANCE = 0.0005
 
 
 class Run(NamedTuple):
@@ -119,41 +113,6 @@ def seeded(cluster: Cluster, seed: int) -> Cluster:
     return dataclasses.replace(cluster, fleet=replace(cluster.fleet, seed=seed))
 
 
-# Time to a target
-
-
-def hours_to_target(trace: Path, cluster: Cluster, target: float, policy: str, shares: str, seed: int) -> float:
-    """Hours until a study of SHADHO's SVM space, with its recorded losses and a case's speeds, reaches the target."""
-    record, of_families = Record(read(trace)), compile_space(cluster.space)
-    timed = make_play(seeded(cluster, seed), of_families)
-    of_kernel = {
-        f"kernel={kernel}": each.sample(np.random.default_rng(0), 1)[0]
-        for kernel, each in zip(KERNELS, split(of_families), strict=True)
-    }
-
-    def play(attempt: Attempt, compute_class: str) -> Outcome:
-        outcome = timed(attempt.evolve(params=of_kernel[attempt.subspace]), compute_class)
-        if outcome.state is TrialState.FAILED:
-            return outcome
-        return replace(outcome, loss=record.nearest(attempt.subspace, attempt.params).loss)
-
-    # A few runs are unlucky: they are given ten times the time that a target takes on average.
-    end = 10 / TARGET_CHANCE / most(cluster) * cluster.settings["seconds"]
-    study = play_study(space(), slots_of(cluster), play, end, target=target, policy=policy, shares=shares, seed=seed)
-    return study.clock.now() / 3600
-
-
-def target_of(trace: Path) -> float:
-    """The loss that TARGET_CHANCE of an even mix of draws reach."""
-    record, generator = Record(read(trace)), np.random.default_rng(0)
-    losses = [
-        record.nearest(subspace.name, params).loss
-        for subspace in split(compile_space(space()))
-        for params in subspace.sample(generator, 5000)
-    ]
-    return float(np.quantile(losses, TARGET_CHANCE))
-
-
 # The cases, and the table
 
 
@@ -188,25 +147,20 @@ def _fleets(classes: int) -> list[str]:
 SPEED_ONLY = "SVM, speed only 50/50/50"
 
 
-def show(results: Mapping[tuple[str, str], list[Run]]) -> None:
+def tell(results: Mapping[tuple[str, str], list[Run]]) -> None:
     """One row for each case and policy."""
-    table = Table(
-        "case", "policy", "trials", "an hour, even mix", "share of bound (seeds)", "utilised", "worst family off by"
-    )
+    rows = {}
     for (case, policy), runs in results.items():
         means = [float(np.mean(column)) for column in zip(*runs, strict=True)]
         shares = [each.share for each in runs]
-        table.add_row(
-            case,
-            policy,
-            f"{means[0]:.0f}",
-            f"{means[1]:.0f}",
-            f"{means[2]:.3f} ({min(shares):.3f}-{max(shares):.3f})",
-            f"{means[3]:.3f}",
-            f"{100 * means[4]:.1f} %",
-            end_section=policy == POLICIES[-1],
-        )
-    Console(width=118).print(table)
+        rows[f"{case}: {policy}"] = {
+            "trials": f"{means[0]:.0f}",
+            "an hour, even mix": f"{means[1]:.0f}",
+            "share of bound (seeds)": f"{means[2]:.3f} ({min(shares):.3f}-{max(shares):.3f})",
+            "utilised": f"{means[3]:.3f}",
+            "worst family off by": f"{100 * means[4]:.1f} %",
+        }
+    show(rows, "case: policy")
 
 
 def goals(results: Mapping[tuple[str, str], list[Run]]) -> dict[str, dict[str, object]]:
@@ -214,13 +168,13 @@ def goals(results: Mapping[tuple[str, str], list[Run]]) -> dict[str, dict[str, o
     found = {}
     for case in dict.fromkeys(case for case, _ in results):
         cost, fifo = ([each.share for each in results[case, policy]] for policy in ("cost", "fifo"))
-        beside = [one / max(two, 1e-9) for one, two in zip(cost, fifo, strict=True)]
+        ratios = beside(cost, [max(each, 1e-9) for each in fifo])
         if case == SPEED_ONLY:
-            found[f"{case}: beside fifo"] = goal(beside, at_least=0.98)
+            found[f"{case}: beside fifo"] = goal(ratios, at_least=0.98)
         else:
             least = 0.95 if case.startswith("4 ") else 0.90
             found[f"{case}: share of bound"] = goal(cost, at_least=least)
-            found[f"{case}: beside fifo"] = goal(beside, at_least=1.25)
+            found[f"{case}: beside fifo"] = goal(ratios, at_least=1.25)
         worst = max(each.spread for each in results[case, "cost"])
         found[f"{case}: worst family off by"] = goal(worst, at_most=0.10)
     return found
@@ -228,21 +182,17 @@ def goals(results: Mapping[tuple[str, str], list[Run]]) -> dict[str, dict[str, o
 
 def main() -> None:
     """Run everything in parallel processes and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("data", type=Path, nargs="?", default=fleets.DATA, help="folder with the tables")
     parser.add_argument("--fleet", action="append", help="workers by class, as 50/50/50; may be repeated")
     parser.add_argument("--cluster", action="append", help="a cluster file instead; may be repeated")
     parser.add_argument("--rates", type=Path, help="another table of rates, JSON: {family: {class: rate}}")
-    parser.add_argument("--flat-seeds", type=int, default=3, help="runs of each flat case (default: %(default)s)")
+    parser.add_argument("--flat-seeds", type=count, default=3, help="runs of each flat case (default: %(default)s)")
     parser.add_argument("--hours", type=float, default=3.0, help="simulated hours (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each case (default: %(default)s)")
-    parser.add_argument("--target-seeds", type=int, default=20, help="runs to a target loss (default: %(default)s)")
+    parser.add_argument("--seeds", type=count, default=5, help="runs of each case (default: %(default)s)")
     parser.add_argument("--pictures", type=Path, help="folder for placement.svg, gantt.png and flat.svg")
-    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
+    parser.add_argument("--jobs", type=count, help="processes (default: one for each core)")
     given = parser.parse_args()
-    for name in ("seeds", "flat_seeds"):
-        if getattr(given, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(given, name)}: give a number above 0")
     try:
         described = {(each := load(path)).name: each for path in given.cluster or ()}
     except UsageError as error:
@@ -255,21 +205,13 @@ def main() -> None:
     wanted = described or cases(given)
     sources = dict(zip(described, given.cluster or (), strict=True)) or wanted
     with ProcessPoolExecutor(given.jobs) as pool:
-        runs: dict[tuple[str, str], list[Future[Run]]] = {
-            (name, policy): [pool.submit(run, case, policy, seed) for seed in range(given.seeds)]
-            for name, case in sources.items()
-            for policy in POLICIES
-        }
-        results = results_of(runs, "split spaces")
-        show(results)
-        reach = goals(results)
-        of_flat, more = {}, {}
+        jobs = {(name, policy): partial(run, case, policy) for name, case in sources.items() for policy in POLICIES}
+        results = runs_of(pool, "split spaces", jobs, range(given.seeds))
+        tell(results)
+        reach, of_flat = goals(results), {}
         if not (given.cluster or given.rates or given.fleet):
             of_flat, more = play_flat(given.hours, given.flat_seeds, pool)
-        reach |= more
-        times = {} if described else time_to_target(given, *next(iter(wanted.items())), pool)
-    if times:
-        reach["time to target: fifo's beside cost's with shares by promise"] = show_times(times)
+            reach |= more
     if given.pictures:
         from picture import gantt, over_time, shares_of_the_bound
 
@@ -282,57 +224,24 @@ def main() -> None:
         }
         for (case, policy), each in results.items()
     }
-    finish(figures | of_flat | {"hours_to_target": times}, reach, {"hours": given.hours, "seeds": given.seeds})
+    finish(figures | of_flat, reach, {"hours": given.hours, "seeds": given.seeds})
 
 
 def play_flat(
     hours: float, seeds: int, pool: ProcessPoolExecutor
 ) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
     """Play the flat spaces and the one with structural options; return figures and goals."""
-    futures = {
-        (name, how): [pool.submit(flat.run, name, hours, how, seed) for seed in range(seeds)]
-        for name in flat.flat_cases(hours)
-        for how in flat.ways(name)
+    jobs = {
+        (name, how): partial(flat.run, name, hours, how) for name in flat.flat_cases(hours) for how in flat.ways(name)
     }
-    shares = [pool.submit(flat.structural, "cost", seed, hours) for seed in range(seeds)]
-    results = results_of(futures, "flat spaces")
-    flat.show(results)
+    results = runs_of(pool, "flat spaces", jobs, range(seeds))
+    flat.tell(results)
     reach = flat.goals(results)
-    [found] = results_of({"structural": shares}, "structural options").values()
+    options = {"structural": partial(flat.structural, hours)}
+    [found] = runs_of(pool, "structural options", options, range(seeds)).values()
     print(f"forty structural options, not split: {np.mean(found):.3f} of the bound")
     reach["forty structural options: share of bound"] = goal(found, at_least=0.95)
     return {f"{case}, {how}": [run._asdict() for run in runs] for (case, how), runs in results.items()}, reach
-
-
-def show_times(times: Mapping[str, list[float]]) -> dict[str, object]:
-    """Print the hours to the target; the goal compares a search by promise on placed machines with plain fifo."""
-    plain = np.array(times["fifo, uniform"])
-    for name, hours in times.items():
-        ratio = float(np.median(plain / np.array(hours)))
-        print(f"  {name}: median {np.median(hours):.3f} hours; plain fifo takes {ratio:.2f} times as long (median)")
-    return goal(float(np.median(plain / np.array(times["cost, promise"]))), at_least=1.3)
-
-
-def time_to_target(
-    given: argparse.Namespace, case: str, cluster: Cluster, pool: ProcessPoolExecutor
-) -> dict[str, list[float]]:
-    """Hours by policy and shares; nothing where there is no trace, or no four families."""
-    traces = sorted(given.data.glob("svm_trace_*.csv.gz"))
-    if not traces:
-        print(f"no svm_trace_*.csv.gz in {given.data}: the times to a target loss are left out")
-    if not traces or len(split(compile_space(cluster.space))) != len(KERNELS) or not given.target_seeds:
-        return {}
-    target = target_of(traces[0])
-    print(f"time to a loss of {target:.4g}, which {TARGET_CHANCE:.2%} of the trials reach, on {case}:")
-    variants = [(policy, shares) for policy in ("fifo", "cost") for shares in ("uniform", "promise")]
-    futures = {
-        f"{policy}, {shares}": [
-            pool.submit(hours_to_target, traces[0], cluster, target, policy, shares, seed)
-            for seed in range(given.target_seeds)
-        ]
-        for policy, shares in variants
-    }
-    return results_of(futures, "times to a loss")
 
 
 if __name__ == "__main__":

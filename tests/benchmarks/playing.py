@@ -22,24 +22,20 @@ def play_study(
     seconds: float | None,
     *,
     trials: int | None = None,
-    target: float | None = None,
     policy: str = "cost",
     shares: str | None = "uniform",
     sampler: str = "random",
-    pool: int | None = None,
     fidelity: Mapping[str, Any] | None = None,
     speculate: bool = True,
     seed: int = 0,
     on_turn: Callable[[StudyState], None] = lambda study: None,
 ) -> StudyState:
-    """The study of `space` at its limit: `seconds`, `trials` or `target`; what still ran then is left unfinished."""
+    """The study of `space` at its limit, `seconds` or `trials`; what still ran then is left unfinished."""
     clock = ManualClock()
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
     study = StudyState(MemoryStore(), record, 1, clock=clock)
-    settings = StudySettings(
-        policy=policy, shares=shares, sampler=sampler, pool=pool, fidelity=fidelity, speculate=speculate
-    )
-    plan = Plan.of(compile_space(space), settings, Limits(seconds=seconds, trials=trials, target=target))
+    settings = StudySettings(policy=policy, shares=shares, sampler=sampler, fidelity=fidelity, speculate=speculate)
+    plan = Plan.of(compile_space(space), settings, Limits(seconds=seconds, trials=trials))
     fleet = Fleet(classes={name: SimulatedClass(workers=number) for name, number in slots.items()})
     scheduler = make_scheduler(plan, study, SimulatedExecutor(fleet, play, clock))
     while not (scheduler.stopping if trials is None else scheduler.done):

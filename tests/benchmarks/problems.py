@@ -1,19 +1,19 @@
-"""Problems of the samplers' benchmark: search spaces with their losses, and the least loss where it is known.
+"""Problems of the samplers' benchmark: search spaces with their losses, and the least loss.
 
-The closed forms are the usual test functions (Surjanovic, Bingham, "Virtual Library of Simulation Experiments"); the
-small ones below are after hyperopt's own test domains, written by hand.
+The closed forms are the usual test functions (Surjanovic, Bingham, "Virtual Library of Simulation Experiments").
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fidelity_problems import HARTMANN_3, HARTMANN_6, HARTMANN_WEIGHTS
 from hyperopt import hp
 from hyperopt.pyll.base import Literal, as_apply, clone, dfs
 
@@ -27,20 +27,14 @@ BOXES = ("uniform", "loguniform", "quniform", "qloguniform")
 DRAWS, EQUAL = 2000, 1e-3
 
 
-class Unlucky(Exception):
-    """A setting that cannot be trained."""
-
-
 @dataclass(frozen=True)
 class Problem:
     """A search space and its loss."""
 
     space: Any
     objective: Callable[[Any], float]
-    #: the least loss; None where nobody knows it
-    optimum: float | None = None
-    #: whether some settings raise
-    fails: bool = False
+    #: the least loss
+    optimum: float
 
     def shifted(self, seed: int) -> Problem:
         """The same function over boxes that are moved by up to SHIFT of their widths."""
@@ -66,12 +60,7 @@ class Problem:
 
 def problems_of(path: Path) -> dict[str, Problem]:
     """Return those of a Python file with ``PROBLEMS = {name: (space, function, optimum)}``."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {name: Problem(*parts) for name, parts in module.PROBLEMS.items()}
+    return {name: Problem(*parts) for name, parts in runpy.run_path(str(path))["PROBLEMS"].items()}
 
 
 # Closed forms
@@ -88,34 +77,8 @@ def camel(p: Mapping[str, float]) -> float:
     return (4 - 2.1 * x**2 + x**4 / 3) * x**2 + x * y + (4 * y**2 - 4) * y**2
 
 
-HEIGHTS = np.array([1.0, 1.2, 3.0, 3.2])
-HARTMANN_3 = (
-    np.array([[3, 10, 30], [0.1, 10, 35], [3, 10, 30], [0.1, 10, 35]]),
-    1e-4 * np.array([[3689, 1170, 2673], [4699, 4387, 7470], [1091, 8732, 5547], [381, 5743, 8828]]),
-)
-HARTMANN_6 = (
-    np.array(
-        [
-            [10, 3, 17, 3.5, 1.7, 8],
-            [0.05, 10, 17, 0.1, 8, 14],
-            [3, 3.5, 1.7, 10, 17, 8],
-            [17, 8, 0.05, 10, 0.1, 14],
-        ]
-    ),
-    1e-4
-    * np.array(
-        [
-            [1312, 1696, 5569, 124, 8283, 5886],
-            [2329, 4135, 8307, 3736, 1004, 9991],
-            [2348, 1451, 3522, 2883, 3047, 6650],
-            [4047, 8828, 8732, 5743, 1091, 381],
-        ]
-    ),
-)
-
-
 def _hartmann(p: Sequence[float], steepness: Any, centres: Any) -> float:
-    return -float(HEIGHTS @ np.exp(-(steepness * (np.array(p) - centres) ** 2).sum(axis=1)))
+    return -float(HARTMANN_WEIGHTS @ np.exp(-(steepness * (np.array(p) - centres) ** 2).sum(axis=1)))
 
 
 def hartmann3(p: Sequence[float]) -> float:
@@ -212,108 +175,4 @@ CLOSED_FORMS: Mapping[str, Problem] = {
     ),
     "tree": Problem(TREE, tree, 0.0),
     "five_of_25": Problem(box(25, -1, 1), five_of_many, 0.0),
-}
-
-
-# Small ones
-
-
-def distractor(x: float) -> float:
-    """A spike near -10, and a slope that leads away from it."""
-    return -1 / (1 + math.exp(-x)) - 2 * math.exp(-((x + 10) ** 2))
-
-
-def gauss_wave(t: float) -> float:
-    return -(math.sin(t) + 2 * math.exp(-((t / 5) ** 2)))
-
-
-def many_wells(p: Mapping[str, float]) -> float:
-    """A bowl of two dimensions full of small wells (Rastrigin's function, a gentle one)."""
-    return sum(p[k] ** 2 + 3 * (1 - math.cos(2 * math.pi * p[k])) for k in ("x", "y"))
-
-
-def svm(p: Mapping[str, Any]) -> float:
-    """Four kernels; the best losses lie in a narrow valley of one of them, the others are easier to do fairly in."""
-    log_c, coef0 = math.log10(p["C"]), float(p.get("coef0", 0.0))
-    if p["kernel"] == "linear":
-        return 0.20 + 0.01 * (log_c - 1) ** 2
-    if p["kernel"] == "sigmoid":
-        return 0.35 + 0.02 * (log_c + 1) ** 2 + 0.01 * coef0**2
-    if p["kernel"] == "poly":
-        degree = float(p["degree"])
-        return 0.18 + 0.02 * (degree - 3) ** 2 + 0.01 * (log_c - 0.5) ** 2 + 0.01 * (coef0 - 0.5) ** 2
-    log_gamma = math.log10(p["gamma"])
-    return 0.40 - 0.35 * math.exp(-((log_c - 2) ** 2) / 2 - (log_gamma + 3) ** 2 / 0.5)
-
-
-SVM = hp.choice(
-    "kernel",
-    [
-        {"kernel": "linear", "C": hp.loguniform("linear_C", math.log(1e-3), math.log(1e4))},
-        {
-            "kernel": "rbf",
-            "C": hp.loguniform("rbf_C", math.log(1e-3), math.log(1e4)),
-            "gamma": hp.loguniform("gamma", math.log(1e-6), math.log(1e2)),
-        },
-        {
-            "kernel": "poly",
-            "C": hp.loguniform("poly_C", math.log(1e-3), math.log(1e4)),
-            "degree": hp.quniform("degree", 1, 8, 1),
-            "coef0": hp.uniform("poly_coef0", -1, 1),
-        },
-        {
-            "kernel": "sigmoid",
-            "C": hp.loguniform("sigmoid_C", math.log(1e-3), math.log(1e4)),
-            "coef0": hp.uniform("sigmoid_coef0", -1, 1),
-        },
-    ],
-)
-
-
-def network(p: Mapping[str, Any]) -> float:
-    """A small network's loss by its settings; large steps diverge, and what does not fit in memory raises."""
-    log_rate = math.log10(p["rate"])
-    if log_rate > -1.0 or p["width"] * p["layers"] > 1600:
-        raise Unlucky("diverged, or out of memory")
-    size = math.log2(p["width"]) * p["layers"]
-    loss = 0.3 + 0.1 * (log_rate + 1.8) ** 2 + 0.002 * (size - 24) ** 2 + 0.4 * (p["dropout"] - 0.2) ** 2
-    return float(loss + (0.0, 0.05, 0.15, 0.2)[p["activation"]])
-
-
-NETWORK = {
-    "rate": hp.loguniform("rate", math.log(1e-5), math.log(1.0)),
-    "width": hp.qloguniform("width", math.log(16), math.log(1024), 16),
-    "layers": hp.randint("layers", 1, 8),
-    "dropout": hp.uniform("dropout", 0, 0.7),
-    "activation": hp.choice("activation", [0, 1, 2, 3]),
-}
-
-
-def many_dists(z: Sequence[float]) -> float:
-    return math.log(1e-2 + sum(z) ** 2)
-
-
-MANY_DISTS = [
-    hp.choice("a", [0, 1, 2]),
-    hp.randint("b", 10),
-    hp.uniform("c", 4, 7),
-    hp.loguniform("d", -2, 0),
-    hp.quniform("e", 0, 10, 3),
-    hp.qloguniform("f", 0, 3, 2),
-    hp.normal("g", 4, 7),
-    hp.lognormal("h", -2, 2),
-    hp.qnormal("i", 0, 10, 2),
-    hp.pchoice("k", [(0.1, 0), (0.9, 1)]),
-]
-_X = hp.uniform("x", -20, 20)
-SMALL: Mapping[str, Problem] = {
-    "quadratic1": Problem(hp.uniform("x", -5, 5), lambda x: (x - 3) ** 2),
-    "distractor": Problem(hp.uniform("x", -15, 15), distractor),
-    "gauss_wave": Problem(hp.choice("curve", [_X, _X + math.pi]), gauss_wave),
-    "branin": Problem({"x": hp.uniform("x", -5, 10), "y": hp.uniform("y", 0, 15)}, branin),
-    "many_wells": Problem({"x": hp.uniform("x", -5, 5), "y": hp.uniform("y", -5, 5)}, many_wells),
-    "many_dists": Problem(MANY_DISTS, many_dists),
-    "hartmann6": Problem([hp.uniform(f"x{i}", 0, 1) for i in range(6)], hartmann6),
-    "svm": Problem(SVM, svm),
-    "network": Problem(NETWORK, network, fails=True),
 }

@@ -1,9 +1,8 @@
 """What a long study costs: ``python tests/benchmarks/resume.py [TRIALS ...]``, ``--growth [--sampler NAME]``.
 
 How long a study of N finished trials takes to resume, by sampler and policy: seconds to read and understand the history
-(`open_study` and `make_scheduler`), of them those for reading alone. With ``--launch`` also seconds from the start of
-the command to the first new trial being sent, in embedded mode. With ``--memory`` instead, in JSON, what a scheduler's
-process has resident after the resumption of a study with 30 metrics a trial.
+(`open_study` and `make_scheduler`), of them those for reading alone. With ``--memory`` instead, in JSON, what a
+scheduler's process has resident after the resumption of a study with 30 metrics a trial.
 
 With ``--growth`` instead, CPU of the scheduler by trial as one study grows to N trials (100,000, five minutes). Its
 trials take no time: the scheduler, its sampler and its store have the process to themselves. CPU is measured over
@@ -14,11 +13,9 @@ or faster meanwhile. The goal compares the later blocks with the first.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -30,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import goal
+from figures import ROOT, calibration, goal, make_parser
 from hyperopt import hp
 
 from shadho_celery import minimize
@@ -73,15 +70,6 @@ GROWING = {
     "depth": hp.randint("depth", 2, 20),
     "solver": hp.choice("solver", ["adam", "sgd", "lion"]),
 }
-
-MODULE = """
-import sys
-sys.path.insert(0, {here!r})
-from resume import SPACE
-
-def objective(params):
-    return 0.5
-"""
 
 
 def build(url: str, module: str, trials: int, metrics: int = 0) -> None:
@@ -151,34 +139,6 @@ def take_up(url: str, module: str, trials: int, sampler: str, policy: str, more:
     return read - began, understood - began, drawn - understood
 
 
-def launch(folder: Path, url: str, trials: int, sampler: str, policy: str) -> float:
-    """Seconds from the command's start until the store has its first trial as sent; the study is then left."""
-    words = [sys.executable, "-m", "shadho_celery.launch", "long_study", "--resume", "--trials", str(trials + 10**6)]
-    words += ["--sampler", sampler, "--policy", policy, "--store", url]
-    with closing(sqlite3.connect(folder / "s.db")) as before:
-        [attempts] = before.execute("select sum(attempt) from trials")
-        began = time.perf_counter()
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, start_new_session=True)
-        try:
-            while list(before.execute("select sum(attempt) from trials")) == [attempts]:
-                if process.poll() is not None:
-                    raise SystemExit((folder / "log").read_text())
-                time.sleep(0.01)
-            return time.perf_counter() - began
-        finally:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-
-
-def calibration() -> float:
-    """Return the seconds of a loop that other times are compared with: the machine may be busy."""
-    began = time.perf_counter()
-    sum(len(str(number)) for number in range(5_000_000))
-    return time.perf_counter() - began
-
-
 def remembered(url: str, module: str, trials: int) -> dict[str, float]:
     """Resume in this process, as a scheduler does, and run some trials; seconds, and MiB that are resident then."""
     # What the command imports is resident too.
@@ -201,13 +161,6 @@ def resident(kind: str) -> float:
     """MiB that this process has in memory, by its name in /proc."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
     return int(line.split()[1]) / 1024
-
-
-def measure_memory(folder: Path, url: str, trials: int) -> None:
-    """Measure in a process of its own, and print the numbers as one JSON object."""
-    build(url, "long_study", trials, metrics=30)
-    words = [sys.executable, __file__, str(trials), "--in-this-process", url]
-    print(subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.strip(), flush=True)
 
 
 def loop() -> None:
@@ -251,9 +204,8 @@ def grow(limit: int, sampler: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("trials", nargs="*", type=int, help="by default 5000 and 100000")
-    parser.add_argument("--launch", action="store_true")
     parser.add_argument("--memory", action="store_true", help="resident memory with 30 metrics a trial instead")
     parser.add_argument("--growth", action="store_true", help="CPU of the scheduler as a study grows instead")
     parser.add_argument("--sampler", default="tpe", help="of --growth (default tpe)")
@@ -266,27 +218,18 @@ def main() -> None:
         grow(given.trials[0] if given.trials else ENDS[-1], given.sampler)
         return
     for trials in given.trials or SIZES:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
+        with tempfile.TemporaryDirectory() as folder:
             url = f"sqlite:///{folder}/s.db"
-            here = str(Path(__file__).parent)
-            (folder / "long_study.py").write_text(MODULE.format(here=here))
-            os.environ["PYTHONPATH"] = os.pathsep.join(
-                [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-            )
+            build(url, "long_study", trials, metrics=30 if given.memory else 0)
             if given.memory:
-                measure_memory(folder, url, trials)
+                # In a process of its own.
+                words = [sys.executable, __file__, str(trials), "--in-this-process", url]
+                subprocess.run(words, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
                 continue
-            build(url, "long_study", trials)
             for sampler, policy in CHOICES:
                 read, understood, drawn = take_up(url, "long_study", trials, sampler, policy)
                 line = f"{trials:7} trials, {sampler:6} {policy:5}: read {read:5.2f} s, understood {understood:5.2f} s"
-                line += f", first turn {drawn:.2f} s"
-                if given.launch:
-                    line += (
-                        f"; from the command to the first trial {launch(folder, url, trials, sampler, policy):.2f} s"
-                    )
-                print(line, flush=True)
+                print(f"{line}, first turn {drawn:.2f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,7 @@ Parts, in this order; ``--part`` runs some of them:
 
 - closed: test functions of known optimum, a mixed and a conditional space, 25 labels of which five matter. Regret is
   the best loss less the optimum. ``auto`` against the best peer of each problem, ``gp`` and ``tpe`` by themselves.
-- small: hyperopt's own test domains written by hand; ``tpe`` against random search by wins: a lower best loss under the
-  same seed, a tie is half a win.
 - time: milliseconds of a suggestion by the length of the history.
-- pool (only by name): TPE on a simulated fleet of two classes, with trials drawn ahead against without.
 
 Ours run on a virtual clock, where a trial lasts a minute, because ``auto`` spends less on short trials. The search
 space is split into subspaces, and the draws are those of `shadho_celery.minimize`. No worse than a peer means: the
@@ -21,22 +18,21 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
 import statistics
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import finish, goal, p_no_worse, results_of
+from figures import count, finish, goal, make_parser, p_no_worse, runs_of, show
 from playing import play_study
-from problems import CLOSED_FORMS, SMALL, Problem, Unlucky, problems_of
+from problems import CLOSED_FORMS, Problem, problems_of
 
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
@@ -59,43 +55,32 @@ TPE_GOALS = ("five_of_25", "rastrigin5", "levy4", "hartmann6")
 #: part of the closed forms on which `auto` is no worse than the best peer
 NO_WORSE = 9 / 11
 
-#: trials of the small problems; failures are counted after the warm-up
-SMALL_TRIALS, WARM_UP = 60, 20
-SMALL_ALGORITHMS = ("random", "tpe")
-#: the spike's bottom lies at -2, the end of the slope at -1
-SPIKE = -1.9
-
 #: lengths of the history at which a suggestion is timed
 HISTORIES = (20, 100, 300, 1000, 5000)
 
 #: seconds that a trial is said to last
 MINUTE = 60.0
-#: the fleet on which trials are drawn ahead, and the seconds of the smallest and the largest params on each class
-FLEET: Mapping[str, int] = {"gpu": 4, "cpu": 12}
-SECONDS: Mapping[str, tuple[float, float]] = {"gpu": (20.0, 30.0), "cpu": (20.0, 420.0)}
 
 
 @cache
-def problems(part: str, file: Path | None = None, shift: int | None = None) -> Mapping[str, Problem]:
-    """Return the problems of a part, or of a file, moved if that is asked for."""
-    found = problems_of(file) if file else {"closed": CLOSED_FORMS, "small": SMALL}[part]
+def problems(file: Path | None, shift: int | None) -> Mapping[str, Problem]:
+    """Return the closed forms, or the problems of a file, moved if that is asked for."""
+    found = problems_of(file) if file else CLOSED_FORMS
     return found if shift is None else {name: each.shifted(shift) for name, each in found.items()}
 
 
-def search_in(where: tuple[Any, ...], name: str, algorithm: str, seed: int, trials: int) -> list[float]:
-    """Return the losses of one search, infinite where a trial failed; `where` are the arguments of `problems`."""
-    problem = problems(*where)[name]
+def search(file: Path | None, shift: int | None, name: str, algorithm: str, trials: int, seed: int) -> list[float]:
+    """Return the regrets of one search after each of the evaluations that are looked at."""
+    problem = problems(file, shift)[name]
     space = compile_space(problem.space)
 
     def play(attempt: Attempt, compute_class: str) -> Outcome:
-        try:
-            loss = float(problem.objective(space.evaluate(attempt.params)))
-        except Unlucky:
-            return Outcome(state=TrialState.FAILED, seconds=MINUTE)
+        loss = float(problem.objective(space.evaluate(attempt.params)))
         return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=MINUTE)
 
     study = play_study(problem.space, {"cpu": 1}, play, None, trials=trials, sampler=algorithm, shares=None, seed=seed)
-    return [math.inf if trial.outcome.loss is None else trial.outcome.loss for trial in study]
+    best = np.minimum.accumulate([trial.outcome.loss for trial in study]) - problem.optimum
+    return [float(best[place - 1]) for place in looked_at(trials)]
 
 
 # Closed forms
@@ -103,29 +88,26 @@ def search_in(where: tuple[Any, ...], name: str, algorithm: str, seed: int, tria
 
 def closed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
     """Return figures and goals of the closed forms, or of the problems in a file."""
-    where = ("closed", arguments.problems, arguments.shift)
-    named = problems(*where)
-    seeds, trials = arguments.seeds, arguments.trials
-    is_recorded = where[1:] == (None, None) and trials == EVALUATIONS
-    runs = {
-        (name, algorithm): [
-            processes.submit(search_in, where, name, algorithm, seed, trials)
-            for seed in range(arguments.first_seed, arguments.first_seed + seeds)
-        ]
-        for name in named
-        for algorithm in OURS
-    }
-    found = results_of(runs, "searches")
+    where = arguments.problems, arguments.shift
+    named, trials = problems(*where), arguments.trials
+    is_recorded = where == (None, None) and trials == EVALUATIONS
+    jobs = {(name, algorithm): partial(search, *where, name, algorithm, trials) for name in named for algorithm in OURS}
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     regrets: dict[str, dict[str, list[list[float]]]] = {name: {} for name in named}
-    for (name, algorithm), searches in found.items():
-        optimum = named[name].optimum
-        assert optimum is not None
-        regrets[name][algorithm] = [best_so_far(losses, optimum) for losses in searches]
+    for (name, algorithm), searches in runs_of(processes, "searches", jobs, seeds).items():
+        regrets[name][algorithm] = searches
     if is_recorded:
         for name, rows in json.loads(PEERS_TABLE.read_text())["regrets"].items():
             regrets[name] |= rows
     figures = {name: compare(named[name], rows, trials) for name, rows in regrets.items()}
-    show(figures)
+    show(
+        {
+            name: {algorithm: f"{[*medians.values()][-1]:.3g}" for algorithm, medians in row["median_regret"].items()}
+            | {"auto is": "no worse" if row["auto_is_no_worse"] else f"worse than {row['best_peer']}"}
+            for name, row in figures.items()
+        },
+        "median regret",
+    )
     goals = goals_beside_peers(figures) if is_recorded else {}
     if arguments.problems is None and trials >= EVALUATIONS:
         goals |= goals_of_ours(figures)
@@ -135,12 +117,6 @@ def closed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tup
 def looked_at(trials: int) -> list[int]:
     """Return the evaluations after which there is a figure."""
     return [*(place for place in AT if place < trials), trials]
-
-
-def best_so_far(losses: Sequence[float], optimum: float) -> list[float]:
-    """Return the regret after each of the evaluations that are looked at."""
-    best = np.minimum.accumulate(losses) - optimum
-    return [float(best[place - 1]) for place in looked_at(len(losses))]
 
 
 def compare(problem: Problem, rows: Mapping[str, Sequence[Sequence[float]]], trials: int) -> Json:
@@ -162,19 +138,6 @@ def compare(problem: Problem, rows: Mapping[str, Sequence[Sequence[float]]], tri
         "auto_is_no_worse": best is None or p_no_worse(last["auto"], last[best]) >= 0.05,
         "tpe_is_no_worse_than_optuna": "optuna tpe" not in last or p_no_worse(last["tpe"], last["optuna tpe"]) >= 0.05,
     }
-
-
-def show(figures: Mapping[str, Json]) -> None:
-    """Print medians of the last evaluation."""
-    algorithms = [*next(iter(figures.values()))["median_regret"]]
-    print(
-        f"{'median regret':14s}"
-        + "".join(f" {name.replace('optuna', 'o.').replace('hyperopt', 'h.'):>14s}" for name in algorithms)
-    )
-    for name, row in figures.items():
-        last = [[*row["median_regret"][algorithm].values()][-1] for algorithm in algorithms]
-        word = "" if row["auto_is_no_worse"] else f"  worse than {row['best_peer']}"
-        print(f"{name:14s}" + "".join(f" {value:14.3g}" for value in last) + word)
 
 
 def goals_beside_peers(figures: Mapping[str, Json]) -> Json:
@@ -205,76 +168,15 @@ def goals_of_ours(figures: Mapping[str, Json]) -> Json:
     return goals
 
 
-# Small problems
-
-
-def small(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
-    """Return figures and goals of the small problems."""
-    where = ("small", None, arguments.shift)
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.small_seeds)
-    runs = {
-        (problem, name): [processes.submit(search_in, where, problem, name, seed, SMALL_TRIALS) for seed in seeds]
-        for problem in SMALL
-        for name in SMALL_ALGORITHMS
-    }
-    found = results_of(runs, "searches")
-    figures = {}
-    names = ("random", "tpe", "tpe>rnd")
-    print(f"{'':14s} {'median best loss':>20s} {'wins':>9s}")
-    print(f"{'':14s}" + "".join(f" {name:>9s}" for name in names))
-    for problem in SMALL:
-        figures[problem] = compare_wins(problem, {name: found[problem, name] for name in SMALL_ALGORITHMS})
-        print(f"{problem:14s}" + "".join(f" {value:9.4g}" for value in list(figures[problem].values())[:3]))
-    spike = statistics.mean(min(run) <= SPIKE for run in found["distractor", "tpe"])
-    goals = {
-        "tpe wins against random": goal(_mean(figures, "wins_against_random"), at_least=0.70),
-        "distractor: part of tpe's searches that find the spike": goal(spike, at_least=0.8),
-    }
-    for problem, row in figures.items():
-        if SMALL[problem].fails:
-            part = row["failing_tpe"] / row["failing_random"]
-            goals[f"{problem}: failing trials, tpe / random"] = goal(part, at_most=1.0)
-    return figures, goals
-
-
-def compare_wins(problem: str, runs: Mapping[str, Sequence[Sequence[float]]]) -> Json:
-    """Return one problem's figures."""
-    best = {name: [min(run) for run in runs[name]] for name in SMALL_ALGORITHMS}
-    figures: Json = {f"median_best_{name}": statistics.median(best[name]) for name in SMALL_ALGORITHMS}
-    figures["wins_against_random"] = wins(best["tpe"], best["random"])
-    if SMALL[problem].fails:
-        figures |= {f"failing_{name}": failing(runs[name]) for name in SMALL_ALGORITHMS}
-    return figures
-
-
-def wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The share of seeds with a lower best loss."""
-    return statistics.mean(0.5 if a == b else float(a < b) for a, b in zip(ours, theirs, strict=True))
-
-
-def failing(losses: Sequence[Sequence[float]]) -> float:
-    """The share of trials that failed after the warm-up."""
-    return statistics.mean(math.isinf(loss) for run in losses for loss in run[WARM_UP:])
-
-
-def _mean(figures: Mapping[str, Mapping[str, float]], name: str) -> float:
-    return statistics.mean(row[name] for row in figures.values())
-
-
-# Time of a suggestion
-
-
 def timed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
     """Return the milliseconds of a suggestion by sampler and history, and of one of 100 that are asked at once."""
     figures: Json = {}
-    print(f"{'ms a suggestion':14s}" + "".join(f" {length:>9d}" for length in HISTORIES))
     for name in ("random", "tpe", "gp", "auto"):
         lengths = HISTORIES if name != "gp" else HISTORIES[:3]
         figures[name] = {str(length): processes.submit(milliseconds, name, length, 1).result() for length in lengths}
-        print(f"{name:14s}" + "".join(f" {value:9.3g}" for value in figures[name].values()))
+    show({name: {at: f"{each:.3g}" for at, each in row.items()} for name, row in figures.items()}, "ms a suggestion")
     at_once = processes.submit(milliseconds, "auto", HISTORIES[-1], 100).result()
     figures["auto, 100 asks after 5000"] = at_once
-    print(f"auto, a suggestion of 100 that are asked at once after {HISTORIES[-1]} trials: {at_once:.3g} ms")
     return figures, {
         "ms a suggestion of gp after 100 trials": goal(figures["gp"]["100"], at_most=60.0),
         "ms a suggestion of auto, 100 asks at once after 5000 trials": goal(at_once, at_most=1.0),
@@ -304,107 +206,39 @@ def milliseconds(name: str, history: int, asks: int) -> float:
     return statistics.median(took[1:])
 
 
-# With trials drawn ahead
-
-
-def with_pool(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
-    """Return TPE with trials drawn ahead against without."""
-    seeds = arguments.small_seeds
-    runs = {
-        (problem, size): [processes.submit(search_on_fleet, problem, size, seed, SMALL_TRIALS) for seed in range(seeds)]
-        for problem in SMALL
-        for size in (None, 0)
-    }
-    found = results_of(runs, "searches")
-    figures = {}
-    print(f"{'':14s} {'median best loss':>20s} {'wins':>9s}")
-    print(f"{'':14s} {'pool':>10s} {'none':>9s}")
-    for problem in SMALL:
-        ours, without = (found[problem, size] for size in (None, 0))
-        row = (statistics.median(ours), statistics.median(without), wins(ours, without))
-        figures[problem] = dict(zip(("pool", "none", "wins"), row, strict=True))
-        print(f"{problem:14s} {row[0]:10.4g} {row[1]:9.4g} {row[2]:9.2f}")
-    # The standard deviation of a mean of so many coins: no significant loss if one half lies within two of them.
-    reach = 1.96 * math.sqrt(0.25 / (seeds * len(SMALL)))
-    ends = goal(_mean(figures, "wins") + reach, at_least=0.5)
-    return figures, {"wins of tpe with the pool, upper end of 95 %": ends}
-
-
-def search_on_fleet(problem: str, pool: int | None, seed: int, trials: int) -> float:
-    """The best loss of TPE on simulated slots, with so many trials drawn ahead; None for the default."""
-    task = SMALL[problem]
-    space = compile_space(task.space)
-
-    def play(attempt: Attempt, compute_class: str) -> Outcome:
-        label, domain = next((label, domain) for label, domain in space.domains.items() if label in attempt.params)
-        part = float(np.clip(domain.to_unit(attempt.params[label]), 0.0, 1.0))
-        low, high = SECONDS[compute_class]
-        seconds = low + (high - low) * part
-        try:
-            loss = float(task.objective(space.evaluate(attempt.params)))
-        except Unlucky:
-            return Outcome(state=TrialState.FAILED, seconds=seconds)
-        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds)
-
-    study = play_study(task.space, FLEET, play, None, trials=trials, sampler="tpe", pool=pool, seed=seed)
-    return math.inf if study.best is None else study.best.outcome.loss or 0.0
-
-
-def draw(figures: Mapping[str, Json], folder: Path) -> None:
-    """Draw the parts that have a picture."""
-    from picture import regrets, suggestion_times
-
-    if "closed" in figures:
-        regrets(figures["closed"], folder / "regret.png")
-    if "time" in figures:
-        suggestion_times(figures["time"], folder / "suggestion_times.png")
-
-
 def quiet() -> None:
     """Keep the searches' own messages out of the table."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
 
 
-PARTS = {
-    "closed": closed,
-    "small": small,
-    "time": timed,
-    "pool": with_pool,
-}
+PARTS = {"closed": closed, "time": timed}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be repeated")
     parser.add_argument("--quick", action="store_true", help="5 seeds; under ten minutes")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of most parts (default 11)")
-    parser.add_argument("--small-seeds", type=int, default=20, help="of the small problems (default 20)")
+    parser.add_argument("--seeds", type=count, default=SEEDS, help="(default 11)")
     parser.add_argument("--first-seed", type=int, default=0, help="(default 0)")
-    parser.add_argument("--trials", type=int, default=EVALUATIONS, help="of the closed forms (default 100)")
+    parser.add_argument("--trials", type=count, default=EVALUATIONS, help="of the closed forms (default 100)")
     parser.add_argument("--shift", type=int, metavar="SEED", help="move the boxes by up to 15 %% of their widths")
     parser.add_argument("--problems", type=Path, help="Python file with PROBLEMS = {name: (space, function, optimum)}")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw regret and time there")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=count, default=2)
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.seeds = arguments.small_seeds = 5
+        arguments.seeds = 5
     if arguments.problems is not None and not arguments.problems.is_file():
         parser.error(f"argument --problems: there is no file {arguments.problems}")
-    parts = arguments.part or (["closed"] if arguments.problems else [*PARTS][:-1])
     # Several searches at a time: with several threads each they would wait for one another.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     figures, goals = {}, {}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn"), initializer=quiet) as processes:
-        for part in parts:
-            print(f"\n{part}")
+        for part in arguments.part or (["closed"] if arguments.problems else PARTS):
             figures[part], reached = PARTS[part](arguments, processes)
             goals.update(reached)
-    if arguments.pictures is not None:
-        draw(figures, arguments.pictures)
-    settings = {name: getattr(arguments, name) for name in ("seeds", "small_seeds", "first_seed", "trials", "shift")}
-    finish(figures, goals, settings)
+    finish(figures, goals, {name: getattr(arguments, name) for name in ("seeds", "first_seed", "trials", "shift")})
 
 
 if __name__ == "__main__":

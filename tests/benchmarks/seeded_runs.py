@@ -155,20 +155,8 @@ def embedded() -> Iterator[tuple[str, Any]]:
     for name, source, workers in (("numbered", STUDY.replace("== 9", "== 99"), "a=1"), ("set", STUDY, "a=1,b=1")):
         Path("compared_study.py").write_text(source)
         Path("runs.db").unlink(missing_ok=True)
-        words = [
-            "compared_study",
-            "--trials",
-            "60",
-            "--seed",
-            "4",
-            "--sampler",
-            "random",
-            "--workers",
-            workers,
-            "--store",
-            "sqlite:///runs.db",
-        ]
-        command = [sys.executable, "-m", "shadho_celery.launch", *words, "--json"]
+        words = f"compared_study --trials 60 --seed 4 --sampler random --workers {workers} --store sqlite:///runs.db"
+        command = [sys.executable, "-m", "shadho_celery.launch", *words.split(), "--json"]
         subprocess.run(command, capture_output=True, text=True, check=True)
         engine = sa.create_engine("sqlite:///runs.db")
         with engine.connect() as connection:

@@ -15,28 +15,22 @@ Models an hour can be had by training cheap kernels. So three figures stand side
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import hyperopt
 import numpy as np
-from figures import finish, goal, quartiles, results_of
+from figures import amount, count, finish, goal, make_parser, quartiles, runs_of, show
 from playing import play_study
-from rich.console import Console
-from rich.table import Table
-from svm_record import CLASSES, KERNELS, Record, Row, read, space
+from svm_record import CLASSES, KERNELS, Record, read, space
 
 from shadho_celery.core.system import ManualClock
-from shadho_celery.core.trial import Attempt, Outcome, Result, Trial, TrialState
-from shadho_celery.placement.model import CostModel
+from shadho_celery.core.trial import Attempt, Result, Trial
 from shadho_celery.simulation.executor import Fleet, SimulatedClass, SimulatedExecutor
-from shadho_celery.space.compile import compile_space
-from shadho_celery.space.split import split
 
 HYPEROPT = "Hyperopt"
 #: policy, shares and sampler by the name in the table
@@ -175,60 +169,9 @@ def _suggested(trials: hyperopt.Trials, domain: hyperopt.base.Domain, generator:
     return Attempt(number=number, attempt=1, subspace=f"kernel={KERNELS[params['kernel']]}", params=params)
 
 
-# What the cost model makes of the record
-
-
-def prediction_errors(rows: Sequence[Row], seed: int) -> tuple[float, float]:
-    """Median relative error of the seconds of one half of the runs after the other: cost model, median by pair."""
-    generator = np.random.default_rng(seed)
-    runs = sorted({row.run for row in rows})
-    trained = set(generator.permutation(runs)[: len(runs) // 2].tolist())
-    model = CostModel(split(compile_space(space())))
-    by_pair: dict[tuple[str, int], list[float]] = {}
-    for number in generator.permutation(len(rows)):
-        row = rows[int(number)]
-        if row.run in trained:
-            by_pair.setdefault((row.kernel, row.cores), []).append(row.seconds)
-            model.tell(_ended(int(number), row))
-    tested: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        if row.run not in trained and (row.kernel, row.cores) in by_pair:
-            tested.setdefault((row.kernel, row.cores), []).append(row)
-    ours, theirs = [], []
-    for (kernel, cores), those in tested.items():
-        seconds = np.array([row.seconds for row in those])
-        trials = [Trial(number=0, subspace=f"kernel={kernel}", params=row.params) for row in those]
-        predicted = np.exp(model.predict(trials, [str(cores)]).mean[:, 0])
-        ours += list(np.abs(predicted - seconds) / seconds)
-        theirs += list(np.abs(float(np.median(by_pair[kernel, cores])) - seconds) / seconds)
-    return float(np.median(ours)), float(np.median(theirs))
-
-
-def _ended(number: int, row: Row) -> Trial:
-    return Trial(
-        number=number,
-        subspace=f"kernel={row.kernel}",
-        params=row.params,
-        state=TrialState.COMPLETE,
-        compute_class=str(row.cores),
-        outcome=Outcome(state=TrialState.COMPLETE, loss=row.loss, seconds=row.seconds),
-    )
-
-
 # Table, reasons and goals
 
 Found = Mapping[str, Sequence[Search]]
-
-
-def play_all(given: argparse.Namespace, targets: Mapping[str, float]) -> dict[str, list[Search]]:
-    """All searches, in parallel processes; a bar on stderr tells how far they are."""
-    with ProcessPoolExecutor(given.jobs) as pool:
-        how = given.workers, given.hours, targets
-        runs = {
-            name: [pool.submit(search, given.trace, name, seed, *how) for seed in range(given.seeds)]
-            for name in (HYPEROPT, *OURS)
-        }
-        return results_of(runs, "searches")
 
 
 def summarise(runs: Sequence[Search], slots: int) -> dict[str, tuple[float, float, float]]:
@@ -242,17 +185,16 @@ def summarise(runs: Sequence[Search], slots: int) -> dict[str, tuple[float, floa
     return {name: quartiles(values) for name, values in columns.items()}
 
 
-def show(figures: Mapping[str, Mapping[str, tuple[float, float, float]]], found: Found) -> None:
+def tell(figures: Mapping[str, Mapping[str, tuple[float, float, float]]], found: Found) -> None:
     """A row for each scheduler: medians, and the quartiles in brackets."""
-    names = list(next(iter(figures.values())))
-    title = f"models an hour, and hours to a loss: medians (quartiles); mix of {', '.join(KERNELS)}"
-    table = Table("scheduler", "mix, %", *(name.replace("hours to ", "hours to\n") for name in names), title=title)
+    rows = {}
     for scheduler, row in figures.items():
-        digits = {name: 3 if name.startswith("hours") else 0 for name in names}
-        cells = [f"{row[n][1]:.{digits[n]}f}\n({row[n][0]:.{digits[n]}f}-{row[n][2]:.{digits[n]}f})" for n in names]
         mix = "/".join(f"{100 * part:.0f}" for part in mix_of(found[scheduler]).values())
-        table.add_row(scheduler, mix, *cells)
-    Console(width=118).print(table)
+        rows[scheduler] = {"mix, %": mix}
+        for name, (low, middle, high) in row.items():
+            digits = 3 if name.startswith("hours") else 0
+            rows[scheduler][name] = f"{middle:.{digits}f}\n({low:.{digits}f}-{high:.{digits}f})"
+    show(rows, "scheduler", f"models an hour, and hours to a loss: medians (quartiles); mix of {', '.join(KERNELS)}")
 
 
 def mix_of(runs: Sequence[Search]) -> dict[str, float]:
@@ -318,58 +260,33 @@ def goals(figures: Mapping[str, Mapping[str, tuple[float, float, float]]]) -> di
     }
 
 
-def parsed() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """The options of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="the record, svm_trace_*.csv.gz")
-    parser.add_argument("--seeds", type=int, default=10, help="searches of each scheduler (default: %(default)s)")
-    parser.add_argument("--hours", type=float, default=4.0, help="simulated hours of a search (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=50, help="workers of each class (default: %(default)s)")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the chart, .svg or .png")
-    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
-    given = parser.parse_args()
-    for name in ("seeds", "hours", "workers", "jobs"):
-        if (value := getattr(given, name)) is not None and not 0 < value < math.inf:
-            parser.error(f"--{name} is {value}: give a number above 0")
-    return parser, given
-
-
 def main() -> None:
     """Play everything and print."""
-    parser, given = parsed()
+    parser = make_parser(__doc__)
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="the record, svm_trace_*.csv.gz")
+    parser.add_argument("--seeds", type=count, default=10, help="searches of each scheduler (default: %(default)s)")
+    parser.add_argument("--hours", type=amount, default=4.0, help="simulated hours of a search (default: %(default)s)")
+    parser.add_argument("--workers", type=count, default=50, help="workers of each class (default: %(default)s)")
+    parser.add_argument("--jobs", type=count, help="processes (default: one for each core)")
+    given = parser.parse_args()
     try:
-        rows = read(given.trace)
-        losses = [row.loss for row in rows]
+        losses = [row.loss for row in read(given.trace)]
         targets = {str(TARGET): TARGET} | {name: float(np.quantile(losses, part)) for name, part in PARTS.items()}
-        found = play_all(given, targets)
+        how = {"workers": given.workers, "hours": given.hours, "targets": targets}
+        jobs = {name: partial(search, given.trace, name, **how) for name in (HYPEROPT, *OURS)}
+        with ProcessPoolExecutor(given.jobs) as pool:
+            found = runs_of(pool, "searches", jobs, range(given.seeds))
     except (ValueError, TooShort) as error:
         parser.error(str(error))
     figures = {name: summarise(runs, given.workers * len(CLASSES)) for name, runs in found.items()}
-    show(figures, found)
+    tell(figures, found)
     print("losses:", ", ".join(f"{name} is {loss:.4g}" for name, loss in targets.items() if name != str(TARGET)))
     show_luck(found)
     parts = reasons(found)
     explain(found, parts)
-    errors = [prediction_errors(rows, seed) for seed in range(min(5, given.seeds))]
-    ours, theirs = (float(np.median(column)) for column in zip(*errors, strict=True))
-    print(
-        f"\nmedian relative error of the seconds of runs not learned from: cost model {ours:.3f}, medians {theirs:.3f}"
-    )
-    if given.picture:
-        from picture import shadho
-
-        shadho(found, given.picture)
-    finish(
-        {
-            "schedulers": figures,
-            "mix": {name: mix_of(runs) for name, runs in found.items()},
-            "paper_beside_hyperopt": parts,
-            "error_cost_model": ours,
-            "error_pair_median": theirs,
-        },
-        goals(figures) | {"error of the seconds less .85 times the medians'": goal(ours - 0.85 * theirs, at_most=0.0)},
-        {"seeds": given.seeds, "hours": given.hours, "workers": given.workers, "trace": given.trace.name},
-    )
+    mixes = {name: mix_of(runs) for name, runs in found.items()}
+    settings = {"seeds": given.seeds, "hours": given.hours, "workers": given.workers, "trace": given.trace.name}
+    finish({"schedulers": figures, "mix": mixes, "paper_beside_hyperopt": parts}, goals(figures), settings)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,11 @@ to the line that names the study, to the first trial's start and to its end; and
 prompt. For a plain study, for tasks.svm, and for a study that imports torch; with workers of its own (embedded), and
 beside a waiting worker that has run the study before. A study's own libraries are added to the goals of its start:
 what their import takes after hyperopt's.
-
-Also how long a slot waits after a pruned trial whose process had to be killed.
 """
 
 from __future__ import annotations
 
-import argparse
 import compileall
-import json
 import os
 import re
 import sqlite3
@@ -26,41 +22,17 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from figures import finish, goal
-from idle import READY_SECONDS, lent_redis
-from overhead import ROOT, python
-
-from shadho_celery.fleet.redis import connect
-from shadho_celery.fleet.registry import Registry, Worker
+from figures import ROOT, finish, goal, make_parser, show
+from workers import await_workers, lent_redis, python
 
 PLAIN = """
 from hyperopt import hp
 SPACE = {"x": hp.uniform("x", 0, 1)}
 def objective(params):
     return params["x"]
-"""
-
-#: A study whose even trials are pruned and ignore it, so their process is killed. Each trial notes that it is alive.
-PRUNED = """
-import time
-from contextlib import suppress
-from hyperopt import hp
-SPACE = {"x": hp.uniform("x", 0, 1)}
-STUDY = {"sampler": "random", "pruner": "threshold:1"}
-def objective(params, context):
-    with open("alive", "a", buffering=1) as file:
-        file.write(f"{context.trial} {time.time()}\\n")
-        if context.trial % 2 == 0:
-            context.report(1, 10.0)
-            for _ in range(10_000):
-                with suppress(BaseException):
-                    time.sleep(0.005)
-                file.write(f"{context.trial} {time.time()}\\n")
-    return 0.0
 """
 
 #: study by its kind: module, text of its file, and the libraries that it imports besides hyperopt
@@ -74,8 +46,6 @@ STAGES = ("first line", "study named", "first trial begun", "first trial ended",
 #: goals of the first trial's start, by place, and of the prompt, in units
 BEGUN = {"embedded": 1.5, "fleet": 0.7}
 PROMPT = 0.15
-#: seconds from a pruned trial's last sign of life to the next trial in its slot
-AFTER_PRUNE = 0.1
 
 
 def seconds_of(code: str, folder: Path) -> float:
@@ -107,44 +77,19 @@ def stages(folder: Path, environment: Mapping[str, str], module: str, trials: in
     return [lines[0][0] - began, named - began, first_begun - began, first_ended - began, ended - last_ended]
 
 
-def after_prunes(folder: Path) -> list[float]:
-    """Seconds from each pruned trial's last sign of life to the start of the next trial in its slot."""
-    (folder / "pruned.py").write_text(PRUNED)
-    words = ["-m", "shadho_celery", "run", "pruned", "--trials", "12", "--workers", "cpu=1", "--json"]
-    with python(folder, {}, *words, stdout=subprocess.PIPE) as process:
-        trials = json.loads(process.communicate(timeout=170)[0])["trials"]
-    if not trials["pruned"]:
-        raise SystemExit(f"no trial was pruned: {trials}")
-    lines = [line.split() for line in (folder / "alive").read_text().splitlines()]
-    alive = [(int(number), float(at)) for number, at in lines]
-    return [then - before for (number, before), (other, then) in pairwise(alive) if number != other and number % 2 == 0]
-
-
 @contextmanager
 def waiting_worker(folder: Path, url: str, modules: Sequence[str]) -> Iterator[dict[str, str]]:
     """Start a worker of two slots. Yields the variables with its servers, once it is ready."""
     environment = {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": url, "CUDA_VISIBLE_DEVICES": ""}
     words = [word for module in modules for word in ("--import", module)]
-    registry = Registry(connect(url), Worker)
     with python(folder, environment, "-m", "shadho_celery.worker", "--class", "cpu", "--slots", "2", *words):
-        deadline = time.monotonic() + READY_SECONDS
-        while not registry.living():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"the worker was not ready within {READY_SECONDS:.0f} s; VERBOSE=1 shows why")
-            time.sleep(0.1)
+        await_workers(url, ["cpu"])
         yield environment
-
-
-def show(place: str, kind: str, runs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Print the medians of some runs, in units, and return them by stage."""
-    medians = {stage: statistics.median(values) for stage, values in zip(STAGES, zip(*runs, strict=True), strict=True)}
-    print(f"{place:8s} {kind:6s} " + ", ".join(f"{stage} {value:.2f}" for stage, value in medians.items()), flush=True)
-    return medians
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="studies [all]")
     parser.add_argument("--places", nargs="+", choices=BEGUN, default=[*BEGUN], help="workers [both]")
     parser.add_argument("--trials", type=int, default=4, help="trials of a study [4]")
@@ -179,18 +124,19 @@ def main() -> None:
                     own[kind].append(seconds_of(f"import hyperopt, {libraries}", folder) / unit - 1)
                     found = stages(folder, environments[place], module, given.trials)
                     runs[place, kind].append([seconds / unit for seconds in found])
-        waited = after_prunes(folder)
 
-    print(f"unit: {statistics.median(units):.2f} s for import hyperopt")
-    figures: dict[str, Any] = {"unit_seconds": units, "own_libraries": {}, "after_prune_seconds": waited}
+    figures: dict[str, Any] = {"unit_seconds": units, "own_libraries": {}}
     goals: dict[str, dict[str, Any]] = {}
+    rows = {}
     for (place, kind), found in runs.items():
-        medians = figures[f"{place} {kind}"] = show(place, kind, found)
+        medians = dict(zip(STAGES, map(statistics.median, zip(*found, strict=True)), strict=True))
+        figures[f"{place} {kind}"] = medians
+        rows[f"{place} {kind}"] = {stage: f"{value:.2f}" for stage, value in medians.items()}
         extra = figures["own_libraries"][kind] = max(0.0, statistics.median(own[kind]))
         begun = medians["first trial begun"] - (0.0 if kind == "plain" else extra)
         goals[f"{place} {kind}: first trial begun, less its own libraries"] = goal(begun, at_most=BEGUN[place])
         goals[f"{place} {kind}: prompt"] = goal(medians["prompt after the last result"], at_most=PROMPT)
-    goals["median seconds of a slot after a prune"] = goal(statistics.median(waited), at_most=AFTER_PRUNE)
+    show(rows, "study", f"units of {statistics.median(units):.2f} s, those of import hyperopt")
     finish(figures, goals, vars(given))
 
 
