@@ -13,17 +13,18 @@ import numpy as np
 
 from shadho_celery.core.addresses import listen, make_token
 from shadho_celery.training.coordinator.listener import Arrived, Joined, Listener, Terms
-from shadho_celery.training.wire.frames import (
+from shadho_celery.training.wire.connection import (
     CHUNK,
     SOCKET_BUFFER,
     Frame,
     Header,
+    Hello,
     Kind,
     Large,
     Wire,
     control_frame,
+    say_hello,
 )
-from shadho_celery.training.wire.handshake import Hello, say_hello
 
 #: seconds within which the other process must have come
 JOIN_SECONDS = 60.0
