@@ -26,19 +26,21 @@ FAMILIES: Sequence[Family[Slots]] = [
         "Trials that have ended on this worker, by the state that they ended in.",
         labels=("state",),
         kind=Kind.COUNTER,
-        read=lambda slots: {(state.lower(),): slots.tally.trials[state] for state in TrialState if state.is_finished},
+        read=lambda slots: {
+            (state.lower(),): slots.heartbeat.tally.trials[state] for state in TrialState if state.is_finished
+        },
     ),
     Family(
         "shadho_worker_trial_seconds",
         "Seconds of the trials that have ended on this worker.",
         kind=Kind.SUMMARY,
-        read=lambda slots: {(): (slots.tally.trials.total(), slots.tally.seconds)},
+        read=lambda slots: {(): (slots.heartbeat.tally.trials.total(), slots.heartbeat.tally.seconds)},
     ),
     Family(
         "shadho_worker_heartbeats",
         "Announcements to the schedulers.",
         kind=Kind.COUNTER,
-        read=lambda slots: {(): slots.tally.heartbeats},
+        read=lambda slots: {(): slots.heartbeat.tally.heartbeats},
     ),
     Family(
         "shadho_worker_heartbeat_age_seconds",
@@ -49,13 +51,13 @@ FAMILIES: Sequence[Family[Slots]] = [
         "shadho_worker_renewals",
         "Renewals of the leases of running attempts.",
         kind=Kind.COUNTER,
-        read=lambda slots: {(): slots.tally.renewals},
+        read=lambda slots: {(): slots.heartbeat.tally.renewals},
     ),
     Family(
         "shadho_worker_outages",
         "Times that Redis has stopped to answer.",
         kind=Kind.COUNTER,
-        read=lambda slots: {(): slots.tally.redis.count},
+        read=lambda slots: {(): slots.heartbeat.tally.redis.count},
     ),
 ]
 

@@ -19,10 +19,14 @@ from pathlib import Path
 import redis
 from msgspec.structs import replace
 
+from shadho_celery.core.checks import as_record
+from shadho_celery.core.hardware import price
+from shadho_celery.core.records import own_versions
 from shadho_celery.core.system import HEARTBEAT_FILE, Clock, Outage
 from shadho_celery.core.threads import start_thread
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.channel import Breaker, Quarantine
 from shadho_celery.fleet.drains import Drain, Drains
 from shadho_celery.fleet.redis import clock_offset
@@ -82,6 +86,12 @@ class Tally:
         with self._lock:
             self.trials[outcome.state] += 1
             self.seconds += outcome.seconds or 0.0
+
+
+def announced(**facts: object) -> Worker:
+    """Return the announcement of this process as a worker. Raises UsageError if schedulers would refuse it."""
+    own = {"protocol": PROTOCOL, "pid": os.getpid(), "price": price(), "versions": own_versions()}
+    return as_record(own | facts, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
 
 
 #: seconds between two announcements

@@ -16,13 +16,11 @@ import redis
 from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
-from shadho_celery.core.checks import as_record
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import headline
 from shadho_celery.core.files import study_folder
-from shadho_celery.core.hardware import Machine, price
+from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.records import own_versions
 from shadho_celery.core.system import SystemClock
 from shadho_celery.core.threads import NoThread
 from shadho_celery.core.trial import (
@@ -41,17 +39,15 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.core.units import duration
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.channel import Claim, Shipping, WorkerChannel
 from shadho_celery.fleet.control import LOGS, Requests, of_worker
 from shadho_celery.fleet.redis import refusals
-from shadho_celery.fleet.registry import Worker
 from shadho_celery.fleet.seats import Seat, WorkerSeats
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.claims import REFUSED, Bundle, Claims
 from shadho_celery.node.code import CodeGate, ShippedCode, storage_id
 from shadho_celery.node.devices import Devices
-from shadho_celery.node.heartbeat import Beat, Heartbeat
+from shadho_celery.node.heartbeat import Beat, Heartbeat, announced
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines
 from shadho_celery.node.stay import SAFETY
@@ -95,62 +91,48 @@ class Slots:
     ) -> None:
         """`imports` are the only modules whose objectives may run here, except code that studies ship.
 
-        `signer` signs messages and events. `control` signs the drains that this worker obeys, or is None.
-        Shipped code is accepted only with a `code_folder`, and stored there. `address` is the one by which the fleet's
-        other machines reach this machine. `fork_servers` start the slots' processes, and are closed with this object.
-        With `shares_gpus`, trials share GPUs as far as their memory fits, in `count` slots at most.
-        Raises UsageError for a name that cannot be announced, and for a heartbeat file that cannot be written.
+        `signer` signs messages and events, and `control` the drains that this worker obeys, if any. Shipped code is
+        accepted only with a `code_folder`, and stored there. `fork_servers` start the slots' processes, and are closed
+        with this object. Raises UsageError for a name or a heartbeat file that cannot be used.
         """
         self.name = f"{compute_class}@{machine.host}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer, self._host, self._checkpoints = signer, machine.host, checkpoints
-        self._clock, self._closing = SystemClock(), threading.Event()
+        self._clock, self._closing, self._telling = SystemClock(), threading.Event(), threading.Lock()
         self._fork_servers = fork_servers or ForkServers()
         self._fork_servers.on_complaints = self._tell
-        self._telling = threading.Lock()
         channel = WorkerChannel(client, worker=self.name, signer=signer)
         self._seats = WorkerSeats(client, self.name, signer=signer)
         self.leases = Leases(channel, self._seats)
-        # Each warning about incomplete logs is logged once.
-        complain = cache(partial(log.warning, "%s"))
-        make_runner = partial(Runner, imports, complain=complain, start=self._fork_servers.start)
+        complain_once = cache(partial(log.warning, "%s"))
+        make_runner = partial(Runner, imports, complain=complain_once, start=self._fork_servers.start)
         self._devices = Devices(machine, compute_class, count, make_runner, address=address, shares_gpus=shares_gpus)
         shipped = ShippedCode(Shipping(client, signer), code_folder, self._clock) if code_folder else None
         self._gate = CodeGate(imports, checkpoints, shipped)
-        # Raises UsageError if it is not valid, because schedulers would refuse it.
-        announced = {
-            "protocol": PROTOCOL,
-            "pid": os.getpid(),
-            "key": signer.fingerprint,
-            "compute_class": compute_class,
-            "slots": self._devices.slots,
-            "shares_gpus": bool(self._devices.free.gpus),
-            "imports": imports,
-            "accepts_code": code_folder is not None,
-            "machine": to_builtins(machine),
-            "price": price(),
-            "versions": own_versions(),
-            "storage": storage_id(checkpoints),
-            "control": None if control is None else control.fingerprint,
-        }
-        self.worker = as_record(announced, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
+        self.worker = announced(
+            machine=to_builtins(machine),
+            compute_class=compute_class,
+            slots=self._devices.slots,
+            shares_gpus=bool(self._devices.free.gpus),
+            imports=imports,
+            accepts_code=code_folder is not None,
+            storage=storage_id(checkpoints),
+            key=signer.fingerprint,
+            control=None if control is None else control.fingerprint,
+        )
         self.heartbeat = Heartbeat(
             client, self.name, self.worker, self.leases, self._clock, signer=signer, control=control
         )
-        #: what the worker has done so far
-        self.tally = self.heartbeat.tally
-        self._claims = Claims(channel, self.tally.redis, self._clock, self._closing)
+        self._claims = Claims(channel, self.heartbeat.tally.redis, self._clock, self._closing)
         self._lines = TrialLines()
         self._logs = LogServer(Requests(client, of_worker(self.name), signer, LOGS), checkpoints, self._clock)
         self.beat = Beat(self._look, self._beat_once, self._claims.note, self._closing)
         #: slots whose last trial was quick and succeeded, and the current bundle by slot
         self._quick: set[int] = set()
         self._bundles: dict[int, Bundle] = {}
-        #: time by the monotonic clock at which trials must have ended
-        self.leaves_at = math.inf
+        #: times by the monotonic clock at which trials must have ended, and at which the last one has ended
+        self.leaves_at, self.ran_at = math.inf, -math.inf
         #: study and number of each trial that was declined since the last one ran, because it would not end before that
         self.too_long: set[tuple[str, int]] = set()
-        #: time by the monotonic clock at which the last trial has ended
-        self.ran_at = -math.inf
 
     def check(self) -> None:
         """Try commands of Redis that a worker needs, without an effect. Raises ServiceError if Redis refuses them."""
@@ -373,7 +355,7 @@ class Slots:
         outcome = outcome.cancelled() if stopped else outcome
         # The result says that the trial was stopped, because the scheduler knows why. Here it is known to be pruned.
         shown = replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome
-        self.tally.end(shown)
+        self.heartbeat.tally.end(shown)
         self._lines.tell(payload, attempt, shown)
         return Result(
             number=number,
@@ -503,7 +485,7 @@ class Slots:
     def _beat_once(self) -> None:
         """Renew leases and announce the worker. Raises redis-py's errors."""
         self._lines.beat()
-        self.tally.renewals += self.leases.renew()
+        self.heartbeat.tally.renewals += self.leases.renew()
         self._gate.follow([runner.codes() for runner in self._devices.runners])
         self._tell()
         for slot, bundle in list(self._bundles.items()):

@@ -294,10 +294,9 @@ def test_a_worker_says_what_it_has_done(listening: MetricsServer) -> None:
     for now, trouble in enumerate([None, "out", "out", *[None] * int(OVER_SECONDS + 1), "out", None, "out"]):
         tally.redis.see(trouble, float(now))
     slots: Any = SimpleNamespace(
-        tally=tally,
         leases=[1],
         worker=Worker(compute_class="cpu", slots=4),
-        heartbeat=SimpleNamespace(state="drained", age=1.5),
+        heartbeat=SimpleNamespace(tally=tally, state="drained", age=1.5),
     )
     found = {
         (name, *(labels for key, labels in of if key != "class")): number

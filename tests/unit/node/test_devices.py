@@ -17,7 +17,7 @@ from shadho_celery.node.devices import CoreShare, FreeSlots
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(devices, "CHECK_SECONDS", 0.001)
 
 
 def waiting(free: FreeSlots, number: int, got: list[list[int]]) -> threading.Thread:

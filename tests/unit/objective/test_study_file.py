@@ -85,9 +85,12 @@ def refusal(module: str) -> str:
         ),
         ("SPCE = {}\ndef objective(values): return 0.0\n", "it lacks SPACE; did you mean SPCE? see"),
         ("import sklaern_\n", "line 1: import sklaern_); install what it needs"),
+        ("SPACE = 1\n", "lacks objective"),
+        ("def objective(params): return 0\n", "lacks SPACE"),
+        ("", "lacks SPACE and objective"),
     ],
 )
-def test_a_misspelt_name_in_a_study_file_is_answered_with_its_line_and_a_similar_one(
+def test_what_a_study_file_lacks_or_misspells_is_named_with_its_line_and_a_similar_name(
     write: Callable[..., str], text: str, says: str
 ) -> None:
     forget()
@@ -98,11 +101,8 @@ def test_a_module_in_the_working_directory_is_found(write: Callable[..., str]) -
     file = load(write(GOOD + "STUDY = {'trials': 7, 'cores': 2}\n"))
     assert (file.module, file.space, file.stated) == ("a_study_of_mine", {"x": 1}, {"trials": 7, "cores": 2})
     assert file.objective({}) == 0.0
-
-
-def test_without_a_study_dict_the_settings_are_the_default_ones(write: Callable[..., str]) -> None:
-    file = load(write(GOOD))
-    assert file.stated == {}
+    forget()
+    assert load(write(GOOD)).stated == {}
 
 
 def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
@@ -270,34 +270,10 @@ def test_a_module_that_is_not_there_is_refused(name: str) -> None:
     assert "there is no module" in refusal(name)
 
 
-@pytest.mark.parametrize(
-    ("text", "lacks"),
-    [
-        ("SPACE = 1\n", "lacks objective"),
-        ("def objective(params): return 0\n", "lacks SPACE"),
-        ("", "lacks SPACE and objective"),
-    ],
-)
-def test_a_module_that_lacks_a_part_is_refused_naming_it(write: Callable[..., str], text: str, lacks: str) -> None:
-    assert lacks in refusal(write(text))
-
-
-def test_a_library_that_is_missing_is_named(write: Callable[..., str]) -> None:
-    message = refusal(write("import no_such_library\n" + GOOD))
-    assert "no_such_library" in message
-    assert "install" in message
-
-
-def test_an_unknown_setting_is_refused_with_the_known_ones(write: Callable[..., str]) -> None:
-    message = refusal(write(GOOD + "STUDY = {'trails': 7}\n"))
-    assert 'STUDY["trails"]' in message
-    assert all(name in message for name in StudySettings.__struct_fields__)
-
-
-@pytest.mark.parametrize("key", ["7", "None", "('trials',)", "'\\ud800'"])
-def test_a_key_that_is_no_text_is_named_with_the_known_ones(write: Callable[..., str], key: str) -> None:
+@pytest.mark.parametrize("key", ["7", "None", "('trials',)", "'\\ud800'", "'trails'"])
+def test_an_unknown_key_is_named_with_the_known_ones(write: Callable[..., str], key: str) -> None:
     message = refusal(write(GOOD + f"STUDY = {{{key}: 7}}\n"))
-    shown = '"\\ud800"' if "ud800" in key else key
+    shown = key.replace("'", '"') if key.startswith("'") else key
     assert f"STUDY[{shown}] is not a setting" in message
     assert all(name in message for name in StudySettings.__struct_fields__)
 

@@ -143,15 +143,6 @@ def test_at_the_lifelines_end_the_child_is_killed_whatever_it_does(start: Start,
     assert not Path(f"/proc/{child}").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_service_that_is_told_to_stop_does_not_lose_its_trial(start: Start, number: signal.Signals) -> None:
-    process = start("staying")
-    said(process)
-    process.send_signal(number)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.2)
-
-
 def test_the_worker_alone_ends_a_trial(start: Start) -> None:
     """Signals for the worker end neither child nor reaper, but processes that the child has started."""
     process = start("signalled")
@@ -168,19 +159,14 @@ def test_a_preemption_by_signal_is_for_the_worker() -> None:
     assert {*SIGNALS.values()} - {signal.SIGXCPU} <= {*FOR_WORKER}
 
 
-def test_the_child_ends_with_its_reaper(start: Start) -> None:
-    process = start("staying")
-    child = int(said(process))
-    process.kill()
-    services.wait_until(lambda: not Path(f"/proc/{child}").exists(), seconds=5)
-
-
-def test_the_child_has_a_group_of_its_own_and_no_way_to_the_lifeline(start: Start) -> None:
+def test_the_child_has_a_group_of_its_own_no_way_to_the_lifeline_and_ends_with_its_reaper(start: Start) -> None:
     process = start("staying")
     child = int(said(process))
     assert os.getpgid(child) == child != process.pid
     descriptors = [path.readlink() for path in Path(f"/proc/{child}/fd").iterdir() if path.name not in "12"]
     assert not [target for target in descriptors if str(target).startswith("pipe:")]
+    process.kill()
+    services.wait_until(lambda: not Path(f"/proc/{child}").exists(), seconds=5)
 
 
 def test_all_descendants_of_a_child_that_died_are_killed(start: Start) -> None:

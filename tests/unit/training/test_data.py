@@ -32,24 +32,19 @@ def test_a_batch_is_a_function_of_seed_step_and_place() -> None:
     assert not torch.equal(one.indices(5, 2), Batches(DATA, batch=8, seed=4, places=4).indices(5, 2))
 
 
-def test_an_epoch_visits_every_example_once_over_all_places() -> None:
-    batches = Batches(DATA, batch=5, seed=0, places=4)
+@pytest.mark.parametrize(("batch", "places"), [(5, 4), (30, 1)])
+def test_an_epoch_visits_every_example_once_over_all_places(batch: int, places: int) -> None:
+    """A batch may span the end of an epoch."""
+    batches = Batches(DATA, batch=batch, seed=0, places=places)
+    taken = torch.cat([batches.indices(step, place) for step in range(15) for place in range(places)])
     for epoch in range(3):
-        taken = [batches.indices(step, place) for step in range(5 * epoch, 5 * epoch + 5) for place in range(4)]
-        assert sorted(torch.cat(taken).tolist()) == list(range(100))
+        assert sorted(taken[100 * epoch : 100 * epoch + 100].tolist()) == list(range(100))
 
 
 def test_no_place_has_a_shard_of_its_own() -> None:
     batches = Batches(DATA, batch=5, seed=0, places=4)
     seen = {int(i) for step in range(60) for i in batches.indices(step, 3)}
     assert len(seen) > 90
-
-
-def test_a_batch_may_span_the_end_of_an_epoch() -> None:
-    batches = Batches(DATA, batch=30, seed=0)
-    taken = torch.cat([batches.indices(step, 0) for step in range(10)])
-    for epoch in range(3):
-        assert sorted(taken[100 * epoch : 100 * epoch + 100].tolist()) == list(range(100))
 
 
 def test_micro_batches_are_the_batch_in_parts_and_their_shares_add_up() -> None:
@@ -76,8 +71,9 @@ def test_a_map_style_dataset_is_collated() -> None:
         ((torch.ones(3), torch.ones(4)), {"batch": 1}, "differ in length"),
         (DATA, {"batch": 4, "micro_batches": 5}, "micro_batches is 5"),
         (DATA, {"batch": 4, "micro_batches": 0}, "micro_batches is 0"),
+        (DataLoader(Squares(), batch_size=8), {"batch": 4}, "batches have 8 examples, but batch is 4"),
     ],
-    ids=["too few", "no batch", "unequal", "too many parts", "no parts"],
+    ids=["too few", "no batch", "unequal", "too many parts", "no parts", "loader"],
 )
 def test_bad_data_are_one_clear_error(data: object, settings: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -155,11 +151,6 @@ def test_a_data_set_that_raises_is_one_clear_error_also_in_a_worker(workers: int
     batches.close()
 
 
-def test_a_loader_with_batches_of_another_size_is_one_clear_error() -> None:
-    with pytest.raises(UsageError, match="batches have 8 examples, but batch is 4"):
-        Batches(DataLoader(Noisy(), batch_size=8), batch=4, seed=0)
-
-
 def play(draws: Draws, slow: set[int], counted: int, steps: int) -> list[list[int]]:
     """End steps in which the first `counted` of the batches count, slow ones last. Return all steps' numbers."""
     taken = []
@@ -173,6 +164,9 @@ def play(draws: Draws, slow: set[int], counted: int, steps: int) -> list[list[in
 
 def test_without_dropped_batches_a_step_takes_the_next_ones() -> None:
     assert play(Draws(2, batch=5, examples=20), set(), 2, 6) == [[2 * step, 2 * step + 1] for step in range(6)]
+    skipped = Draws(2, batch=1, examples=4)
+    skipped.end_step(())
+    assert skipped.waiting == skipped.lost == 0, "a skipped step drops none"
 
 
 def test_dropped_batches_return_after_their_epoch_in_the_order_of_step_and_place_and_at_most_twice() -> None:
@@ -202,12 +196,6 @@ def test_every_batch_counts_once_unless_it_was_dropped_three_times() -> None:
     begun = 1 + max(draws.numbers[0] - 1, *counted)
     assert begun - 4 <= len(counted) + draws.lost + draws.waiting <= begun + 4
     assert draws.lost > 0
-
-
-def test_a_skipped_step_drops_no_batch() -> None:
-    draws = Draws(2, batch=1, examples=4)
-    draws.end_step(())
-    assert draws.waiting == draws.lost == 0
 
 
 def test_a_gpu_has_at_most_two_micro_batches_to_do_and_its_losses_are_read_at_the_end(

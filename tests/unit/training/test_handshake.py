@@ -10,24 +10,22 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.training.wire.frames import (
+from shadho_celery.training.wire.connection import (
     BrokenFrame,
     Clear,
     Frame,
     Header,
-    Kind,
-    Wire,
-    control_frame,
-    unpack,
-)
-from shadho_celery.training.wire.handshake import (
     Hello,
+    Kind,
     Quit,
     Refused,
     TrainingOver,
+    Wire,
+    control_frame,
     proof_of,
     receive_hello,
     say_hello,
+    unpack,
 )
 
 TOKEN = "secret"

@@ -31,9 +31,20 @@ from shadho_celery.training.coordinator.listener import (
 )
 from shadho_celery.training.replica import client as client_of_gang
 from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
-from shadho_celery.training.wire import handshake
-from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Large, Wire, control_frame
-from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
+from shadho_celery.training.wire import connection as wires
+from shadho_celery.training.wire.connection import (
+    VERSION,
+    Frame,
+    Header,
+    Hello,
+    Kind,
+    Large,
+    Refused,
+    TrainingOver,
+    Wire,
+    control_frame,
+    say_hello,
+)
 
 TOKEN = "secret"
 SIZE = 1000
@@ -266,7 +277,7 @@ def test_silent_connections_do_not_keep_replicas_out(make: Callable[..., Hub]) -
 
 
 def test_a_handshake_that_trickles_ends_in_time(make: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(wires, "HANDSHAKE_SECONDS", 0.5)
     hub = make()
     with socket.create_connection(("127.0.0.1", hub.port)) as connection, suppress(OSError):
         for byte in control_frame(Kind.HELLO, {}).head:

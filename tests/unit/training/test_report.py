@@ -34,10 +34,6 @@ def made(*, refused: Mapping[str, int] | None = None) -> Report:
     )
 
 
-def test_the_dropped_share_is_of_each_replicas_own_gradients() -> None:
-    assert made().dropped_share() == {0: 0.0, 1: 0.1, 2: 0.9}
-
-
 def test_a_replica_whose_gradients_hardly_count_is_warned_of() -> None:
     assert made().warnings() == ["replica 2: only 10% of its gradients were used; it is too slow for this training"]
 
