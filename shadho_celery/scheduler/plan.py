@@ -26,10 +26,10 @@ from shadho_celery.placement.widths import Width, make_width
 from shadho_celery.results.warm_start import refuse_if_resumed
 from shadho_celery.samplers import Maker, find_sampler
 from shadho_celery.samplers.random import name_of
-from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.proposals import Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.scheduler.wishes import CheapestSlots
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace, split, undivided
 from shadho_celery.study.state import Limits, StudyState

@@ -20,10 +20,9 @@ from shadho_celery.placement.durations import Extrapolation
 from shadho_celery.placement.memory import MemoryFit
 from shadho_celery.placement.model import CostModel, preemption_rate
 from shadho_celery.placement.widths import Reservations, Widths
-from shadho_celery.scheduler.cheapest_slots import CheapestSlots
-from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.proposals import Proposals
+from shadho_celery.scheduler.wishes import CheapestSlots, Demand
 from shadho_celery.study.state import Limits, StudyState
 
 #: seconds that one turn of the loop waits for an event

@@ -47,9 +47,9 @@ from shadho_celery.results.study import OnTrial, RunningStudy, check_on_trial
 from shadho_celery.runner.protocol import HARD_SECONDS
 from shadho_celery.runner.starting import start_method
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.scheduler.wishes import Demand
 from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
 from shadho_celery.session.steering import Steering
 from shadho_celery.session.workers import Signals, default_workers, visible_gpus

@@ -32,9 +32,9 @@ from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started
 from shadho_celery.fleet.gangs import Seated
 from shadho_celery.fleet.registry import Share, Worker
-from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.scheduler.wishes import Demand
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study

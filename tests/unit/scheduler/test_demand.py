@@ -13,8 +13,8 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Started, TrialState
-from shadho_celery.scheduler.demand import HOLD_SECONDS, LOOK_SECONDS, Demand
 from shadho_celery.scheduler.scheduler import ALONE_SECONDS
+from shadho_celery.scheduler.wishes import HOLD_SECONDS, LOOK_SECONDS, Demand
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.state import Limits
 
