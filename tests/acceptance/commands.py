@@ -348,7 +348,7 @@ class Desk:
         found = dict(services.marked_processes(os.environ.get(services.MARK, "of no test")))
         for place in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                if (place.readlink() / "x").is_relative_to(self.folder):
+                if f"{place.readlink()}/".startswith(f"{self.folder}/"):
                     line = (place.parent / "cmdline").read_bytes().replace(b"\0", b" ")
                     found[int(place.parent.name)] = line.decode(errors="replace").strip()
         return found

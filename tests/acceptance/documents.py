@@ -48,3 +48,23 @@ def shell(desk: Desk, command: str, seconds: float = 120.0, **environment: str) 
 def in_tests(command: str, options: str) -> str:
     """Return a benchmark's command as it is run from another folder, with options that make it short."""
     return f"{command.replace('tests/', f'{ROOT}/tests/').replace('python', sys.executable, 1)} {options}"
+
+
+#: runs a benchmark after statements that change its constants, also in the processes that it spawns
+_SHORTENED = """
+import importlib, sys
+
+sys.path.insert(0, {folder!r})
+script = importlib.import_module({name!r})
+{changes}
+if __name__ == "__main__":
+    script.main()
+"""
+
+
+def shortened(desk: Desk, command: str, options: str, changes: str) -> str:
+    """Return a benchmark's command as `in_tests`, after statements that change the constants of the module `script`."""
+    path, given = re.fullmatch(r"python (\S+)\.py(.*)", command).groups()  # type: ignore[union-attr]
+    folder, _, name = f"{ROOT}/{path}".rpartition("/")
+    desk.write("shortened.py", _SHORTENED.format(folder=folder, name=name, changes=changes.strip()))
+    return f"{sys.executable} shortened.py{given} {options}"

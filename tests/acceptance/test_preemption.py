@@ -72,25 +72,24 @@ def await_notes(desk: Desk, what: str, count: int) -> None:
     until(lambda: len(notes(desk, what)) >= count, 60, desk.said)
 
 
-@pytest.mark.parametrize(("options", "number"), [(["--grace", "20s"], "TERM"), (["--preempt-signal", "usr1"], "USR1")])
-def test_a_preempted_workers_trials_go_on_elsewhere_from_their_step(
-    desk: Desk, fleet: Fleet, options: list[str], number: str
-) -> None:
-    """They are told the reason, no attempt counts as lost, and each trial ends once."""
-    taken = worker(desk, fleet, "--slots", "2", *options)
+def test_a_preempted_workers_trials_go_on_elsewhere_from_their_step(desk: Desk, fleet: Fleet) -> None:
+    """They are told the reason, no attempt counts as lost, and each trial ends once. An idle worker ends."""
+    taken = worker(desk, fleet, "--slots", "2", "--preempt-signal", "usr1")
     study = desk.launch("my_study", "--trials", "3")
     await_notes(desk, "began", 2)
-    taken.send(signal.Signals[f"SIG{number}"])
+    taken.send(signal.SIGUSR1)
     assert taken.wait().code == 0
-    assert f"preempted by SIG{number}; running trials: 2, which have" in taken.err
+    assert "preempted by SIGUSR1; running trials: 2, which have" in taken.err
     told = notes(desk, "told")
     assert [(attempt, reason) for _, attempt, _, reason in told] == [("1", "preempted")] * 2
-    worker(desk, fleet, "--slots", "3")
+    idle = worker(desk, fleet, "--slots", "3", "--idle-exit", "5s")
     assert study.wait(90).code == 0, desk.said()
     resumed = {trial: step for trial, attempt, step in notes(desk, "began") if attempt != "1" and step != "0"}
     assert resumed == {trial: step for trial, _, step, _ in told}
     assert sorted(trial for trial, *_ in notes(desk, "ended")) == ["0", "1", "2"]
     assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
+    assert idle.wait().code == 0
+    assert "there was no trial for 5 s" in idle.err
 
 
 #: writes a checkpoint in place, which takes a while, and has a handler of its own in its second trial
@@ -161,22 +160,6 @@ def test_without_a_grace_the_running_trials_finish_even_if_all_processes_are_sig
     assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
 
 
-def test_what_does_not_return_within_the_grace_is_given_back(desk: Desk, fleet: Fleet) -> None:
-    """It starts again elsewhere, and does not count as lost either."""
-    desk.write("my_study.py", (desk.folder / "my_study.py").read_text().replace("context.should_stop()", "False"))
-    taken = worker(desk, fleet, "--slots", "1", "--grace", "0.5s")
-    study = desk.launch("my_study", "--trials", "1")
-    await_notes(desk, "began", 1)
-    taken.send(signal.SIGTERM)
-    assert taken.wait().code == 0
-    assert "running trials to give back: 1" in taken.err
-    worker(desk, fleet, "--slots", "1")
-    assert study.wait(90).code == 0, desk.said()
-    assert notes(desk, "began")[0] == ["0", "1", "0"]
-    assert len(notes(desk, "ended")) == 1
-    assert [(trial["state"], trial["lost"]) for trial in desk.trials()] == [("COMPLETE", 0)]
-
-
 def test_a_worker_for_some_time_takes_only_what_ends_in_time_and_leaves(desk: Desk, fleet: Fleet) -> None:
     """It logs that it does not take a trial that is predicted to last longer. It interrupts none."""
     desk.write("my_study.py", STUDY.format(log=str(desk.folder / "log"), steps=150))
@@ -197,14 +180,18 @@ def test_a_worker_for_some_time_takes_only_what_ends_in_time_and_leaves(desk: De
     assert len(notes(desk, "ended")) == 3
 
 
-def test_a_worker_whose_time_is_over_gives_its_trial_back(desk: Desk, fleet: Fleet) -> None:
-    """How long it takes was not known."""
-    limited = worker(desk, fleet, "--slots", "1", "--for", "3.5s", "--grace", "1s")
+def test_a_worker_whose_time_is_over_gives_back_the_trial_that_does_not_return_within_the_grace(
+    desk: Desk, fleet: Fleet
+) -> None:
+    """How long it takes was not known. It starts again elsewhere, and does not count as lost."""
+    desk.write("my_study.py", (desk.folder / "my_study.py").read_text().replace("context.should_stop()", "False"))
+    limited = worker(desk, fleet, "--slots", "1", "--for", "3.5s", "--grace", "0.5s")
     study = desk.launch("my_study", "--trials", "1")
     assert limited.wait().code == 0
     assert "of --for are over" in limited.err
     worker(desk, fleet, "--slots", "1")
     assert study.wait(90).code == 0, desk.said()
+    assert len(notes(desk, "ended")) == 1
     assert [(trial["state"], trial["lost"]) for trial in desk.trials()] == [("COMPLETE", 0)]
 
 
@@ -219,21 +206,7 @@ def test_a_machine_that_vanishes_is_free(desk: Desk, fleet: Fleet) -> None:
     assert [(trial["state"], trial["lost"], trial["vanished"]) for trial in desk.trials()] == [("COMPLETE", 0, 1)]
 
 
-def test_an_idle_worker_ends(desk: Desk, fleet: Fleet) -> None:
-    idle = worker(desk, fleet, "--slots", "1", "--idle-exit", "2s")
-    assert idle.wait().code == 0
-    assert "there was no trial for 2 s" in idle.err
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--for", "1m", "--grace", "2m"], "must be longer than"),
-        (["--preempt-signal", "KILL"], "give one of TERM, USR1, USR2, XCPU"),
-        (["--for", "soon"], "is not a duration"),
-    ],
-)
-def test_a_stay_that_makes_no_sense_is_refused(desk: Desk, fleet: Fleet, options: list[str], said: str) -> None:
-    command = worker(desk, fleet, *options).wait()
+def test_a_stay_that_makes_no_sense_is_refused(desk: Desk, fleet: Fleet) -> None:
+    command = worker(desk, fleet, "--for", "1m", "--grace", "2m").wait()
     assert command.code == 2
-    assert said in command.err
+    assert "must be longer than" in command.err

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
 import pytest
 from acceptance.commands import ROOT, Desk
-from acceptance.documents import COMMANDS, in_tests, shell
+from acceptance.documents import COMMANDS, in_tests, shell, shortened
 
 pytestmark = [pytest.mark.timeout(480), pytest.mark.slow]
 
@@ -60,22 +61,23 @@ def test_unets_that_find_cells(desk: Desk) -> None:
     """The command compares with the standard, draws, and says where each depth went; here with smaller pictures."""
     desk.write("small_unet.py", SMALL_UNET)
     command = next(line for line in COMMANDS if "run tasks.unet" in line)
-    out = shell(desk, f"{command.replace('tasks.unet', 'small_unet')} --demo --trials 15", seconds=450)
+    out = shell(desk, f"{command.replace('tasks.unet', 'small_unet')} --demo --trials 9", seconds=450)
     assert " complete models beat the baseline (dice loss " in desk.commands[-1].err
     assert (desk.folder / "unet.png").read_bytes().startswith(b"\x89PNG")
     # On a busy machine it may be that no trial is pruned, which the title of the table then leaves out.
     table = out[out.index("complete x median time") :]
     assert all(f"network={depth},descent=" in table for depth in ("shallow", "medium", "deep"))
     trials = desk.trials()
-    assert len(trials) == 15
+    assert len(trials) == 9
     assert {trial["compute_class"] for trial in trials} == {"gpu_large", "gpu_small", "cpu"}
 
 
 def test_the_fidelity_benchmark(desk: Desk) -> None:
     """It runs to its goals; here one seed of each part, one problem, and of the peers what is recorded."""
     command = next(line for line in COMMANDS if "fidelity.py" in line)
-    options = "--only misleading --seeds 1 --straggling-seeds 1 --hours 0.02"
-    out = shell(desk, in_tests(command, options), seconds=450)
+    options = "--only misleading --how asha --seeds 1 --straggling-seeds 1 --hours 0.02"
+    script = shortened(desk, command, options, "script.AT, script.SLOTS, script.EACH = (3, 6, 12, 25), (25, 64), 2.0")
+    out = shell(desk, script, seconds=450)
     assert len(json.loads(out.splitlines()[-1])["goals"]) == 10
 
 
@@ -97,11 +99,58 @@ def test_the_overhead_benchmark(desk: Desk, redis_url: str) -> None:
     assert set(last["goals"]) >= {"redis_study_vs_bare_threads", "redis_study_vs_optuna", "memory_mb_per_100k"}
 
 
+#: makes each part of the benchmark of fleets short
+SHORT_FLEETS = """
+script.DAY, script.FOR_SECONDS, script.LIMITED_SECONDS = 4 * 3600.0, 3600, 3 * 3600
+script.SPOT_TRIALS, script.MONEY_TRIALS = 300, 200
+"""
+
+
 def test_the_benchmark_of_fleets(desk: Desk) -> None:
-    """Every part runs to its figures; here with one seed and one day. Goals of means are not judged by one."""
+    """Every part runs to its figures; here with one seed and short. Goals of means are not judged by one."""
     command = next(line for line in COMMANDS if "fleets_of_people.py" in line)
-    out = shell(desk, in_tests(command, "--seeds 1 --days 1"), seconds=580)
+    out = shell(desk, shortened(desk, command, "--seeds 1 --days 1", SHORT_FLEETS), seconds=450)
     last = json.loads(out.splitlines()[-1])
     assert {*last["figures"]} >= {"width", "spot", "limited", "money"}
     assert last["goals"]["spot: failed"]["reached"]
     assert "limited: killed after the first workers" in last["goals"]
+
+
+#: makes each part of the benchmark of gangs as short as can be
+SHORT_GANGS = """
+from dataclasses import replace
+import backup_played
+backup_played.TARGET = 0.7
+script.STALE, script.STALE_RATES, script.STALE_STEPS = (1, 4), (0.05,), 40
+script.BACKUPS, script.WORKERS, script.LEARNING_RATE = (0, 4), 12, 0.2
+script.WIDE_RATES, script.WIDE_SECONDS = (0.8,), 8.0
+script.SLOW_REPLICAS, script.SLOW_QUICK, script.AUTO_STEPS = 8, (1, 20), 120
+script.REPLICAS = 2
+for name in ("sync", "sync, 2 bits"):
+    script.MODES[name] = replace(script.MODES[name], strategy=script.Sync(replicas=2), steps=20)
+"""
+
+
+def test_the_benchmark_of_gangs(desk: Desk) -> None:
+    """Each part that a document names comes to its figures, and (a) to (c) draw their pictures.
+
+    What is counted reaches its goal also in short: bytes and evaluations.
+    """
+    parts = dict.fromkeys(re.findall(r"--only (\w+)", " ".join(line for line in COMMANDS if "backup_sgd.py" in line)))
+    assert parts.keys() == {"a", "b", "c", "slow", "auto", "modes", "adsaga", "drop"}
+    command = " ".join(["python tests/benchmarks/backup_sgd.py", *(f"--only {part}" for part in parts)])
+    script = shortened(desk, command, "--pictures pictures --quick --seeds 1 || true", SHORT_GANGS)
+    told = json.loads(shell(desk, script, seconds=450).splitlines()[-1])
+    assert told.keys() == {"machine", *parts}
+    for part in parts:
+        assert told[part]["figures"]
+        goals = told[part]["goals"].items()
+        assert all(is_reached(row) for name, row in goals if "bytes" in name or "evaluations" in name)
+    for picture in ("staleness", "backups", "against"):
+        assert (desk.folder / "pictures" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def is_reached(row: dict[str, Any]) -> bool:
+    """Return True if a value is as its goal says, such as ``>= 1.5``."""
+    sign, bound = row["goal"].split()
+    return bool(row["value"] >= float(bound) if sign == ">=" else row["value"] <= float(bound))

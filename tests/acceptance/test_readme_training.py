@@ -34,21 +34,14 @@ def test_the_gang_of_the_training_readme(desk: Desk) -> None:
     assert {trial["slots"] for trial in desk.trials()} == {2}
 
 
-def test_the_loop_of_ones_own(desk: Desk) -> None:
-    """The lines with a loop of its own take the place of those with `fit`."""
+def test_the_replay_and_the_loop_of_ones_own_of_the_training_readme(desk: Desk) -> None:
+    """The loop takes the place of `fit`. The program asserts that its replay is equal to the bit."""
     first, second = blocks(TRAINING, "python")[:2]
     desk.write("my_gang.py", first.partition("    with gang(")[0] + second)
-    command = next(line for line in COMMANDS if "run my_gang" in line)
-    assert "2 complete, 0 failed" in shell(desk, command)
-    assert {trial["slots"] for trial in desk.trials()} == {2}
-
-
-def test_the_replay_of_the_training_readme(desk: Desk) -> None:
-    """The program asserts that its replay is equal to the bit; the backup counted in some steps."""
-    desk.write("my_gang.py", blocks(TRAINING, "python")[0])
     [program] = [text for text in blocks(TRAINING, "python") if "replay(" in text]
-    desk.write("my_replay.py", f"{program}print('steps', step + 1)")
-    assert "steps 200" in shell(desk, "python my_replay.py", OMP_NUM_THREADS="1")
+    own = "import my_gang\nprint('steps', step + 1, my_gang.objective({'rate': 0.1}, LocalContext())['steps'])\n"
+    desk.write("my_replay.py", program + own)
+    assert "steps 200 200" in shell(desk, "python my_replay.py", OMP_NUM_THREADS="1")
 
 
 def test_the_process_group_of_the_ranks_readme(desk: Desk) -> None:

@@ -1,11 +1,8 @@
-"""The pictures of a fleet show what its records say: real workers of which one is killed, and a simulated fleet."""
+"""The timeline of a fleet shows what its records say, with real workers of which one is killed."""
 
 from __future__ import annotations
 
-import json
-import re
 import signal
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.commands import ROOT, Desk, until
+from acceptance.commands import Desk, until
 from acceptance.commands import desk as make_desk
 
 from shadho_celery.charts.chart import Chart
@@ -52,43 +49,6 @@ FORMS = {
     "lost": "hatched",
     "superseded": "outlined",
 }
-
-#: A fleet of 150 workers, of which some die and come back.
-CLUSTER = """
-from hyperopt import hp
-
-TABLE = {
-    "network": {"gpu_large": 40, "gpu_small": 90, "cpu": 300},
-    "forest": {"gpu_large": 60, "gpu_small": 70, "cpu": 80},
-    "svm": {"gpu_large": 50, "gpu_small": 40, "cpu": 120},
-}
-SPACE = hp.choice("family", [{"family": name, "x": hp.uniform(f"x {name}", 0, 1)} for name in TABLE])
-STUDY = {"seconds": 3600}
-CLUSTER = {
-    "classes": {"gpu_large": {"workers": 25}, "gpu_small": {"workers": 50}, "cpu": {"workers": 75}},
-    "changes": [{"at": 1200, "class": "cpu", "workers": -20}, {"at": 2400, "class": "cpu", "workers": 20}],
-}
-
-
-def seconds(params, machine):
-    return TABLE[params["family"]][machine.compute_class]
-
-
-def loss(params):
-    return (params["x"] - 0.3) ** 2
-
-
-def failure_rate(params):
-    return 0.02
-
-
-def size(generator, count):
-    return generator.lognormal(-0.125, 0.5, count)
-
-
-def straggler(generator, count):
-    return (1 + abs(generator.normal(0, 0.5, count))) / 1.399
-"""
 
 
 @pytest.fixture(name="desk")
@@ -175,42 +135,3 @@ def busy_share(data: StudyData, row: str, spans: list[tuple[float, float, str]])
     of_worker = zip(sessions["worker"], sessions["since"], sessions["until"], strict=True)
     live = sum(min(until, last) - max(since, first) for worker, since, until in of_worker if f", {worker}," in row)
     return sum(end - start for start, end, how in spans if how != "lost") / live
-
-
-def test_the_pictures_of_a_simulated_fleet_agree_with_its_table_and_with_the_benchmark_of_placement(
-    desk: Desk,
-) -> None:
-    """The same run: simulated by the command with the file's seed, and by the benchmark with its first seed, 0."""
-    desk.write("cluster.py", CLUSTER)
-    words = ("--cluster", "cluster.py", "--seeds", "1", "--jobs", "1")
-    benchmark = desk.start(sys.executable, str(ROOT / "tests" / "benchmarks" / "placement.py"), *words)
-    told = desk.told("simulate", "cluster.py", "--seed", "0", "--store", "sqlite:///kept.db", "--json")
-    data = read(desk, "kept.db")
-    check_strips(data, CHARTS["timeline"].draw(data))
-    benchmark.wait(180)
-    figures = json.loads(benchmark.out.splitlines()[-1])["figures"]["cluster, cost"]
-    assert figures["count"] == [sum(told.json()["complete"].values())] * 3, "it is the same run"
-    [percent] = re.findall(r"^(\d+) % of the trials", CHARTS["throughput"].draw(data).title)
-    print(f"share of the bound: {percent} % in the picture, {figures['share'][1]:.3f} in the benchmark")
-    assert int(percent) / 100 == pytest.approx(figures["share"][1], abs=0.03)
-
-
-def check_strips(data: StudyData, chart: Chart) -> None:
-    """Each strip of a machine is as high as the share of its time in which the table has it busy, to the second."""
-    rows = attempts_of(data)
-    assert len({row["host"] for row in rows}) == 150
-    now = data.attempts().now
-    spans = defaultdict(list)
-    for row in rows:
-        spans[f"{row['compute_class']}, {row['host']}"].append((row["started_at"], row["ended_at"] or now))
-    drawn = [bar for _, bar in bars_of(chart)]
-    assert {chart.axes[1].categories[bar["y"]] for bar in drawn} == {*spans}
-    for bar in drawn:
-        own = spans[chart.axes[1].categories[bar["y"]]]
-        busy = sum(max(0.0, min(end, bar["end"]) - max(start, bar["start"])) for start, end in own)
-        assert bar["busy"] * (bar["end"] - bar["start"]) == pytest.approx(busy, abs=1.0)
-    seconds = sum(bar["busy"] * (bar["end"] - bar["start"]) for bar in drawn)
-    assert seconds == pytest.approx(sum(end - start for each in spans.values() for start, end in each), rel=1e-6)
-    for each in spans.values():
-        each.sort()
-        assert all(before[1] <= after[0] for before, after in pairwise(each)), "a slot runs one attempt at a time"

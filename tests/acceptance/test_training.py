@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +27,7 @@ def fleet(
     no_orphans: None, amqp_url: str, redis_url: str, tmp_path: Path, unique: Callable[[str], str]
 ) -> Iterator[Fleet]:
     """A RabbitMQ and a Redis; who falls silent is given up after five seconds."""
-    environment = {"SHADHO_IMPORTS": "tasks.sync_sgd,gangs,folds", "SHADHO_LEASE_SECONDS": "5"}
+    environment = {"SHADHO_IMPORTS": "gangs,folds", "SHADHO_LEASE_SECONDS": "5"}
     with fleets.fleet(tmp_path / "fleet", amqp_url, redis_url, unique("cpu"), **environment) as made:
         yield made
 
@@ -81,53 +78,6 @@ def objective(params, context):
 """
 
 
-#: A cosine over 40 steps with warm-up and clipping, in two processes; it kills itself at the step that it is given.
-COSINE = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
-from shadho_celery.context import LocalContext
-from shadho_celery.training import gang
-
-X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
-rates = []
-
-def loss(model, batch):
-    return (model(batch[0]) - batch[0].sum(dim=1, keepdim=True)).square().mean()
-
-def look(step, value):
-    rates.append(optimizer.param_groups[0]["lr"])
-    if step == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-torch.manual_seed(1)
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-with gang(LocalContext(checkpoints=Path(sys.argv[1])), replicas=2) as g:
-    g.fit(model, optimizer, (X,), loss, steps=40, batch=16, checkpoint_every=20, on_step=look,
-          schedule=CosineAnnealingLR(optimizer, T_max=40), warmup=5, clip=0.5)
-print(g.log.resumed_from, rates[-11], model.weight.tolist(), model.bias.tolist())
-"""
-
-
-def test_a_cosine_that_is_killed_and_resumed_equals_an_uninterrupted_one_to_the_bit(tmp_path: Path) -> None:
-    script = tmp_path / "cosine.py"
-    script.write_text(COSINE)
-
-    def run(folder: str, killed_at: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(script), str(tmp_path / folder), str(killed_at)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-    whole = run("whole", 0).stdout.split()
-    assert run("killed", 25).returncode == -signal.SIGKILL
-    resumed = run("killed", 0).stdout.split()
-    assert (whole[0], resumed[0]) == ("None", "20")
-    assert whole[1:] == resumed[1:]
-    assert float(whole[1]) == pytest.approx(0.05 * (1 + math.cos(math.pi * 30 / 40)) / 2, rel=0.2)
-
-
 def steps(fleet: Fleet) -> int:
     """The furthest step that any trial has reported."""
     path = fleet.desk.folder / "shadho.db"
@@ -158,20 +108,6 @@ def test_two_of_five_workers_die_in_the_middle_of_training(fleet: Fleet) -> None
         assert trial["slots"] == each["replicas"] == 3
         assert each["steps"] == 900
         assert each["replay_difference"] < TOLERANCE
-
-
-def test_the_digits_task_itself_is_searched_by_a_fleet(fleet: Fleet) -> None:
-    """Backup replicas have slots of their own, so they come, and the metrics name them."""
-    fleet.workers(4)
-    found = fleet.ended_well(fleet.launch("tasks.sync_sgd", 4, name="digits"), "digits", 4, 120)
-    metrics = [json.loads(trial["metrics"]) for trial in found]
-    assert max(trial["slots"] for trial in found) > 1, "a gang of more than one"
-    came = [each["backups_came"] for each in metrics]
-    assert any(came), "a backup"
-    for trial, each in zip(found, metrics, strict=True):
-        assert each["replay_difference"] < TOLERANCE
-        assert trial["slots"] == each["replicas"] + each["backups"]
-        assert each["backups_came"] in ([], list(range(each["replicas"], trial["slots"])))
 
 
 def test_a_trial_trains_two_gangs_each_replica_in_its_own(fleet: Fleet) -> None:

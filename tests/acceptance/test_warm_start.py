@@ -39,10 +39,9 @@ def test_a_study_learns_from_another_and_is_resumed_without_it(desk: Desk) -> No
     said += f"; left out {outside} outside x (uniform(-5, 0.5))"
     assert said in one.err.splitlines()
     assert (one.json()["trials"]["complete"], one.json()["warm_start"]) == (6, 20 - outside)
-    assert desk.launch(*SINGLE, *words, "two", "--trials", "3").wait().code == 0, desk.said()
+    assert desk.told("run", *SINGLE, *words, "two", "--trials", "3").code == 0
     assert desk.told("rm", "old", "--yes").code == 0
-    again = desk.launch("my_study", "--resume", "two", "--trials", "6", "--workers", "cpu=1").wait()
-    assert again.code == 0, desk.said()
+    assert desk.told("run", "my_study", "--resume", "two", "--trials", "6", "--workers", "cpu=1").code == 0
     # Which trials a random search has does not depend on timing, but on the number of those that taught it.
     assert found(desk, "one") == found(desk, "two")
     space = {"x": hp.uniform("x", -5, 0.5), "y": hp.uniform("y", -5, 5)}

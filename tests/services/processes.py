@@ -59,15 +59,19 @@ def marked_processes(mark: str) -> list[tuple[int, str]]:
     for folder in Path("/proc").glob("[0-9]*"):
         # A process may end while it is looked at.
         with contextlib.suppress(OSError):
+            is_hidden = False
+            try:
+                # Tests poll this, so that nothing else is read of the many that are not marked.
+                if f"{MARK}={mark}".encode() not in (folder / "environ").read_bytes().split(b"\0"):
+                    continue
+            except PermissionError:
+                is_hidden = True
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-            each = {int(folder.name): (parent, command)}
-            try:
-                is_marked = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
-            except PermissionError:
-                hidden |= each if "shadho_celery" in command else {}
-            else:
-                found |= each if is_marked else {}
+            if not is_hidden:
+                found[int(folder.name)] = parent, command
+            elif "shadho_celery" in command:
+                hidden[int(folder.name)] = parent, command
     while related := {
         pid: (parent, command)
         for pid, (parent, command) in hidden.items()
