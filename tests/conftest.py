@@ -20,6 +20,7 @@ from services.clocks import MachineTime
 
 import shadho_celery
 from shadho_celery.core import system
+from shadho_celery.fleet.redis import connect
 from shadho_celery.store import engine, sql
 
 #: folders in the order in which their tests run: fast ones first, so that a failure shows early
@@ -52,7 +53,7 @@ LONGEST = (
     "test_outages",
 )
 #: fixtures, and their names as parameters, whose tests are slow: a server that takes long to start, or commands
-SLOW = {"amqp_server", "amqp_url", "amqp", "rabbitmq", "private_rabbitmq", "no_orphans"}
+SLOW = {"amqp_server", "amqp_url", "amqp", "rabbitmq", "rabbitmq_node", "no_orphans"}
 SLOW |= {"postgres_server", "postgres_url", "postgres", "postgresql", "private_postgres", "guarded", "vhost"}
 SLOW |= {"desk", "table", "fleet"}
 #: fixtures that are set up before the test's others, and so end after them: a worker that outlives the loan of its
@@ -135,6 +136,13 @@ def redis_url(redis_server: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    """A client of the Redis database that is this test's alone."""
+    with connect(redis_url) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def amqp_server() -> Iterator[tuple[str, Callable[..., str]]]:
     """URL of a RabbitMQ that tests share, and its rabbitmqctl."""
@@ -142,9 +150,12 @@ def amqp_server() -> Iterator[tuple[str, Callable[..., str]]]:
         yield url, server.ctl if isinstance(server, services.RabbitServer) else services.system_rabbitmqctl
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def amqp_url(amqp_server: tuple[str, Callable[..., str]]) -> Iterator[str]:
-    """URL of a virtual host that is this test's alone; where none can be made, of the broker: use `unique`."""
+    """URL of a virtual host that is this file's alone; where none can be made, of the broker: use `unique`.
+
+    A test does not have its own: each call of rabbitmqctl starts an Erlang.
+    """
     with services.amqp_vhost(*amqp_server) as url:
         yield url
 
@@ -166,19 +177,24 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
 @pytest.fixture
 def private_redis() -> Iterator[services.RedisServer]:
     """A Redis of this test's own, to be killed and restarted at will."""
-    server = services.start_any("a private Redis is needed", services.RedisServer)
-    assert isinstance(server, services.RedisServer)
-    yield server
-    server.stop()
+    with services.private(services.RedisServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_node() -> Iterator[services.RabbitServer]:
+    """A RabbitMQ node with the settings of deploy/, for tests that disturb others on it; it takes long to boot."""
+    conf = (services.COMPOSE.parent / "rabbitmq" / "rabbitmq.conf").read_text()
+    with services.private(lambda: services.RabbitServer(conf)) as node:
+        yield node
 
 
 @pytest.fixture
-def private_rabbitmq() -> Iterator[services.RabbitServer]:
-    """A RabbitMQ node of this test's own, to be killed and restarted at will; it takes some seconds to boot."""
-    server = services.start_any("a private RabbitMQ is needed", services.RabbitServer)
-    assert isinstance(server, services.RabbitServer)
-    yield server
-    server.stop()
+def private_rabbitmq(rabbitmq_node: services.RabbitServer) -> services.RabbitServer:
+    """A RabbitMQ node that is no other test's meanwhile, to be killed and restarted at will."""
+    if not rabbitmq_node.is_up:
+        rabbitmq_node.start()
+    return rabbitmq_node
 
 
 @pytest.fixture

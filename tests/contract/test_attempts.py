@@ -5,7 +5,6 @@ The first attempt that ends well ends its trial, and with it the others; so does
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pytest
@@ -14,7 +13,6 @@ from services.channels import Channel
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.trial import WELL, Memory, Outcome, Result, Started, TrialState
 from shadho_celery.fleet.channel import Claim, SchedulerChannel, keys
-from shadho_celery.fleet.redis import connect
 
 STUDY, NUMBER = "k1", 0
 
@@ -111,12 +109,6 @@ class InRedis:
 
     def _worker(self, attempt: int) -> Channel:
         return Channel(self._client, lease_seconds=600.0, worker=f"w{attempt}")
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Any]:
-    with connect(redis_url) as client:
-        yield client
 
 
 @pytest.fixture(params=["in Python", "in Redis, by leases that run out", "in Redis, by giving up"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+import services
 from acceptance.commands import Command, Desk, desk, until
 
 from shadho_celery.fleet.registry import Registry, Worker
@@ -91,6 +92,21 @@ def fleet(folder: Path, broker: str, redis_url: str, compute_class: str, **envir
         made.environment |= {"CELERY_BROKER_URL": broker, "SHADHO_REDIS_URL": redis_url}
         made.environment |= {"SHADHO_IMPORTS": "my_study", **environment}
         yield Fleet(made, broker, redis_url, compute_class)
+
+
+@contextlib.contextmanager
+def on_both(
+    folder: Path, redis_server: str, amqp_url: str, compute_class: str, **environment: str
+) -> Iterator[list[Fleet]]:
+    """A fleet on Redis alone, and one on RabbitMQ. All that runs ends before the first of the two is cleared."""
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as first:
+        made: list[Fleet] = []
+        for broker in ("redis", "rabbitmq"):
+            redis_url = stack.enter_context(services.redis_db(redis_server))
+            url = redis_url if broker == "redis" else amqp_url
+            made.append(stack.enter_context(fleet(folder / broker, url, redis_url, compute_class, **environment)))
+            first.callback(made[-1].desk.close)
+        yield made
 
 
 def on_each(scenario: Callable[[Fleet], None], *fleets: Fleet) -> None:

@@ -32,13 +32,7 @@ def through(proxy: Proxy, url: str) -> str:
     return url.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{proxy.port}")
 
 
-@pytest.fixture(scope="module")
-def vhost(amqp_server: tuple[str, Callable[..., str]]) -> Iterator[str]:
-    with services.amqp_vhost(*amqp_server) as url:
-        yield url
-
-
-@pytest.fixture(params=["vhost", "redis_url"])
+@pytest.fixture(params=["amqp_url", "redis_url"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Proxy, str]]:
     """A proxy before a broker, and the broker's URL through it; all bounds are short."""
     for name in ("BROKER_SECONDS", "BROKER_CONNECT_SECONDS"):

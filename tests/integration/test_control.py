@@ -15,7 +15,7 @@ import services
 from hyperopt import hp
 from msgspec.structs import replace
 from services.cases import cases
-from services.controlled import SIGNER, client, control
+from services.controlled import SIGNER, control
 
 from shadho_celery.core.records import Answer, Cancel, OfStudy, Stop
 from shadho_celery.errors import ServiceError, UsageError
@@ -39,8 +39,8 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 
-# Fixtures, which pytest finds by their names here.
-__all__ = ["client", "control"]
+# A fixture, which pytest finds by its name here.
+__all__ = ["control"]
 
 STUDY = "0123456789abcdef"
 DONE = Answer(is_done=True, text="done")

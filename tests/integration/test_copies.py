@@ -6,7 +6,6 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from shadho_celery.fleet.broker import Publisher
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 #: the trial that gets stuck; and how many there are, so many that it is known by then how long they take
 STUCK, TRIALS = 12, 16
@@ -47,16 +46,7 @@ BODY = """
 def both(
     redis_server: str, amqp_url: str, no_orphans: None, tmp_path: Path, unique: Callable[[str], str]
 ) -> Iterator[list[Fleet]]:
-    """A fleet on Redis alone, and one on RabbitMQ."""
-    made: list[Fleet] = []
-    with ExitStack() as stack, ExitStack() as first:
-        for broker in ("redis", "rabbitmq"):
-            redis_url = stack.enter_context(services.redis_db(redis_server))
-            url = redis_url if broker == "redis" else amqp_url
-            fleet = fleets.fleet(tmp_path / broker, url, redis_url, unique("cpu"), SHADHO_LEASE_SECONDS="2")
-            made.append(stack.enter_context(fleet))
-            # All that runs ends before the first of the fleets is cleared.
-            first.callback(made[-1].desk.close)
+    with fleets.on_both(tmp_path, redis_server, amqp_url, unique("cpu"), SHADHO_LEASE_SECONDS="2") as made:
         yield made
 
 
@@ -83,20 +73,27 @@ def objective(params, context):
 """
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
-def rig(request: pytest.FixtureRequest, both: list[Fleet]) -> Iterator[Pair]:
-    fleet = both[["redis", "rabbitmq"].index(request.param)]
-    fleet.desk.write("my_study.py", CONTRACT)
-    far = f"{fleet.compute_class}-far"
-    workers = [
-        fleet.worker(2, SHADHO_HOST=HOSTS[0]),
-        fleet.desk.worker(far, "-c", "1", "-l", "INFO", SHADHO_HOST=HOSTS[1]),
-    ]
-    until(lambda: all(" ready." in worker.err for worker in workers), 60, fleet.desk.said)
-    with pytest.MonkeyPatch.context() as patch, connect(fleet.redis) as client:
-        patch.setenv("CELERY_BROKER_URL", fleet.broker)
-        executor = ToldExecutor(client, Publisher.configured(), uuid.uuid4().hex[:16], "my_study")
-        yield Pair(executor=executor, compute_class=fleet.compute_class, elsewhere=far, catches_running=True)
+@pytest.fixture(scope="module")
+def pair(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A fleet with two workers, one of which serves another class on another machine."""
+    with (
+        services.redis_db(redis_server) as url,
+        fleets.fleet(tmp_path_factory.mktemp("pair"), url, url, "cpu", SHADHO_LEASE_SECONDS="2") as fleet,
+    ):
+        fleet.desk.write("my_study.py", CONTRACT)
+        workers = [
+            fleet.worker(2, SHADHO_HOST=HOSTS[0]),
+            fleet.desk.worker("far", "-c", "1", "-l", "INFO", SHADHO_HOST=HOSTS[1]),
+        ]
+        until(lambda: all(" ready." in worker.err for worker in workers), 60, fleet.desk.said)
+        yield fleet
+
+
+@pytest.fixture
+def rig(pair: Fleet) -> Iterator[Pair]:
+    with connect(pair.redis) as client:
+        executor = ToldExecutor(client, Publisher(pair.broker), uuid.uuid4().hex[:16], "my_study")
+        yield Pair(executor=executor, compute_class=pair.compute_class, elsewhere="far", catches_running=True)
         executor.close()
 
 
@@ -167,7 +164,7 @@ def test_where_the_copys_machine_dies_the_first_attempt_goes_on_and_its_result_c
         trial = stuck(fleet.ended_well(launch, "my_study", TRIALS, 120))
         assert trial["host"] == host_of(fleet, 1) != copys_host(fleet)
 
-    on_each(scenario, *both)
+    on_each(scenario, both[1])
 
 
 def test_where_only_its_own_machine_is_left_to_take_a_copy_the_study_goes_on_and_ends(both: list[Fleet]) -> None:
@@ -219,22 +216,5 @@ def test_a_scheduler_that_resumes_knows_both_attempts_and_leaves_the_trial_to_th
         (fleet.desk.folder / "hold").unlink()
         trial = stuck(fleet.ended_well(again, "my_study", TRIALS, 120))
         assert (trial["host"], trial["live"]) == (far, None)
-
-    on_each(scenario, both[0])
-
-
-def test_switched_off_nothing_is_copied(both: list[Fleet]) -> None:
-    def scenario(fleet: Fleet) -> None:
-        (fleet.desk.folder / "hold").touch()
-        begin(fleet, when="False")
-        launch = fleet.desk.start(
-            *("python", "-m", "shadho_celery.launch", "my_study", "--trials", str(TRIALS), "--seed", "0", "--json"),
-            *("--study", "my_study", "--no-speculation"),
-        )
-        fleet.desk.await_runs(TRIALS - 1, "ended", 60)
-        time.sleep(4)  # long enough for a trial of 0.3 s to be late
-        (fleet.desk.folder / "hold").unlink()
-        trials = fleet.ended_well(launch, "my_study", TRIALS, 60)
-        assert {each["attempt"] for each in trials} == {1}
 
     on_each(scenario, both[0])

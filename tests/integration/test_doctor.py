@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kombu
 import psycopg
@@ -24,35 +25,33 @@ from shadho_celery.fleet.signing import Signer
 from shadho_celery.store.engine import commit_seconds
 
 KEY = "0123456789abcdef0123456789abcdef"
-#: what a day's trials need
-LONG = "consumer_timeout = 1209600000\n"
 
 
-@pytest.fixture(scope="module")
-def rabbitmq() -> Iterator[services.RabbitServer]:
-    server = services.start_any("a private RabbitMQ is needed", lambda: services.RabbitServer(LONG))
-    assert isinstance(server, services.RabbitServer)
-    yield server
-    server.stop()
+@pytest.fixture
+def broker(private_rabbitmq: services.RabbitServer) -> Iterator[str]:
+    """URL of an empty virtual host of a broker that rabbitmqctl reaches."""
+    with services.amqp_vhost(private_rabbitmq.url, private_rabbitmq.ctl) as url:
+        yield url
 
 
 @pytest.fixture
 def fleet(
-    rabbitmq: services.RabbitServer,
+    broker: str,
+    private_rabbitmq: services.RabbitServer,
     private_redis: services.RedisServer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-) -> Iterator[services.RedisServer]:
-    """A fleet with one signed worker and its queue; rabbitmqctl reaches the broker."""
+) -> services.RedisServer:
+    """A fleet with one signed worker and its queue."""
     key = tmp_path / "key"
     key.write_text(KEY)
     key.chmod(0o600)
     monkeypatch.chdir(tmp_path)
-    settings = {"CELERY_BROKER_URL": rabbitmq.url, "SHADHO_REDIS_URL": private_redis.url}
-    settings |= {"SHADHO_SIGNING_KEY_FILE": str(key), "CUDA_VISIBLE_DEVICES": ""}
     # Debian's own rabbitmqctl changes its user.
-    settings |= rabbitmq.environment() | {"PATH": f"{rabbitmq.scripts}{os.pathsep}{os.environ['PATH']}"}
-    for name, value in settings.items():
+    settings = private_rabbitmq.environment()
+    settings |= {"PATH": f"{private_rabbitmq.scripts}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    settings |= {"CELERY_BROKER_URL": broker, "SHADHO_REDIS_URL": private_redis.url}
+    for name, value in {**settings, "SHADHO_SIGNING_KEY_FILE": str(key)}.items():
         monkeypatch.setenv(name, value)
     # On a busy machine Erlang takes long to start.
     monkeypatch.setattr(limits, "RABBITMQCTL_SECONDS", limits.RABBITMQCTL_SECONDS * services.PATIENCE)
@@ -67,10 +66,9 @@ def fleet(
     )
     with redis.Redis.from_url(private_redis.url, decode_responses=True) as client:
         Registry(client, Worker, signer).announce("cpu@a.1.x", worker)
-    with kombu.Connection(rabbitmq.url) as connection:
+    with kombu.Connection(broker) as connection:
         queue("cpu")(connection.default_channel).declare()
-        yield private_redis
-        queue("cpu")(connection.default_channel).delete()
+    return private_redis
 
 
 def examined(*words: str, code: int) -> dict[str, dict[str, str]]:
@@ -85,7 +83,7 @@ def wrong(findings: dict[str, dict[str, str]]) -> set[str]:
     return {name for name, each in findings.items() if each["state"] == "wrong"}
 
 
-def test_nothing_is_wrong(fleet: services.RedisServer, rabbitmq: services.RabbitServer) -> None:
+def test_nothing_is_wrong(fleet: services.RedisServer, broker: str, private_rabbitmq: services.RabbitServer) -> None:
     findings = examined(code=0)
     assert [each for each in findings.values() if each["state"] != "ok"] == []
     assert findings["broker"]["text"].startswith("RabbitMQ 3.")
@@ -95,17 +93,8 @@ def test_nothing_is_wrong(fleet: services.RedisServer, rabbitmq: services.Rabbit
     assert findings["clocks"]["text"].startswith("2 machines")
     assert findings["keys"]["text"] == f"key {Signer(KEY.encode()).fingerprint}"
     # It leaves nothing behind.
-    assert rabbitmq.ctl("list_queues", "name", "--no-table-headers").split() == ["cpu"]
-
-
-def test_a_consumer_timeout_of_half_an_hour(fleet: services.RedisServer, rabbitmq: services.RabbitServer) -> None:
-    rabbitmq.ctl("eval", "application:set_env(rabbit, consumer_timeout, 1800000).")
-    findings = examined(code=1)
-    assert wrong(findings) == {"consumer timeout"}
-    assert "a trial of more than 30 min" in findings["consumer timeout"]["text"]
-    assert "deploy/rabbitmq/rabbitmq.conf" in findings["consumer timeout"]["remedy"]
-    examined("--longest-trial", "20m", code=0)
-    rabbitmq.ctl("eval", "application:set_env(rabbit, consumer_timeout, 1209600000).")
+    vhost = urlsplit(broker).path[1:]
+    assert private_rabbitmq.ctl("list_queues", "-p", vhost, "name", "--no-table-headers").split() == ["cpu"]
 
 
 def test_a_timeout_that_nobody_tells_is_unknown(fleet: services.RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,29 +106,16 @@ def test_a_timeout_that_nobody_tells_is_unknown(fleet: services.RedisServer, mon
             assert findings["consumer timeout"]["state"] == "unknown"
 
 
-def test_a_broker_with_an_alarm_takes_no_messages(fleet: services.RedisServer, rabbitmq: services.RabbitServer) -> None:
-    rabbitmq.ctl("set_vm_memory_high_watermark", "0.0000001")
+def test_a_broker_with_an_alarm_takes_no_messages(
+    fleet: services.RedisServer, private_rabbitmq: services.RabbitServer
+) -> None:
+    private_rabbitmq.ctl("set_vm_memory_high_watermark", "0.0000001")
     try:
         findings = examined(code=1)
     finally:
-        rabbitmq.ctl("set_vm_memory_high_watermark", "0.6")
+        private_rabbitmq.ctl("set_vm_memory_high_watermark", "0.6")
     assert wrong(findings) == {"broker alarms"}
     assert "its memory is nearly full" in findings["broker alarms"]["text"]
-
-
-def test_another_key(fleet: services.RedisServer, tmp_path: Path) -> None:
-    (tmp_path / "other").write_text(KEY[::-1])
-    (tmp_path / "other").chmod(0o600)
-    findings = examined("--signing-key-file", str(tmp_path / "other"), code=1)
-    assert "1 announcement is malformed or not signed with this machine's key" in findings["keys"]["text"]
-    assert wrong(findings) == {"keys"}
-
-
-def test_no_key_where_the_workers_have_one(fleet: services.RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SHADHO_SIGNING_KEY_FILE")
-    findings = examined(code=1)
-    assert wrong(findings) == {"keys"}
-    assert "have a key, this machine none: cpu@a.1.x" in findings["keys"]["text"]
 
 
 def test_a_redis_that_loses_what_it_has(fleet: services.RedisServer) -> None:

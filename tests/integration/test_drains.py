@@ -13,7 +13,7 @@ import pytest
 from acceptance.commands import until
 from click.testing import CliRunner
 from services.cases import cases
-from services.controlled import SIGNER, client, control
+from services.controlled import SIGNER, control
 
 from shadho_celery.cli.group import commands
 from shadho_celery.core.system import ManualClock
@@ -28,8 +28,8 @@ from shadho_celery.node.leases import Leases
 from shadho_celery.session import control as module
 from shadho_celery.session.control import Control
 
-# Fixtures, which pytest finds by their names here.
-__all__ = ["client", "control"]
+# A fixture, which pytest finds by its name here.
+__all__ = ["control"]
 
 
 @contextmanager

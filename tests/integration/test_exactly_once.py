@@ -6,7 +6,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import amqp
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 #: Kombu looks for messages to deliver again every second; by default it does so every hundred.
 IMPATIENT_REDIS = """
 broker_transport_options = {
-    "visibility_timeout": 5,
+    "visibility_timeout": 3,
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,
     "socket_timeout": 30,
@@ -36,43 +35,26 @@ broker_transport_options = {
 }
 """
 
-LONGER_SECONDS = 15
+LONGER_SECONDS = 9
 
 #: what a worker says of a message that does not run
 REFUSED = "refused at its claim"
 
 
-@pytest.fixture
-def make_fleet(
-    no_orphans: None, redis_server: str, tmp_path: Path, unique: Callable[[str], str]
-) -> Iterator[Callable[..., Fleet]]:
-    """Make a fleet on a RabbitMQ, or on Redis alone."""
-    with ExitStack() as stack, ExitStack() as first:
-
-        def make(broker: str | None, seconds: float) -> Fleet:
-            redis_url = stack.enter_context(services.redis_db(redis_server))
-            name = unique("cpu")
-            fleet = stack.enter_context(
-                fleets.fleet(tmp_path / name, broker or redis_url, redis_url, name, SHADHO_IMPORTS="my_study,after")
-            )
-            fleet.desk.study(seconds=seconds)
-            fleet.desk.study("after", body=f"while open('runs.log').read().count('began') < {3 + 4}: time.sleep(0.05)")
-            first.callback(fleet.desk.close)  # all that runs ends before the first of several fleets is cleared
-            return fleet
-
-        yield make
-
-
-@pytest.fixture
-def impatient_rabbitmq() -> Iterator[services.RabbitServer]:
-    """A node that closes a consumer's channel when a message was not acknowledged for 5 s."""
-    arguments = "-rabbit channel_tick_interval 2000"  # how often it looks: once a minute by default
-    server = services.start_any(
-        "a private RabbitMQ is needed", lambda: services.RabbitServer("consumer_timeout = 5000\n", arguments)
+def limits(consumer_timeout: int, channel_tick_interval: int) -> str:
+    """Erlang that sets how long a message may stay unacknowledged, and how often that is looked at, in ms."""
+    set_env = "application:set_env(rabbit"
+    return (
+        f"{set_env}, consumer_timeout, {consumer_timeout}), {set_env}, channel_tick_interval, {channel_tick_interval})."
     )
-    assert isinstance(server, services.RabbitServer)
-    yield server
-    server.stop()
+
+
+@pytest.fixture
+def impatient_rabbitmq(private_rabbitmq: services.RabbitServer) -> Iterator[str]:
+    """URL of a broker that closes a consumer's channel when a message was not acknowledged for 3 s."""
+    private_rabbitmq.ctl("eval", limits(3000, 1000))
+    yield private_rabbitmq.url
+    private_rabbitmq.ctl("eval", limits(1_209_600_000, 60_000))
 
 
 def consumer_is_thrown_out(url: str, seconds: float) -> bool:
@@ -97,25 +79,33 @@ def consumer_is_thrown_out(url: str, seconds: float) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_trials_longer_than_the_brokers_limits_run_once_and_all_slots_stay_in_use(
-    make_fleet: Callable[..., Fleet], impatient_rabbitmq: services.RabbitServer
+    no_orphans: None,
+    redis_server: str,
+    impatient_rabbitmq: str,
+    tmp_path: Path,
+    unique: Callable[[str], str],
 ) -> None:
-    """Visibility timeout and consumer timeout of 5 s, trials of 15 s."""
-    both = [make_fleet(None, LONGER_SECONDS), make_fleet(impatient_rabbitmq.url, LONGER_SECONDS)]
-    both[0].desk.write("celeryconfig.py", IMPATIENT_REDIS)
-    workers = [fleet.workers(2, slots=2) for fleet in both]
-    # A slot is left free: what is delivered again finds somebody to take it.
-    commands = [fleet.launch("my_study", 3, name="long") for fleet in both]
-    assert consumer_is_thrown_out(impatient_rabbitmq.url, 30), "the control: the limit is there"
-    for fleet, command, mine in zip(both, commands, workers, strict=True):
-        found = fleet.ended_well(command, "long", 3, 60)
-        assert Counter(number for number, *_ in fleet.desk.runs()) == Counter(range(3)), fleet.desk.said()
-        assert {(trial["attempt"], trial["lost"]) for trial in found} == {(1, 0)}
-        assert sum(worker.err.count(REFUSED) for worker in mine) > 0, "there were duplicates"
-    # None of these trials ends before all four have begun: it takes both slots of both workers at once.
-    again = [fleet.launch("after", 4) for fleet in both]
-    for fleet, command in zip(both, again, strict=True):
-        fleet.ended_well(command, "after", 4, 60)
-        assert len({pid for *_, pid in fleet.desk.runs()[3:]}) == 4, "both slots of both workers"
+    """Visibility timeout and consumer timeout of 3 s, trials of 9 s."""
+    environment = {"SHADHO_IMPORTS": "my_study,after"}
+    with fleets.on_both(tmp_path, redis_server, impatient_rabbitmq, unique("cpu"), **environment) as both:
+        for fleet in both:
+            fleet.desk.study(seconds=LONGER_SECONDS)
+            fleet.desk.study("after", body="while open('runs.log').read().count('began') < 3 + 4: time.sleep(0.05)")
+        both[0].desk.write("celeryconfig.py", IMPATIENT_REDIS)
+        workers = [fleet.workers(2, slots=2) for fleet in both]
+        # A slot is left free: what is delivered again finds somebody to take it.
+        commands = [fleet.launch("my_study", 3, name="long") for fleet in both]
+        assert consumer_is_thrown_out(impatient_rabbitmq, 30), "the control: the limit is there"
+        for fleet, command, mine in zip(both, commands, workers, strict=True):
+            found = fleet.ended_well(command, "long", 3, 60)
+            assert Counter(number for number, *_ in fleet.desk.runs()) == Counter(range(3)), fleet.desk.said()
+            assert {(trial["attempt"], trial["lost"]) for trial in found} == {(1, 0)}
+            assert sum(worker.err.count(REFUSED) for worker in mine) > 0, "there were duplicates"
+        # None of these trials ends before all four have begun: it takes both slots of both workers at once.
+        again = [fleet.launch("after", 4) for fleet in both]
+        for fleet, command in zip(both, again, strict=True):
+            fleet.ended_well(command, "after", 4, 60)
+            assert len({pid for *_, pid in fleet.desk.runs()[3:]}) == 4, "both slots of both workers"
 
 
 def message(study: str) -> Payload:
@@ -124,11 +114,12 @@ def message(study: str) -> Payload:
 
 
 def test_a_duplicate_ends_at_once_without_running_the_objective(
-    make_fleet: Callable[..., Fleet], amqp_url: str, unique: Callable[[str], str]
+    no_orphans: None, redis_server: str, amqp_url: str, tmp_path: Path, unique: Callable[[str], str]
 ) -> None:
     """While the first runs, and after it has ended; all of them are acknowledged."""
     study = unique("study")
-    on_each(lambda fleet: send_it_four_times(fleet, study), make_fleet(None, 0.0), make_fleet(amqp_url, 0.0))
+    with fleets.on_both(tmp_path, redis_server, amqp_url, unique("cpu")) as both:
+        on_each(lambda fleet: send_it_four_times(fleet, study), *both)
 
 
 def send_it_four_times(fleet: Fleet, study: str) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import kombu
+import msgspec
 import pytest
 import redis
 from acceptance.commands import Command, Desk, desk, until
 from celery import Celery
 from services import RedisServer
 
+from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.fleet.broker import MAX_BODY, TASK, depths_on, machine_queue
 from shadho_celery.fleet.channel import _TYPES
 from shadho_celery.fleet.redis import connect
@@ -40,7 +42,7 @@ def table(tmp_path: Path, private_redis: RedisServer) -> Iterator[Desk]:
     folder = tmp_path / "desk"
     folder.mkdir()
     with desk(folder) as made:
-        made.study(seconds=0.4)
+        made.study(seconds=0.2, body="while os.path.exists('hold'): time.sleep(0.05)")
         made.environment |= {"SHADHO_REDIS_URL": redis_url, "CELERY_BROKER_URL": redis_url}
         made.environment |= {"SHADHO_IMPORTS": "my_study", "SHADHO_LEASE_SECONDS": "5"}
         yield made
@@ -65,7 +67,8 @@ class Fleet:
         until(lambda: " ready." in self.worker.err or self.worker.code is not None, 60, table.said)
         self.launched = table.launch("my_study", "--trials", str(TRIALS), "--seed", "0")
         table.await_runs(1)
-        self.client: redis.Redis = redis.Redis.from_url(table.environment["SHADHO_REDIS_URL"])
+        # A busy machine takes long for the largest of the records.
+        self.client = redis.Redis.from_url(table.environment["SHADHO_REDIS_URL"], socket_timeout=120)
         [events] = self.client.scan_iter("shadho:*:events")
         self.study = events.decode().split(":")[1]
 
@@ -92,19 +95,27 @@ class Fleet:
         return self.launched
 
 
-@pytest.fixture(params=[True, False], ids=["signed", "unsigned"])
+@pytest.fixture(params=[False])
 def fleet(table: Desk, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """A fleet without a key; the parameter asks for one with a key."""
     made = Fleet(table, request.getfixturevalue("key") if request.param else None)
     yield made
     made.client.close()
 
 
+@pytest.mark.parametrize("fleet", [True, False], ids=["signed", "unsigned"], indirect=True)
 def test_bytes_that_are_no_text_and_records_that_are_none_end_neither_scheduler_nor_worker(fleet: Fleet) -> None:
-    client = fleet.client
+    client, hold = fleet.client, fleet.table.write("hold", "")
     client.xadd(fleet.key("events"), {"e": b'\xff{"kind": "started"}'})
     client.xadd(fleet.key("events"), {b"\xfe": b"\xff"})
     client.xadd(fleet.key("events"), {"e": "[" * 100_000})
     client.xadd(fleet.key("events"), {"e": b"x" * 60_000_000})
+    # With a key nobody else's low loss counts.
+    outcome = Outcome(state=TrialState.COMPLETE, loss=-1e9)
+    forged = msgspec.json.encode(Result(number=TRIALS - 1, attempt=1, outcome=outcome, at=0.0))
+    if fleet.signer is not UNSIGNED:
+        client.xadd(fleet.key("events"), {"e": forged})
+        client.xadd(fleet.key("events"), {"e": b"f" * 64 + forged})
     for index, record in (("workers", "worker"), ("studies", "study")):
         for name, text in {b"\xff": b"{}", b"x": b"notjson", b"y": b"{}", b"z": b'{"slots": -1}'}.items():
             client.sadd(f"shadho:{index}", name)
@@ -114,10 +125,13 @@ def test_bytes_that_are_no_text_and_records_that_are_none_end_neither_scheduler_
     client.hset(fleet.key("attempts"), mapping={"refused": "many", str(TRIALS - 1): "x", "x": b"\xff"})
     [worker] = [name for name in client.smembers("shadho:workers") if name.startswith(b"cpu@")]
     client.hset(fleet.key("breakers"), mapping={worker: "x", b"\xff": b"\xff"})
+    # No trial ends before the scheduler has looked at the leases.
+    until(lambda: client.zscore(fleet.key("leases"), "x") is None, 30, fleet.table.said)
+    hold.unlink()
     launched = fleet.ended_well()
     assert launched.err.count(NOTICE) == 1, "it is said once"
-    counted = "records in Redis refused, unsigned or malformed: 9"
-    assert counted in launched.err, "four events, and the leases whose names are text: others cannot be removed"
+    counted = f"records in Redis refused, unsigned or malformed: {9 if fleet.signer is UNSIGNED else 11}"
+    assert counted in launched.err, "the events, and the leases whose names are text: others cannot be removed"
 
 
 def test_keys_of_a_wrong_type_are_removed_and_a_stream_to_which_nothing_can_be_added_is_begun_anew(
@@ -195,8 +209,10 @@ def test_messages_that_are_compressed_or_long_or_late_or_no_json_are_refused_unr
     assert peak_mb(worker) < before + 150
     assert "Traceback" not in worker.err
     assert depths_of(url, name) == 0, "they are acknowledged"
-    # Those of the control requests are read, too, after these.
-    Celery("operator", broker=url, set_as_current=False).control.shutdown()
+    # Celery's own control requests are read, too, after these.
+    control = Celery("operator", broker=url, set_as_current=False).control
+    assert [each for answer in control.ping(timeout=20, limit=1) for each in answer.values()] == [{"ok": "pong"}]
+    control.shutdown()
     until(lambda: worker.code is not None, 30, table.said)
 
 
@@ -208,21 +224,22 @@ def depths_of(url: str, name: str) -> int | None:
 # Celery's remote control
 
 
-@pytest.mark.parametrize("switch", ["", "1"], ids=["off", "on"])
 @pytest.mark.parametrize("broker", ["redis_url", "amqp_url"])
-def test_a_worker_obeys_celerys_remote_control_only_where_that_is_asked_for(
-    table: Desk, request: pytest.FixtureRequest, unique: Callable[[str], str], broker: str, switch: str
+def test_a_worker_does_not_obey_celerys_remote_control_unless_that_is_asked_for_and_is_seen_by_its_monitors(
+    table: Desk, request: pytest.FixtureRequest, unique: Callable[[str], str], broker: str
 ) -> None:
     url, name = request.getfixturevalue(broker), unique("cpu")
-    environment = {"CELERY_BROKER_URL": url, "SHADHO_REMOTE_CONTROL": switch}
+    environment = {"CELERY_BROKER_URL": url}
     worker = table.worker(name, "-c", "1", "-l", "INFO", **environment)
     until(lambda: " ready." in worker.err or worker.code is not None, 60, table.said)
     app = Celery("stranger", broker=url, set_as_current=False)
     heard: list[dict[str, Any]] = []
 
     def hear(event: dict[str, Any]) -> None:
-        heard.append(event)
-        receiver.should_stop = True
+        # A worker of an earlier test may say a last word on the same broker.
+        if event["hostname"].startswith(name):
+            heard.append(event)
+            receiver.should_stop = True
 
     with app.connection_for_read() as connection:
         # Flower shows workers by these.
@@ -230,18 +247,13 @@ def test_a_worker_obeys_celerys_remote_control_only_where_that_is_asked_for(
         with contextlib.suppress(TimeoutError):
             receiver.capture(timeout=20, wakeup=False)
     assert heard
-    assert heard[0]["hostname"].startswith(name)
-    asked = table.start("celery", "-b", url, "-A", "shadho_celery", "status", "--timeout", "5").wait(60)
-    assert (asked.code == 0) is bool(switch), asked.err
+    assert app.control.ping(timeout=1.0) == []
     app.control.shutdown()
-    if switch:
-        until(lambda: worker.code is not None, 30, table.said)
-    else:
-        launched = table.launch("my_study", "--trials", "2", **environment)
-        assert launched.wait(60).code == 0, table.said()
-        assert worker.code is None
-        if broker == "amqp_url":
-            _, ctl = request.getfixturevalue("amqp_server")
-            queues = ctl("list_queues", "-q", "-p", urlsplit(url).path[1:] or "/", "name").split()
-            own = {name, machine_queue(name, socket.gethostname())}
-            assert {queue for queue in queues if queue.startswith(name)} == own, "and it has no control queue"
+    launched = table.launch("my_study", "--trials", "2", **environment)
+    assert launched.wait(60).code == 0, table.said()
+    assert worker.code is None
+    if broker == "amqp_url":
+        _, ctl = request.getfixturevalue("amqp_server")
+        queues = ctl("list_queues", "-q", "-p", urlsplit(url).path[1:] or "/", "name").split()
+        own = {name, machine_queue(name, socket.gethostname())}
+        assert {queue for queue in queues if queue.startswith(name)} == own, "and it has no control queue"

@@ -64,21 +64,15 @@ def rig(private_redis: services.RedisServer) -> Iterator[Rig]:
     client.close()
 
 
-def test_workers_that_do_not_come_again_after_flushall_are_missed_after_a_while(rig: Rig) -> None:
-    rig.client.flushall()
-    rig.turn(5, is_announced=False)
-    assert not rig.executor.workers.announced
-    assert not rig.is_warned()
-    rig.turn(10, is_announced=False)
-    assert rig.is_warned()
-
-
-def test_workers_that_come_again_after_flushall_are_not_missed(rig: Rig) -> None:
-    rig.client.flushall()
-    rig.turn(5, is_announced=False)
-    rig.turn(10)
-    assert rig.executor.workers.announced
-    assert rig.executor.known_for > 0
+def test_workers_that_do_not_come_again_after_flushall_are_missed_after_a_while_and_others_are_not(rig: Rig) -> None:
+    for comes_again in (True, False):
+        rig.client.flushall()
+        rig.turn(5, is_announced=False)
+        assert not rig.executor.workers.announced
+        assert not rig.is_warned()
+        rig.turn(10, is_announced=comes_again)
+        assert bool(rig.executor.workers.announced) == comes_again
+        assert rig.is_warned() != comes_again
 
 
 def test_while_redis_is_full_that_is_said_and_no_worker_is_missed(rig: Rig) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,14 @@ from typing import Any
 import pytest
 import redis
 import services
+from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet, on_each
 from services.proxy import Proxy
+
+from shadho_celery.core.payload import Payload
+from shadho_celery.errors import ServiceError
+from shadho_celery.fleet.broker import Publisher
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
@@ -81,27 +86,24 @@ class Ground:
 
 def start_workers(fleet: Fleet) -> None:
     fleet.desk.study(seconds=0.7)
+    fleet.desk.study("held", body="while not os.path.exists('go'): time.sleep(0.05)")
     fleet.workers(2)
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+def ground(rabbitmq_node: services.RabbitServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     with ExitStack() as stack:
-        servers = services.RedisServer, services.RabbitServer
-        redis_server, rabbitmq = (services.start_any("a private server is needed", server) for server in servers)
-        assert isinstance(redis_server, services.RedisServer)
-        assert isinstance(rabbitmq, services.RabbitServer)
-        stack.callback(redis_server.stop)
-        stack.callback(rabbitmq.stop)
-        ports = (redis_server.port, redis_server.port, rabbitmq.port)
+        redis_server = stack.enter_context(services.private(services.RedisServer))
+        ports = (redis_server.port, redis_server.port, rabbitmq_node.port)
         to_redis, to_its_redis, to_rabbitmq = (stack.enter_context(Proxy(port)) for port in ports)
         folder = tmp_path_factory.mktemp("fleets")
         near, far = f"redis://127.0.0.1:{to_redis.port}/0", f"redis://127.0.0.1:{to_its_redis.port}/1"
         amqp = f"amqp://guest:guest@127.0.0.1:{to_rabbitmq.port}//"
-        on_redis = stack.enter_context(fleets.fleet(folder / "redis", near, near, "on-redis"))
-        on_rabbitmq = stack.enter_context(fleets.fleet(folder / "rabbitmq", amqp, far, "on-rabbitmq"))
+        imports = {"SHADHO_IMPORTS": "my_study,held"}
+        on_redis = stack.enter_context(fleets.fleet(folder / "redis", near, near, "on-redis", **imports))
+        on_rabbitmq = stack.enter_context(fleets.fleet(folder / "rabbitmq", amqp, far, "on-rabbitmq", **imports))
         on_each(start_workers, on_redis, on_rabbitmq)
-        yield Ground(redis_server, rabbitmq, to_redis, to_its_redis, to_rabbitmq, on_redis, on_rabbitmq)
+        yield Ground(redis_server, rabbitmq_node, to_redis, to_its_redis, to_rabbitmq, on_redis, on_rabbitmq)
 
 
 def test_redis_is_killed_and_comes_back(ground: Ground) -> None:
@@ -116,13 +118,57 @@ def test_redis_is_flushed_and_then_comes_back_empty_from_a_restart(ground: Groun
         ground.redis.restart_empty()
 
 
+@contextmanager
+def alarm(rabbitmq: services.RabbitServer) -> Iterator[None]:
+    """RabbitMQ takes no messages."""
+    rabbitmq.ctl("set_vm_memory_high_watermark", "0.0000001")
+    try:
+        yield
+    finally:
+        rabbitmq.ctl("set_vm_memory_high_watermark", "0.6")
+
+
 def test_redis_has_no_memory_left_for_a_while_and_rabbitmq_has_an_alarm(ground: Ground) -> None:
-    with ground.study("full"):
-        ground.rabbitmq.ctl("set_vm_memory_high_watermark", "0.00001")
+    with ground.study("full"), alarm(ground.rabbitmq):
         ground.redis_does("CONFIG", "SET", "maxmemory", "1")
         time.sleep(6)
         ground.redis_does("CONFIG", "SET", "maxmemory", "0")
-        ground.rabbitmq.ctl("set_vm_memory_high_watermark", "0.6")
+
+
+def test_a_run_warns_of_an_alarm_until_it_is_over(ground: Ground) -> None:
+    fleet = ground.on_rabbitmq
+    with alarm(ground.rabbitmq):
+        command = fleet.launch("held", 1)
+        command.says("trials cannot be sent: the broker at amqp://", 20)
+    command.says("the broker answers again")
+    fleet.desk.write("go", "")
+    fleet.ended_well(command, "held", 1, 60)
+
+
+def test_a_publisher_knows_of_an_alarm_and_of_its_end_whenever_it_looks(
+    ground: Ground, unique: Callable[[str], str]
+) -> None:
+    """Also while it sends nothing, and of one that was there before it."""
+    rabbitmq, message = ground.rabbitmq, (unique("cpu"), Payload(study="k", module="m", attempts=[]))
+    with alarm(rabbitmq):
+        publisher = Publisher(rabbitmq.url)
+        until(lambda: publisher.look() or publisher.refusal, 10)
+        for _ in range(2):
+            with pytest.raises(ServiceError, match=r"trials cannot be sent: the broker at \S+ takes no messages"):
+                publisher.publish([message])
+    until(lambda: publisher.look() or not publisher.refusal, 10)
+    publisher.publish([message])
+    with alarm(rabbitmq):
+        until(lambda: publisher.look() or publisher.refusal, 10)
+        rabbitmq.ctl("close_all_connections", "a test")
+        until(lambda: publisher.look() or not publisher.refusal, 10)
+    publisher.publish([message])
+    # The next looks find the lost connection, and the alarm on a new one, even while nothing is sent.
+    rabbitmq.ctl("close_all_connections", "a test")
+    with alarm(rabbitmq):
+        until(lambda: publisher.look() or publisher.refusal, 20)
+    until(lambda: publisher.look() or not publisher.refusal, 10)
+    publisher.close()
 
 
 def test_redis_denies_its_user_all_commands_for_a_while(ground: Ground) -> None:

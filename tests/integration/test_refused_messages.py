@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,6 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import Publisher
 from shadho_celery.fleet.channel import SchedulerChannel
 from shadho_celery.fleet.executor import remove
-from shadho_celery.fleet.redis import connect
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Any]:
-    with connect(redis_url) as client:
-        yield client
 
 
 def test_a_removed_study_needs_no_broker_and_one_that_runs_elsewhere_stays(
@@ -38,24 +30,21 @@ def test_a_removed_study_needs_no_broker_and_one_that_runs_elsewhere_stays(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", ["redis", "amqp"])
 def test_many_messages_of_an_ended_study_are_refused_one_by_one_before_the_next_study_runs(
-    client: Any, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path, unique: Callable[[str], str], kind: str
+    client: Any, redis_url: str, tmp_path: Path
 ) -> None:
-    """And with Redis items that are no messages, too."""
-    name, url = unique("cpu"), request.getfixturevalue(f"{kind}_url")
+    """And items that are no messages, too."""
     old = SchedulerChannel(client, "old")
     old.cancel([(number, 1) for number in range(500)], running=False)
     old.erase()
-    publisher = Publisher(url)
-    publisher.publish([(name, payload(number, "old")) for number in range(500)])
+    publisher = Publisher(redis_url)
+    publisher.publish([("cpu", payload(number, "old")) for number in range(500)])
     publisher.close()
-    if url == redis_url:
-        client.rpush(name, *JUNK)
-    with fleet(tmp_path, url, redis_url, name) as ours:
+    client.rpush("cpu", *JUNK)
+    with fleet(tmp_path, redis_url, redis_url, "cpu") as ours:
         ours.desk.write("my_study.py", "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nobjective = float\n")
         [worker] = ours.workers(1, slots=2)
         ours.ended_well(ours.launch("my_study", 8), "my_study", 8, 90)
-        assert worker.err.count("not a message") == (len(JUNK) if url == redis_url else 0)
-        assert client.llen(name) == 0
+        assert worker.err.count("not a message") == len(JUNK)
+        assert client.llen("cpu") == 0
         assert worker.err.count("refused at its claim") == 500

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from services.controlled import SIGNER, client
+from services.controlled import SIGNER
 
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.drains import KEY, Drains, Start, Starts
@@ -14,9 +14,6 @@ from shadho_celery.fleet.registry import Registry, StudyWants, Worker
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.session import scaling
 from shadho_celery.session.scaling import ScaledFleet
-
-# A fixture, which pytest finds by its name here.
-__all__ = ["client"]
 
 
 @pytest.fixture

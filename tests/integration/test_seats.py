@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from services.channels import Channel
 from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, Result, Started, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.channel import Claim, Quarantine, SchedulerChannel
-from shadho_celery.fleet.redis import connect, own_address
+from shadho_celery.fleet.redis import own_address
 from shadho_celery.fleet.seats import SchedulerSeats, Seat, WorkerSeats
 from shadho_celery.fleet.signing import Signer
 
@@ -24,12 +23,6 @@ SHORT = 0.03
 SEAT = Seat(number=0, attempt=1, call=1, rank=1)
 GANG = GangCall(address="10.0.0.1:5000", token="secret", backups=1)
 CALL = Called(number=0, attempt=1, call=1, gang=GANG, at=2.5)
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Any]:
-    with connect(redis_url) as client:
-        yield client
 
 
 @pytest.fixture

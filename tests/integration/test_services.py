@@ -14,7 +14,6 @@ import pytest
 import redis
 import services
 import sqlalchemy
-import yaml
 from services import lending
 
 
@@ -139,11 +138,8 @@ def test_a_postgres_database_is_lent_fresh_and_dropped_with_its_connections(post
 
 
 def test_a_private_postgres_starts_and_leaves_nothing(no_orphans: None) -> None:
-    server = services.start_any("a private PostgreSQL is needed", services.PostgresServer)
-    assert isinstance(server, services.PostgresServer)
-    with services.postgres_database(server.url) as url:
+    with services.private(services.PostgresServer) as server, services.postgres_database(server.url) as url:
         assert services.postgres_answers(url)
-    server.stop()
     assert not server.folder.exists()
 
 
@@ -157,9 +153,7 @@ def test_a_killed_private_redis_comes_back_with_its_data(no_orphans: None, priva
         assert client.get("kept") == b"1"
 
 
-def test_a_killed_private_rabbitmq_comes_back_with_its_messages(
-    no_orphans: None, private_rabbitmq: services.RabbitServer
-) -> None:
+def test_a_killed_private_rabbitmq_comes_back_with_its_messages(private_rabbitmq: services.RabbitServer) -> None:
     with kombu.Connection(private_rabbitmq.url, transport_options={"confirm_publish": True}) as connection:
         connection.SimpleQueue("kept").put({"trial": 1})
     private_rabbitmq.restart()
@@ -187,38 +181,15 @@ def test_the_environment_comes_first_then_the_standard_port_then_a_private_serve
         find(private_redis.url)
 
 
-def test_the_last_resort_is_the_image_of_the_compose_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private_redis: services.RedisServer
-) -> None:
-    """A stand-in for docker notes what it is asked to do, and answers as if the container were `private_redis`."""
-    docker = tmp_path / "docker"
-    docker.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n'
-        f"case $1 in run) echo an-id;; port) echo 127.0.0.1:{private_redis.port};; esac\n"
-    )
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    container = services.Container("redis", 6379, "redis://127.0.0.1:{port}/0", services.redis_answers)
-    assert container.url == private_redis.url
-    container.stop()
-    asked = (tmp_path / "asked").read_text().splitlines()
-    image = yaml.safe_load(services.COMPOSE.read_text())["services"]["redis"]["image"]
-    assert asked == [f"run -d --rm -p 127.0.0.1::6379 {image}", "port an-id 6379", "rm -f an-id"]
-
-
-def test_real_servers_accept_the_configuration_of_deploy(no_orphans: None) -> None:
-    deploy = services.COMPOSE.parent
-    node = services.start_any("", lambda: services.RabbitServer((deploy / "rabbitmq" / "rabbitmq.conf").read_text()))
-    server = services.start_any("", lambda: services.RedisServer(deploy / "redis" / "redis.conf"))
-    assert isinstance(node, services.RabbitServer)
-    try:
-        assert "1209600000" in node.ctl("eval", "application:get_env(rabbit, consumer_timeout).")
-        with redis.Redis.from_url(server.url) as client:
-            assert client.config_get("tcp-keepalive") == {"tcp-keepalive": "30"}
-            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
-    finally:
-        node.stop()
-        server.stop()
+def test_real_servers_accept_the_configuration_of_deploy(private_rabbitmq: services.RabbitServer) -> None:
+    assert "1209600000" in private_rabbitmq.ctl("eval", "application:get_env(rabbit, consumer_timeout).")
+    conf = services.COMPOSE.parent / "redis" / "redis.conf"
+    with (
+        services.private(lambda: services.RedisServer(conf)) as server,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        assert client.config_get("tcp-keepalive") == {"tcp-keepalive": "30"}
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
 
 
 def test_a_missing_service_skips_on_a_laptop_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,11 +197,11 @@ def test_a_missing_service_skips_on_a_laptop_and_fails_in_ci(monkeypatch: pytest
         raise services.Unavailable("not installed")
 
     monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="not installed"):
-        services.start_any("nothing answers", absent)
+    with pytest.raises(pytest.skip.Exception, match="not installed"), services.private(absent):
+        pass
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="not installed"):
-        services.start_any("nothing answers", absent)
+    with pytest.raises(pytest.fail.Exception, match="not installed"), services.private(absent):
+        pass
 
 
 def test_a_process_left_behind_is_found_by_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import ManualClock
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.channel import Shipping
-from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.code import AGAIN_SECONDS, ShippedCode
 
@@ -24,12 +22,6 @@ MESSAGE = Payload(study="k1", module="my_study", code="0123456789ab", is_shipped
 SOURCES = Sources(
     code=MESSAGE.code, files={"my_study.py": b"SPACE = 1\n", "parts/layers.py": "# größe\n".encode("latin-1")}
 )
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with connect(redis_url) as opened:
-        yield opened
 
 
 def test_sources_arrive_to_the_byte_in_a_folder_of_their_version(client: redis.Redis, tmp_path: Path) -> None:
@@ -70,17 +62,16 @@ def test_a_folder_that_cannot_be_written_is_told(client: redis.Redis, tmp_path: 
     assert "cannot be written to this disk" in shipped.lacks(MESSAGE)
 
 
-@pytest.mark.parametrize("signer", [Signer(b"another key of sixteen"), UNSIGNED], ids=["another key", "no key"])
-def test_sources_that_are_not_signed_with_our_key_are_not_taken(client: redis.Redis, signer: Signer) -> None:
-    key = "shadho:k1:sources"
-    client.set(key, signer.seal(key, SOURCES))
+@pytest.mark.parametrize(
+    ("signer", "study"),
+    [(Signer(b"another key of sixteen"), "k1"), (UNSIGNED, "k1"), (SIGNER, "k2")],
+    ids=["another key", "no key", "another study"],
+)
+def test_sources_that_are_not_signed_with_our_key_for_this_study_are_not_taken(
+    client: redis.Redis, signer: Signer, study: str
+) -> None:
+    client.set("shadho:k1:sources", signer.seal(f"shadho:{study}:sources", SOURCES))
     assert Shipping(client, SIGNER).fetch("k1") is None
-
-
-def test_sources_of_another_study_are_not_taken(client: redis.Redis) -> None:
-    Shipping(client, SIGNER).send("k1", SOURCES)
-    client.rename("shadho:k1:sources", "shadho:k2:sources")
-    assert Shipping(client, SIGNER).fetch("k2") is None
 
 
 def test_another_version_of_the_same_study_is_not_taken(client: redis.Redis, tmp_path: Path) -> None:

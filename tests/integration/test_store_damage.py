@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from acceptance.commands import Command, Desk, desk
 
 from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.errors import StoreError, StudyLocked
@@ -19,7 +15,7 @@ from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
 
 NOW = 1_700_000_000.0
-TRIALS = 6
+TRIALS = 14
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -56,42 +52,38 @@ def refusal(url: str) -> str:
     return message
 
 
-#: changes of trial 2 that any database allows, and those that SQLite allows
-UNREADABLE = {
-    "params": "UPDATE trials SET params = '[1, 2]' WHERE number = 2",
-    "param": 'UPDATE trials SET params = \'{"x": "high"}\' WHERE number = 2',
-    "budget": "UPDATE trials SET budget = -1.0 WHERE number = 2",
-    "rung": "UPDATE trials SET rung = 99999 WHERE number = 2",
-    "state": "UPDATE trials SET state = 'DONE' WHERE number = 2",
-    "loss": "UPDATE trials SET loss = NULL WHERE number = 2",
-}
-OF_SQLITE = {
-    "half of the params": "UPDATE trials SET params = '{\"x\": ' WHERE number = 2",
-    "bytes": "UPDATE trials SET params = CAST(X'7BFFFE' AS TEXT) WHERE number = 2",
-    "bytes of a state": "UPDATE trials SET state = CAST(X'FFFE' AS TEXT) WHERE number = 2",
-    "loss": "UPDATE trials SET loss = 'low' WHERE number = 2",
-    "number": "UPDATE trials SET number = 'two' WHERE number = 2",
-    "attempt": "UPDATE trials SET attempt = X'00' WHERE number = 2",
-}
+#: what makes a trial's row unreadable: changes that any database allows, and those that SQLite allows
+UNREADABLE = [
+    "params = '[1, 2]'",
+    'params = \'{"x": "high"}\'',
+    "budget = -1.0",
+    "rung = 99999",
+    "state = 'DONE'",
+    "loss = NULL",
+]
+OF_SQLITE = [
+    "params = '{\"x\": '",
+    "params = CAST(X'7BFFFE' AS TEXT)",
+    "state = CAST(X'FFFE' AS TEXT)",
+    "loss = 'low'",
+    "number = 'two'",
+    "attempt = X'00'",
+]
 
 
-STATEMENTS = [("sqlite", statement) for statement in (*UNREADABLE.values(), *OF_SQLITE.values())]
-STATEMENTS += [("postgresql", statement) for statement in UNREADABLE.values()]
-
-
-@pytest.mark.parametrize(("url", "statement"), STATEMENTS, indirect=["url"])
-def test_a_trial_that_cannot_be_read_is_named_with_the_remedy_and_without_it_the_study_goes_on(
-    url: str, statement: str
-) -> None:
-    change(url, statement)
-    message = refusal(url)
-    which = "number 'two'" if "'two'" in statement else "number 2"
-    for words in ("its table trials", which, f"delete the row with {'sqlite3' if 'sqlite' in url else 'psql'}"):
-        assert words in message
-    change(url, f"DELETE FROM trials WHERE {which.replace(' ', ' = ')}")
+def test_a_trial_that_cannot_be_read_is_named_with_the_remedy_and_without_it_the_study_goes_on(url: str) -> None:
+    is_file = url.startswith("sqlite")
+    damages = UNREADABLE + OF_SQLITE * is_file
+    for number, damage in enumerate(damages):
+        change(url, f"UPDATE trials SET {damage} WHERE number = {number}")
+        message = refusal(url)
+        which = "number 'two'" if "'two'" in damage else f"number {number}"
+        for words in ("its table trials", which, f"delete the row with {'sqlite3' if is_file else 'psql'}"):
+            assert words in message, damage
+        change(url, f"DELETE FROM trials WHERE {which.replace(' ', ' = ')}")
     with closing(SqlStore(url)) as store:
         study = resumed(store)
-        assert [trial.number for trial in study] == [0, 1, 3, 4, 5]
+        assert [trial.number for trial in study] == [*range(len(damages), TRIALS)]
         assert study.add("all", {"x": 1.0}, seed=9).number == TRIALS
         study.close()
 
@@ -105,7 +97,7 @@ def test_the_number_of_a_last_trial_whose_row_was_deleted_is_not_given_again(url
 
 
 def test_a_refused_study_is_left_unlocked(url: str) -> None:
-    change(url, UNREADABLE["budget"])
+    change(url, "UPDATE trials SET budget = -1.0 WHERE number = 2")
     refusal(url)
     with closing(SqlStore(url)) as store:
         assert store.lock(store.find("s").key, "elsewhere 1 1", NOW)
@@ -117,7 +109,9 @@ def test_a_trial_that_continues_a_missing_one_is_named(url: str) -> None:
     assert "number 4): it continues trial 2, which is missing" in refusal(url)
 
 
-@pytest.mark.parametrize("table", ["trials", "reports", "studies"])
+@pytest.mark.parametrize(
+    ("url", "table"), [("sqlite", "trials"), ("sqlite", "studies"), ("postgresql", "reports")], indirect=["url"]
+)
 def test_a_dropped_table_is_named_and_none_is_made_in_its_place(url: str, table: str) -> None:
     change(url, f"DROP TABLE {table} {'CASCADE' if url.startswith('postgresql') else ''}")
     for _ in range(2):
@@ -125,11 +119,11 @@ def test_a_dropped_table_is_named_and_none_is_made_in_its_place(url: str, table:
             SqlStore(url)
 
 
-@pytest.mark.parametrize("version", [1, 3])
-def test_a_store_of_an_unknown_version_is_refused_with_its_version(url: str, version: int) -> None:
-    change(url, f"UPDATE schema_version SET version = {version}")
-    with pytest.raises(StoreError, match=f"of version {version}, not 2; install"):
-        SqlStore(url)
+def test_a_store_of_an_unknown_version_is_refused_with_its_version(url: str) -> None:
+    for version in (1, 3):
+        change(url, f"UPDATE schema_version SET version = {version}")
+        with pytest.raises(StoreError, match=f"of version {version}, not 2; install"):
+            SqlStore(url)
 
 
 def test_a_store_with_studies_but_without_a_version_is_refused_as_an_earlier_one(url: str) -> None:
@@ -164,33 +158,3 @@ def test_a_study_whose_own_row_cannot_be_read_is_one_line(url: str, column: str)
         pytest.raises(StoreError, match=r"table studies .* \(name 's'\)"),
     ):
         store.find("s")
-
-
-# The command
-
-
-@pytest.fixture(name="desk")
-def _desk(no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
-    with desk(tmp_path) as made:
-        yield made
-
-
-def launch(desk: Desk, *words: str) -> Command:
-    command = [sys.executable, "-m", "shadho_celery.launch", "my_study", "--workers", "cpu=1", *words, "--json"]
-    return desk.start(*command).wait(60)
-
-
-def test_a_launch_with_a_damaged_trial_ends_at_once_with_one_line_and_without_it_it_finishes(desk: Desk) -> None:
-    desk.study(seconds=0.0)
-    assert launch(desk, "--trials", "5", "--study", "s").code == 0
-    url = f"sqlite:///{desk.folder}/shadho.db"
-    change(url, UNREADABLE["params"])
-    refused = launch(desk, "--resume", "s", "--trials", "9")
-    assert refused.code == 2
-    assert refused.err.splitlines()[-1].startswith("Error: the store sqlite:///shadho.db has a row in its table trials")
-    assert "Traceback" not in refused.err
-    change(url, "DELETE FROM trials WHERE number = 2")
-    again = launch(desk, "--resume", "s", "--trials", "9")
-    assert again.code == 0, desk.said()
-    assert json.loads(again.out)["trials"]["complete"] == 9
-    assert [trial["number"] for trial in desk.trials()] == [0, 1, 3, 4, 5, 6, 7, 8, 9]

@@ -1,10 +1,10 @@
 """Real Redis, RabbitMQ and PostgreSQL for the tests.
 
 Each is looked for in this order: a URL in the environment (SHADHO_TEST_REDIS_URL, SHADHO_TEST_AMQP_URL,
-SHADHO_TEST_POSTGRES_URL); a server on its standard port of 127.0.0.1; the system's own programs, started as private
-processes on free ports; Docker with the images of deploy/compose.yml. Where none is found the test is skipped, and
-fails where CI=true. Of a shared Redis each test is lent a database; where all are in use, a private Redis is started,
-unless the environment names the server.
+SHADHO_TEST_POSTGRES_URL); a server on its standard port of 127.0.0.1, as deploy/compose.yml starts them; the system's
+own programs, started as private processes on free ports. Where none is found the test is skipped, and fails where
+CI=true. Of a shared Redis each test is lent a database; where all are in use, a private Redis is started, unless the
+environment names the server.
 
 Private servers keep everything in one temporary folder each, and are children of the test session.
 """
@@ -17,10 +17,10 @@ from services.lending import (
     amqp_vhost,
     postgres_database,
     postgres_service,
+    private,
     redis_db,
     redis_service,
     service,
-    start_any,
 )
 from services.processes import (
     MARK,
@@ -34,7 +34,6 @@ from services.processes import (
 )
 from services.servers import (
     COMPOSE,
-    Container,
     PostgresServer,
     RabbitServer,
     RedisServer,
@@ -52,7 +51,6 @@ __all__ = [
     "MARK",
     "PATIENCE",
     "TEST_DBS",
-    "Container",
     "PostgresServer",
     "RabbitServer",
     "RedisServer",
@@ -70,11 +68,11 @@ __all__ = [
     "postgres_answers",
     "postgres_database",
     "postgres_service",
+    "private",
     "redis_answers",
     "redis_db",
     "redis_service",
     "service",
-    "start_any",
     "system_rabbitmqctl",
     "wait_until",
 ]

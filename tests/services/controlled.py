@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.signing import KEY_FILE, Signer
 from shadho_celery.session.control import Control
 
 BYTES = b"a key of sixteen bytes"
 SIGNER = Signer(BYTES)
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Any]:
-    with connect(redis_url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn, TypeVar
 from urllib.parse import quote, urlsplit
 
 import amqp
@@ -20,7 +20,6 @@ import sqlalchemy
 
 from services.processes import MARK, PATIENCE, Server, Unavailable
 from services.servers import (
-    Container,
     PostgresServer,
     RabbitServer,
     RedisServer,
@@ -28,6 +27,8 @@ from services.servers import (
     postgres_answers,
     redis_answers,
 )
+
+S = TypeVar("S", bound=Server)
 
 #: The databases of a shared Redis that tests may fill and flush; the others belong to its owner.
 TEST_DBS = range(9, 16)
@@ -44,9 +45,9 @@ def service(
     variable: str,
     standard: tuple[str, ...],
     answers: Callable[[str], object],
-    *started: Callable[[], Server | Container],
-) -> Iterator[tuple[str, Server | Container | None]]:
-    """Yield (URL, the server where it is ours) by the order above; `started` are what may be started, tried in turn."""
+    make: Callable[[], Server],
+) -> Iterator[tuple[str, Server | None]]:
+    """Yield (URL, the server where it is ours) by the order above; `make` makes the one that may be started."""
     if url := os.environ.get(variable):
         answers(url)  # who names one means it: no silent other
         yield url, None
@@ -60,40 +61,42 @@ def service(
     if url:
         yield url, None
         return
-    server = start_any(f"nothing answers on {standard[0]}, {variable} is not set", *started)
-    try:
+    with private(make, f"nothing answers on {standard[0]}, {variable} is not set") as server:
         yield server.url, server
+
+
+@contextlib.contextmanager
+def private(make: Callable[[], S], why: str = "a private server is needed") -> Iterator[S]:
+    """Start a server, and end it with the block."""
+    try:
+        server = make()
+        server.start()
+    except Unavailable as error:
+        _without(f"{why}; {error}")
+    try:
+        yield server
     finally:
         server.stop()
 
 
-def start_any(tried: str, *started: Callable[[], Server | Container]) -> Server | Container:
-    """Start the first that can be started; where none can, skip the test, and fail it where CI=true."""
-    reasons = [tried]
-    for make in started:
-        try:
-            server = make()
-            return server.start() if isinstance(server, Server) else server
-        except Unavailable as error:
-            reasons.append(str(error))
-    message = "no service: " + "; ".join(reasons)
+def _without(why: str) -> NoReturn:
+    """Skip the test that lacks a service; fail it where CI=true."""
+    message = f"no service: {why}"
     if os.environ.get("CI") == "true":
         pytest.fail(message, pytrace=False)
     pytest.skip(message)
 
 
-def redis_service() -> contextlib.AbstractContextManager[tuple[str, Server | Container | None]]:
-    docker = functools.partial(Container, "redis", 6379, "redis://127.0.0.1:{port}/0", redis_answers)
-    return service(REDIS_VARIABLE, ("redis://127.0.0.1:6379/0",), redis_answers, RedisServer, docker)
+def redis_service() -> contextlib.AbstractContextManager[tuple[str, Server | None]]:
+    return service(REDIS_VARIABLE, ("redis://127.0.0.1:6379/0",), redis_answers, RedisServer)
 
 
-def amqp_service() -> contextlib.AbstractContextManager[tuple[str, Server | Container | None]]:
-    docker = functools.partial(Container, "rabbitmq", 5672, "amqp://guest:guest@127.0.0.1:{port}//", amqp_answers)
+def amqp_service() -> contextlib.AbstractContextManager[tuple[str, Server | None]]:
     standard = ("amqp://guest:guest@127.0.0.1:5672//",)
-    return service("SHADHO_TEST_AMQP_URL", standard, amqp_answers, RabbitServer, docker)
+    return service("SHADHO_TEST_AMQP_URL", standard, amqp_answers, RabbitServer)
 
 
-def postgres_service() -> contextlib.AbstractContextManager[tuple[str, Server | Container | None]]:
+def postgres_service() -> contextlib.AbstractContextManager[tuple[str, Server | None]]:
     address = "127.0.0.1:5432/postgres"
     standard = (f"postgresql+psycopg://postgres@{address}", f"postgresql+psycopg://postgres:postgres@{address}")
     return service("SHADHO_TEST_POSTGRES_URL", standard, postgres_answers, PostgresServer)
@@ -127,11 +130,10 @@ def redis_db(server_url: str) -> Iterator[str]:
             break
         time.sleep(0.5)
     used = f"databases {TEST_DBS[0]} to {TEST_DBS[-1]} of {base.hostname}:{base.port} are all in use: flush one"
-    server = start_any(used, *(() if named else (RedisServer,)))
-    try:
+    if named:
+        _without(used)
+    with private(RedisServer, used) as server:
         yield server.url
-    finally:
-        server.stop()
 
 
 @contextlib.contextmanager

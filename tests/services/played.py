@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from hyperopt import hp
 from rich.console import Console
 
-from services.families import fleet_of
+from services.searching import SimulatedSearch
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, Report, Result, TrialState
-from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.simulation.executor import SimulatedExecutor
+from shadho_celery.simulation.executor import Play
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.open import open_study
 from shadho_celery.study.state import Limits, StudyState
 
 S = TrialState
@@ -50,20 +48,25 @@ def searched(
     space: Space | None = None,
     trials: int = 10,
     name: str = "s",
-    play: Callable[..., Outcome] = play,
+    play: Play = play,
     turns: int = 999,
     store: str = "sqlite://",
 ) -> tuple[StudyState, Scheduler, Space]:
-    space = space or two_models()
-    clock = ManualClock(1000.0)
-    study = open_study(SqlStore(store), space.describe(), name=name, seed=1, clock=clock)
-    executor = SimulatedExecutor(fleet_of({"gpu": 1, "[/cpu]": 2}), play, clock)
-    scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=trials)), study, executor)
-    for _ in range(turns):
-        if scheduler.done:
-            break
-        scheduler.turn()
-    return study, scheduler, space
+    """Play a study for so many turns of its loop at most."""
+    search = SimulatedSearch(
+        space or two_models(),
+        play,
+        {"gpu": 1, "[/cpu]": 2},
+        settings=StudySettings(sampler="random"),
+        limits=Limits(trials=trials),
+        clock=ManualClock(1000.0),
+        seed=1,
+        name=name,
+        store=SqlStore(store),
+    )
+    turned = itertools.count()
+    search.run(lambda _: next(turned) >= turns)
+    return search.study, search.scheduler, search.space
 
 
 def record_played(path: Path) -> None:

@@ -112,6 +112,13 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="shadho-test-"))
         self.log = self.folder / "log"
         self.process: subprocess.Popen[bytes] | None = None
+        # When it is started again within a test it is not one of the processes that the test may not leave behind.
+        self._inherited = dict(os.environ)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.poll() is None
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -121,19 +128,18 @@ class Server:
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        return dict(os.environ)
+        return self._inherited
 
     def credentials(self) -> dict[str, Any]:
         """Return who shall run it, as Popen's arguments, where that is not the one who runs the tests."""
         return {}
 
-    def start(self) -> Server:
+    def start(self) -> None:
         try:
             self._start()
         except BaseException:
             self.stop()
             raise
-        return self
 
     def _start(self) -> None:
         with self.log.open("ab") as log:
@@ -148,7 +154,7 @@ class Server:
                 **self.credentials(),
             )
         try:
-            wait_until(self.check, alive=lambda: self.process is not None and self.process.poll() is None)
+            wait_until(self.check, alive=lambda: self.is_up)
         except Unavailable as error:
             raise Unavailable(f"{error}; its log ends: {self.log.read_text(errors='replace')[-500:]}") from error
 
@@ -156,7 +162,7 @@ class Server:
         """End the process and whatever it started; its files stay."""
         if self.process is None:
             return
-        if sign is not signal.SIGKILL and self.process.poll() is None:
+        if sign is not signal.SIGKILL and self.is_up:
             self.process.send_signal(sign)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(10)

@@ -38,6 +38,7 @@ class SimulatedSearch:
         limits: Limits,
         clock: ManualClock,
         seed: int | None,
+        name: str = "s",
         store: SqlStore | None = None,
         resume: bool = False,
         code: str = "",
@@ -48,7 +49,7 @@ class SimulatedSearch:
         self.space, self.clock, self.store = space, clock, store or SqlStore("sqlite://")
         seed = None if resume else seed
         self.study: StudyState = open_study(
-            self.store, space.describe(), name="s", seed=seed, clock=clock, resume=resume
+            self.store, space.describe(), name=name, seed=seed, clock=clock, resume=resume
         )
         self.study.use_code(code)
         self.simulated = SimulatedExecutor(fleet_of(slots, **facts), play, clock, ahead, recorder=self.study.recorder)

@@ -1,4 +1,4 @@
-"""The servers that tests can start: Redis, RabbitMQ, PostgreSQL, a container; and how one is asked if it is up."""
+"""The servers that tests can start: Redis, RabbitMQ, PostgreSQL; and how one is asked if it is up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -14,9 +13,8 @@ from urllib.parse import urlencode, urlsplit
 import amqp
 import redis
 import sqlalchemy
-import yaml
 
-from services.processes import Server, Unavailable, free_port, program, wait_until
+from services.processes import Server, Unavailable, free_port, program
 
 COMPOSE = Path(__file__).parents[2] / "deploy" / "compose.yml"
 
@@ -71,7 +69,9 @@ class RabbitServer(Server):
         for name, text in {"env.conf": "", "rabbitmq.conf": self.conf, "plugins": "[].\n"}.items():
             (self.folder / name).write_text(text)
         loopback = "{127,0,0,1}"
-        return {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))} | {
+        return {
+            name: value for name, value in self._inherited.items() if not name.startswith(("RABBITMQ_", "ERL_"))
+        } | {
             "HOME": str(self.folder),  # the cookie lies there
             "ERL_EPMD_PORT": str(self.epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -192,32 +192,6 @@ class PostgresServer(Server):
             if made.returncode != 0:
                 raise Unavailable(f"initdb: {made.stderr.strip()[-300:]}")
         super()._start()
-
-
-class Container:
-    """A service of deploy/compose.yml in Docker, on a free port."""
-
-    def __init__(self, service: str, port: int, url: str, answers: Callable[[str], object]) -> None:
-        self.docker = program("docker")
-        services = yaml.safe_load(COMPOSE.read_text())["services"]
-        if service not in services:
-            raise Unavailable(f"deploy/compose.yml has no {service}")
-        self.id = self._docker("run", "-d", "--rm", "-p", f"127.0.0.1::{port}", services[service]["image"])
-        try:
-            self.url = url.format(port=self._docker("port", self.id, str(port)).splitlines()[0].rpartition(":")[2])
-            wait_until(lambda: answers(self.url), seconds=90)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _docker(self, *words: str) -> str:
-        done = subprocess.run([self.docker, *words], capture_output=True, text=True, check=False, timeout=600)
-        if done.returncode != 0:
-            raise Unavailable(f"docker {words[0]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
-        return done.stdout.strip()
-
-    def stop(self) -> None:
-        self._docker("rm", "-f", self.id)
 
 
 def certificates(folder: Path) -> dict[str, str]:
