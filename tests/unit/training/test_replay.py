@@ -158,7 +158,7 @@ def test_without_an_evaluation_the_mean_training_loss_is_reported(context: Local
         report = g.fit(model, descent(model), DATA, loss, steps=10, batch=10, report_every=5)
     losses = [step.loss for step in report.log.steps]
     assert reports[0] == (5, pytest.approx(sum(losses[:5]) / 5))
-    assert [step for step, _ in reports] == [5, 10]
+    assert reports[1] == (10, pytest.approx(sum(losses[5:]) / 5))
 
 
 def test_a_training_ends_at_its_goal_and_keeps_no_checkpoint(context: LocalContext, tmp_path: Path) -> None:
@@ -193,15 +193,6 @@ def test_backups_that_do_not_fit_the_slots_of_the_trial_take_idle_ones(tmp_path:
     with pytest.raises(InterruptedError), gang(context, replicas=2, backups=2, host="127.0.0.1") as g:
         g.fit(model, descent(model), DATA, loss, steps=1, batch=10)
     assert calls == [asked]
-
-
-def test_the_loss_reported_is_that_of_the_steps_since_the_last_report(context: LocalContext) -> None:
-    reports: list[float] = []
-    context.on_report = lambda step, value: reports.append(value)
-    model = network()
-    with gang(context, replicas=1) as g:
-        report = g.fit(model, descent(model), DATA, loss, steps=4, batch=10, report_every=1)
-    assert reports == [step.loss for step in report.log.steps]
 
 
 def test_a_parameter_that_the_loss_does_not_use_stays_as_it_is_in_training_and_replay(context: LocalContext) -> None:
@@ -283,18 +274,7 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_three_in_a_row_are_an_
         ({"replicas": 2, "deadline_seconds": 0}, "deadline_seconds is 0"),
         ({"replicas": 2, "grace_seconds": float("nan")}, "grace_seconds is nan"),
     ],
-    ids=[
-        "no replicas",
-        "fewer than no backups",
-        "two words",
-        "none given",
-        "class for strategy",
-        "number for codec",
-        "on_few",
-        "port",
-        "deadline",
-        "grace",
-    ],
+    ids=str,
 )
 def test_wrong_arguments_of_a_gang_are_one_clear_error(
     context: LocalContext, settings: dict[str, Any], message: str
@@ -322,22 +302,7 @@ def test_wrong_arguments_of_a_gang_are_one_clear_error(
         ({"optimizer": lambda: torch.optim.LBFGS(nn.Linear(1, 1).parameters())}, "optimizer is LBFGS"),
         ({"optimizer": lambda: torch.optim.SGD(nn.Linear(1, 1).parameters())}, "none of the model's parameters"),
     ],
-    ids=[
-        "small data",
-        "no steps",
-        "ema",
-        "reports",
-        "no parameters",
-        "half a step",
-        "real batch",
-        "criterion",
-        "arrays",
-        "dict",
-        "iterator",
-        "optimizer class",
-        "closure",
-        "optimizer of another model",
-    ],
+    ids=lambda value: str(value)[:30],
 )
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_wrong_arguments_of_fit_are_one_clear_error_before_any_process_starts(

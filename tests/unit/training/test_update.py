@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -121,16 +122,33 @@ def test_cosine_warm_up_and_clipping_are_those_of_a_plain_loop(context: LocalCon
     assert same(model, plain)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def tokens(batch: Any) -> float:
+    """A weight that differs from batch to batch."""
+    return float(batch[1].sum()) + 1.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more", "replicas"),
+    [
+        *[(schedule, {}, 1) for schedule in SCHEDULES.values()],
+        pytest.param(SCHEDULES["cosine"], {"scale_with_replicas": True, "weight": tokens}, 2, marks=pytest.mark.slow),
+    ],
+    ids=[*SCHEDULES, "two replicas"],
+)
 def test_a_training_that_was_killed_and_resumed_equals_an_uninterrupted_one_and_its_replay(
-    tmp_path: Path, schedule: Callable[[Optimizer], LRScheduler]
+    tmp_path: Path, schedule: Callable[[Optimizer], LRScheduler], more: dict[str, Any], replicas: int
 ) -> None:
-    settings: dict[str, Any] = {"warmup": 8, "clip": 1.0}
-    whole, model, rule = trained(LocalContext(seed=5, checkpoints=tmp_path / "a"), schedule, **settings)
-    # Each start has a context of its own, as a trial's attempt has.
+    settings: dict[str, Any] = {"warmup": 8, "clip": 1.0, **more}
+
+    def start(folder: str, killed_at: int | None = None) -> Any:
+        """Train with a context of its own, as a trial's attempt has."""
+        context = LocalContext(seed=5, checkpoints=tmp_path / folder)
+        return trained(context, schedule, replicas=replicas, killed_at=killed_at, **settings)
+
+    whole, model, rule = start("a")
     with pytest.raises(Killed):
-        trained(LocalContext(seed=5, checkpoints=tmp_path / "b"), schedule, killed_at=25, **settings)
-    resumed, again, other = trained(LocalContext(seed=5, checkpoints=tmp_path / "b"), schedule, **settings)
+        start("b", 25)
+    resumed, again, other = start("b")
     assert resumed.log.resumed_from == 20
     assert same(model, again)
     assert [group["lr"] for group in rule.param_groups] == [group["lr"] for group in other.param_groups]
@@ -139,31 +157,6 @@ def test_a_training_that_was_killed_and_resumed_equals_an_uninterrupted_one_and_
     rule = two_groups(replayed)
     list(replay(replayed, rule, DATA, loss, whole.log, batch=10, seed=5, schedule=schedule(rule), **settings))
     assert same(model, replayed)
-
-
-@pytest.mark.slow
-def test_a_gang_of_two_that_was_killed_and_resumed_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    def run(folder: str, killed_at: int | None = None) -> Any:
-        context = LocalContext(seed=5, checkpoints=tmp_path / folder)
-        settings: dict[str, Any] = {"scale_with_replicas": True, "weight": tokens, "clip": 0.5, "warmup": 5}
-        return trained(context, SCHEDULES["cosine"], replicas=2, killed_at=killed_at, **settings)
-
-    whole, model, _ = run("a")
-    with pytest.raises(Killed):
-        run("b", 25)
-    _, again, _ = run("b")
-    assert same(model, again)
-    replayed = network()
-    rule = two_groups(replayed)
-    settings: dict[str, Any] = {"scale_with_replicas": True, "weight": tokens, "clip": 0.5, "warmup": 5}
-    schedule = SCHEDULES["cosine"](rule)
-    list(replay(replayed, rule, DATA, loss, whole.log, batch=10, seed=5, schedule=schedule, **settings))
-    assert same(model, replayed)
-
-
-def tokens(batch: Any) -> float:
-    """A weight that differs from batch to batch."""
-    return float(batch[1].sum()) + 1.0
 
 
 def test_linear_scaling_multiplies_learning_rates_by_the_number_of_replicas(context: LocalContext) -> None:
@@ -408,6 +401,11 @@ def test_dropped_batches_return_and_the_replay_is_exact() -> None:
         ({"warmup": -1}, "warmup is -1"),
         ({"warmup": 1.5}, "warmup is 1.5"),
         ({"schedule": CosineAnnealingLR}, "constructed with the gang's own optimizer"),
+        ({"schedule": lambda rule: CosineAnnealingLR(descent(network()), T_max=3)}, "gang's own optimizer"),
+        (
+            {"schedule": lambda rule: OneCycleLR(rule, 0.1, total_steps=20)},
+            "OneCycleLR ends at step 20 of 40",
+        ),
         ({"scaler": 1024.0}, "scaler is 1024.0; give a torch.amp.GradScaler"),
         ({"weight": 2}, "weight is 2; give a function of a batch"),
         ({"shedule": None}, "fit has no argument shedule; did you mean schedule?"),
@@ -417,8 +415,11 @@ def test_wrong_settings_of_an_update_are_one_clear_error(
     context: LocalContext, settings: dict[str, Any], message: str
 ) -> None:
     model = network()
+    rule = descent(model)
+    if isinstance(schedule := settings.get("schedule"), FunctionType):
+        settings = {"schedule": schedule(rule)}
     with pytest.raises(UsageError, match=message), gang(context, replicas=1) as g:
-        g.fit(model, descent(model), DATA, loss, steps=1, batch=10, **settings)
+        g.fit(model, rule, DATA, loss, steps=STEPS, batch=10, **settings)
 
 
 def test_a_loss_that_raises_in_the_replicas_is_named_with_its_line(context: LocalContext) -> None:
@@ -441,21 +442,6 @@ def test_a_warm_up_that_is_longer_than_the_training_is_said(
     assert "the warm-up of 1000 steps is longer" in caplog.text
 
 
-def test_a_one_cycle_schedule_that_ends_before_the_training_is_one_clear_error(context: LocalContext) -> None:
-    def ending(rule: Optimizer) -> LRScheduler:
-        return OneCycleLR(rule, max_lr=0.1, total_steps=20)
-
-    with pytest.raises(UsageError, match=f"OneCycleLR ends at step 20 of {STEPS}; construct it"):
-        trained(context, ending)
-
-
-def test_the_schedule_of_another_optimizer_is_one_clear_error(context: LocalContext) -> None:
-    model = network()
-    schedule = CosineAnnealingLR(descent(model), T_max=3)
-    with pytest.raises(UsageError, match="gang's own optimizer"), gang(context, replicas=1) as g:
-        g.fit(model, descent(model), DATA, loss, steps=1, batch=10, schedule=schedule)
-
-
 def test_a_schedule_that_is_stepped_by_hand_as_well_is_one_clear_error(context: LocalContext) -> None:
     model = network()
     rule = descent(model)
@@ -473,22 +459,12 @@ def test_a_schedule_that_is_stepped_by_hand_as_well_is_one_clear_error(context: 
         )
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"scale_with_replicas": True},
-        {"weight": tokens},
-        {"scaler": torch.amp.GradScaler("cpu")},
-    ],
-    ids=["scale_with_replicas", "weight", "scaler"],
-)
-def test_what_needs_gradients_is_refused_for_local_steps(context: LocalContext, settings: dict[str, Any]) -> None:
-    (name,) = settings
-    with pytest.raises(UsageError, match=f"{name} needs a strategy that averages gradients"):
-        trained(context, None, strategy=Average(replicas=2), **settings)
-
-
-def test_what_local_steps_cannot_do_is_one_clear_error(context: LocalContext) -> None:
+def test_what_local_steps_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
+    context = LocalContext(checkpoints=tmp_path)
+    needed = {"scale_with_replicas": True, "weight": tokens, "scaler": torch.amp.GradScaler("cpu")}
+    for name, value in needed.items():
+        with pytest.raises(UsageError, match=f"{name} needs a strategy that averages gradients"):
+            trained(context, None, strategy=Average(replicas=2), **{name: value})
     with pytest.raises(UsageError, match="ReduceLROnPlateau needs the loss"):
         trained(context, SCHEDULES["plateau"], strategy=Elastic(replicas=2))
     model = network()
