@@ -12,7 +12,7 @@ from msgspec import structs
 
 from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
-from shadho_celery.core.hardware import ComputeClass, Machine
+from shadho_celery.core.hardware import ComputeClass, Gpu, Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.broker import PROTOCOL
@@ -82,12 +82,16 @@ def running(number: int, worker: str, slots: int = 1) -> Sent:
     return Sent(Attempt(number=number, worker=worker, slots=slots, **facts), 0.0)
 
 
+def with_gpu(gpu_memory: int, memory: int) -> Machine:
+    return Machine(cards=(Gpu(name="g", memory=gpu_memory),), memory=memory)
+
+
 @pytest.mark.parametrize(
     ("name", "machines", "memory", "gpu_memory"),
     [
-        ("gpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=16, memory=512)], 64, 16),
-        ("gpu", [Machine(gpu_memory=0, memory=64), Machine(gpu_memory=0, memory=32)], 32, 0),
-        ("cpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=0, memory=128)], 64, 0),
+        ("gpu", [with_gpu(24, memory=64), with_gpu(16, memory=512)], 64, 16),
+        ("gpu", [Machine(memory=64), Machine(memory=32)], 32, 0),
+        ("cpu", [with_gpu(24, memory=64), Machine(memory=128)], 64, 0),
     ],
     ids=["of the smallest GPU", "of the smallest machine", "a cpu class on a machine with GPUs"],
 )
