@@ -34,7 +34,8 @@ from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Work
 from shadho_celery.training.replica.update import Update
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import Strategy, Sync
-from shadho_celery.training.wire.connection import Frame, TrainingOver, unpack
+from shadho_celery.training.wire.frames import Frame, unpack
+from shadho_celery.training.wire.handshake import TrainingOver
 from shadho_celery.training.wire.vectors import Bucket, Layout, Quantize, Shape, Vector
 
 EPOCH = 1

@@ -25,7 +25,7 @@ from shadho_celery.training.coordinator.centre import Mean
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined, Left, Peer, Rejected
 from shadho_celery.training.coordinator.run import Run
 from shadho_celery.training.strategies import Strategy, Sync
-from shadho_celery.training.wire.connection import BrokenFrame, Frame, Header, Kind, control_frame
+from shadho_celery.training.wire.frames import BrokenFrame, Frame, Header, Kind, control_frame
 from shadho_celery.training.wire.vectors import Layout, Vector, is_finite
 
 logger = logging.getLogger(__name__)

@@ -16,21 +16,17 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from shadho_celery.core.addresses import close_socket
-from shadho_celery.training.wire.connection import (
+from shadho_celery.training.wire.frames import (
     BrokenFrame,
     Frame,
     Header,
-    Hello,
     Kind,
     Large,
     OtherVersion,
-    Quit,
-    Refused,
-    TrainingOver,
     Wire,
     control_frame,
-    receive_hello,
 )
+from shadho_celery.training.wire.handshake import Hello, Quit, Refused, TrainingOver, receive_hello
 
 logger = logging.getLogger(__name__)
 

@@ -12,21 +12,8 @@ from contextlib import suppress
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.training.wire.connection import (
-    HANDSHAKE_SECONDS,
-    BrokenFrame,
-    Frame,
-    Header,
-    Hello,
-    Kind,
-    Large,
-    Quit,
-    Refused,
-    TrainingOver,
-    Wire,
-    control_frame,
-    say_hello,
-)
+from shadho_celery.training.wire.frames import BrokenFrame, Frame, Header, Kind, Large, Wire, control_frame
+from shadho_celery.training.wire.handshake import HANDSHAKE_SECONDS, Hello, Quit, Refused, TrainingOver, say_hello
 from shadho_celery.training.wire.vectors import Vector
 
 logger = logging.getLogger(__name__)

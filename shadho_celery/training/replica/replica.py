@@ -16,7 +16,8 @@ from shadho_celery.training.replica.batches import Computer, Result, mixed
 from shadho_celery.training.replica.client import Client, ConnectionLost
 from shadho_celery.training.replica.update import Update
 from shadho_celery.training.strategies import Gradient, Strategy
-from shadho_celery.training.wire.connection import Header, Kind, TrainingOver
+from shadho_celery.training.wire.frames import Header, Kind
+from shadho_celery.training.wire.handshake import TrainingOver
 from shadho_celery.training.wire.vectors import Bucket, Layout, Quantize, Shape, Vector
 
 logger = logging.getLogger(__name__)

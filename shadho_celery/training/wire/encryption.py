@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from shadho_celery.training.wire.connection import CHUNK, HEADER_BYTES, SMALL_FRAME, BrokenFrame, Buffer, Clear, Frame
+from shadho_celery.training.wire.frames import CHUNK, HEADER_BYTES, SMALL_FRAME, BrokenFrame, Buffer, Clear, Frame
 
 #: bytes of the session key
 KEY_BYTES = 32

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from shadho_celery.core.checks import check_whole
 from shadho_celery.errors import UsageError
-from shadho_celery.training.wire.connection import BrokenFrame, Buffer, Frame, Header
+from shadho_celery.training.wire.frames import BrokenFrame, Buffer, Frame, Header
 
 #: one-dimensional: the model's parameters, or their gradient, in the order of ``model.parameters()``
 Vector = NDArray[np.float32]

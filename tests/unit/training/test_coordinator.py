@@ -24,7 +24,7 @@ from shadho_celery.training.coordinator.run import Diverged, Run
 from shadho_celery.training.plan import Plan
 from shadho_celery.training.report import Log
 from shadho_celery.training.strategies import Async, Strategy, Sync
-from shadho_celery.training.wire.connection import Frame, Header, Kind
+from shadho_celery.training.wire.frames import Frame, Header, Kind
 from shadho_celery.training.wire.vectors import Layout
 
 EPOCH = 2

@@ -12,7 +12,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from shadho_celery.training.wire.connection import (
+from shadho_celery.training.wire.encryption import TAG_BYTES, Encrypted
+from shadho_celery.training.wire.frames import (
     CHUNK,
     HEADER_BYTES,
     VERSION,
@@ -27,7 +28,6 @@ from shadho_celery.training.wire.connection import (
     control_frame,
     unpack,
 )
-from shadho_celery.training.wire.encryption import TAG_BYTES, Encrypted
 
 TOKEN = "secret"
 HEADER = Header(kind=Kind.GRAD, epoch=3, step=2**40)

@@ -10,23 +10,8 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.training.wire.connection import (
-    BrokenFrame,
-    Clear,
-    Frame,
-    Header,
-    Hello,
-    Kind,
-    Quit,
-    Refused,
-    TrainingOver,
-    Wire,
-    control_frame,
-    proof_of,
-    receive_hello,
-    say_hello,
-    unpack,
-)
+from shadho_celery.training.wire.frames import BrokenFrame, Clear, Frame, Header, Kind, Wire, control_frame, unpack
+from shadho_celery.training.wire.handshake import Hello, Quit, Refused, TrainingOver, proof_of, receive_hello, say_hello
 
 TOKEN = "secret"
 HELLO = Hello(rank=3, digest="same")

@@ -31,20 +31,9 @@ from shadho_celery.training.coordinator.listener import (
 )
 from shadho_celery.training.replica import client as client_of_gang
 from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
-from shadho_celery.training.wire import connection as wires
-from shadho_celery.training.wire.connection import (
-    VERSION,
-    Frame,
-    Header,
-    Hello,
-    Kind,
-    Large,
-    Refused,
-    TrainingOver,
-    Wire,
-    control_frame,
-    say_hello,
-)
+from shadho_celery.training.wire import handshake as wires
+from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Large, Wire, control_frame
+from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
 
 TOKEN = "secret"
 SIZE = 1000

@@ -12,7 +12,7 @@ from torch import nn
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.wire import vectors
-from shadho_celery.training.wire.connection import Header, Kind
+from shadho_celery.training.wire.frames import Header, Kind
 from shadho_celery.training.wire.vectors import BLOCK, PART, Bucket, Layout, Quantize, Shape, Tensors, Vector, is_finite
 
 
