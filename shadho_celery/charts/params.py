@@ -59,7 +59,7 @@ STEPS, NO_VARIANCE, LEAST_NOISE = 30, 1e-6, 1e-3
 CLEAR = 2.5
 #: share below which a label is not said to matter
 NAMED_SHARE = 0.05
-#: difference of shares up to which they count as equal, because of rounding
+#: difference of shares, and standard deviation of values, up to which they count as equal, because of rounding
 EQUAL = 1e-6
 
 

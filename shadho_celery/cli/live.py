@@ -292,8 +292,9 @@ class _View:
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> None:
         self._scheduler, self._fleet = scheduler, fleet
+        self._began = scheduler.study.clock.now()
         #: moments of the last look, and of the last line or the last check of placement
-        self._began = self._looked_at = self._shown_at = scheduler.study.clock.now()
+        self._looked_at = self._shown_at = self._began
         self._pace = Pace(scheduler.study, lambda: scheduler.limits)
         self._lost = LostTrials(scheduler.study)
         #: what else is printed in each turn

@@ -64,7 +64,8 @@ class Command(click.Command):
         try:
             _, _, given = self.make_parser(ctx).parse_args(args=[*args])
         except click.NoSuchOption as error:
-            names = {name: each.flag for name, each in SETTINGS.items()}
+            flags = {name: each.flag for name, each in SETTINGS.items()}
+            names = flags if any(each.name in flags for each in self.params) else {}
             names |= {flag.lstrip("-").replace("-", "_"): flag for each in self.params for flag in each.opts}
             if here := elsewhere(error.option_name.lstrip("-"), names):
                 hint = f"here it is {names.get(here, here)}"

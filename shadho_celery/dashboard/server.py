@@ -1,13 +1,18 @@
-"""Routes of the dashboard."""
+"""Routes of the dashboard.
+
+Files of the pages are served from memory: each is compressed once, and sent again only if it has changed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from shadho_celery import charts
 from shadho_celery.charts.columns import Depth
@@ -36,14 +40,43 @@ from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNot
 from shadho_celery.results.schema import plain_json
 from shadho_celery.session.control import Control
 
+#: types of the files by their suffix; other files are not served
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
-class Pages(StaticFiles):
-    """Files of the pages. A browser asks for each one again, so that a new version is never mixed with an old one."""
 
-    def file_response(self, *args: Any, **named: Any) -> Response:
-        found = super().file_response(*args, **named)
-        found.headers["cache-control"] = "no-cache"
-        return found
+class Asset:
+    """One file with what is sent of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._kind, self._body = TYPES[path.suffix], path.read_bytes()
+        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
+
+    def answer(self, request: Request) -> Response:
+        """Return the file, or that the browser has it already."""
+        # A browser asks again each time, which costs little, so that a new version is never mixed with an old one.
+        headers = {"cache-control": "no-cache", "etag": self._tag, "vary": "accept-encoding"}
+        if self._tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(self._body, headers=headers, media_type=self._kind)
+        return Response(self._compressed, headers={**headers, "content-encoding": "gzip"}, media_type=self._kind)
+
+    @cached_property
+    def _compressed(self) -> bytes:
+        return gzip.compress(self._body, mtime=0)
+
+
+class Assets:
+    """The files below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        found = (path for path in folder.rglob("*") if path.suffix in TYPES)
+        self._assets = {path.relative_to(folder).as_posix(): Asset(path) for path in found}
+
+    async def answer(self, request: Request) -> Response:
+        """Return the file whose path is in the request's path."""
+        asset = self._assets.get(request.path_params.get("path", "index.html"))
+        return PlainTextResponse("there is no such file\n", 404) if asset is None else asset.answer(request)
 
 
 log = logging.getLogger(__name__)
@@ -88,9 +121,12 @@ class Server:
     @property
     def app(self) -> Starlette:
         """The ASGI application."""
+        own = Assets(STATIC)
         routes = [
-            Mount("/static", Pages(directory=STATIC)),
-            Mount("/pages", Pages(directory=PAGES)),
+            # The page asks for everything else.
+            Route("/", own.answer),
+            Route("/static/{path:path}", own.answer),
+            Route("/pages/{path:path}", Assets(PAGES).answer),
             Route("/login", self.log_in, methods=["POST"]),
             Route("/api/studies", self.studies),
             Route("/api/compare", self.compare),
@@ -103,8 +139,6 @@ class Server:
             Route("/api/study/{name}/events", self.events),
             Route("/api/study/{name}/action", self.act_on_study, methods=["POST"]),
             Route("/api/worker/action", self.act_on_worker, methods=["POST"]),
-            # The page asks for everything else.
-            Mount("/", Pages(directory=STATIC, html=True)),
         ]
         middleware = [
             Middleware(Guard, access=self._access),

@@ -208,7 +208,8 @@ def refusals() -> Iterator[None]:
 
 def unusable(error: redis.RedisError) -> ServiceError:
     """Return a ServiceError for an error of Redis, with its remedy."""
-    return ServiceError(
-        f"Redis cannot be used at the moment ({one_line(error)}); check its server, its memory, its disk, and its "
-        "user's permissions"
-    )
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        remedy = "give its user the permissions of deploy/redis/users.acl"
+    else:
+        remedy = "check its server, its memory and its disk"
+    return ServiceError(f"Redis cannot be used at the moment ({one_line(error)}); {remedy}")

@@ -437,15 +437,20 @@ class Beat:
             if time.monotonic() - beaten_at >= BEAT_SECONDS:
                 beaten_at = time.monotonic()
                 self.file.touch()
-                self._try(self._beat_once, self._note)
+                if not self._try(self._beat_once, self._note):
+                    # Redis may be silent: its next look would wait once more.
+                    continue
             self._try(self._look_once)
 
-    def _try(self, work: Callable[[], None], note: Callable[[None], None] = lambda _: None) -> None:
+    def _try(self, work: Callable[[], None], note: Callable[[None], None] = lambda _: None) -> bool:
+        """Do a part of the work, and return whether it succeeded."""
         try:
             work()
             note(None)
+            return True
         except redis.RedisError as error:
             self._note(error)
         except Exception:
             # Without this thread all leases would run out.
             log.exception("a part of the beat failed, and the beat continues; this is a bug")
+        return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -192,6 +192,7 @@ def _predicted(attempts: Sequence[Attempt], classes: Sequence[str], model: CostM
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 
 
+@dataclass
 class Declined:
     """Pauses of declined trials, by class.
 
@@ -199,9 +200,8 @@ class Declined:
     take the place of shorter trials.
     """
 
-    def __init__(self) -> None:
-        #: by number of the trial and class: the time at which the pause ends, and its seconds
-        self._pauses: dict[tuple[int, str], tuple[float, float]] = {}
+    #: by number of the trial and class: the time at which the pause ends, and its seconds
+    _pauses: dict[int, dict[str, tuple[float, float]]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Return True if there are declined trials."""
@@ -209,18 +209,21 @@ class Declined:
 
     def add(self, number: int, compute_class: str, now: float) -> None:
         """Record that a worker of a class has declined a trial."""
-        _, last = self._pauses.get((number, compute_class), (0.0, FIRST_PAUSE / 2))
+        known = self._pauses.setdefault(number, {})
+        _, last = known.get(compute_class, (0.0, FIRST_PAUSE / 2))
         pause = min(2 * last, LONGEST_PAUSE)
-        self._pauses[number, compute_class] = now + pause, pause
+        known[compute_class] = now + pause, pause
 
     def end(self, number: int) -> None:
         """Forget a trial, because a worker has taken it or it has ended."""
-        self._pauses = {key: each for key, each in self._pauses.items() if key[0] != number}
+        self._pauses.pop(number, None)
 
     def is_paused(self, number: int, compute_class: str, now: float) -> bool:
         """Return whether a trial should not be sent to a class now."""
-        return now < self._pauses.get((number, compute_class), (-math.inf, 0.0))[0]
+        until, _ = self._pauses.get(number, {}).get(compute_class, (-math.inf, 0.0))
+        return now < until
 
     def due(self, now: float) -> float:
         """Return the time at which the next pause ends."""
-        return min((until for until, _ in self._pauses.values() if until > now), default=math.inf)
+        ends = [until for by_class in self._pauses.values() for until, _ in by_class.values() if until > now]
+        return min(ends, default=math.inf)

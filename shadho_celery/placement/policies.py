@@ -47,14 +47,13 @@ class CostPolicy(Policy):
     With a limit on time, the chance that a trial ends before it is a further factor, relative to the greatest in the
     subspace. An overdue trial comes first where it costs least, and after twice as long everywhere.
     The greatest index is taken. A subspace without trials in the pool is represented by its next trial. Promoted trials
-    come first, on the class expected to end them first (`Promotions`). If one sampler
-    draws in the whole space, there are no backlogs, D is the trial's seconds, and there is one set of prices.
+    come first, on the class expected to end them first (`Promotions`). If one sampler draws in the whole space, there
+    are no backlogs, D is the trial's seconds, and there is one set of prices.
 
     Backlogs approach the dual variables of the shares in the linear program of the best placement, and prices those
-    of the classes' time. Sources: MaxWeight,
-    Tassiulas and Ephremides, IEEE TAC 37, 1992, where k reduces the effect of noise; for the prices, dual subgradient
-    steps as in Devanur and Hayes, "The Adwords Problem", ACM EC 2009: the price of a class rises if there is more
-    demand than it can serve.
+    of the classes' time. Sources: MaxWeight, Tassiulas and Ephremides, IEEE TAC 37, 1992, where k reduces the effect of
+    noise; for the prices, dual subgradient steps as in Devanur and Hayes, "The Adwords Problem", ACM EC 2009: the price
+    of a class rises if there is more demand than it can serve.
     """
 
     def __init__(self, cost_model: CostModel, pool: Pool) -> None:

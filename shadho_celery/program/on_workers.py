@@ -104,7 +104,7 @@ def _ending_unguarded(module: str) -> Iterator[None]:
 @contextmanager
 def _environment(found: Mapping[str, str]) -> Iterator[None]:
     """Set the environment variables with the URLs of servers for the block, and restore them afterwards."""
-    with overridden(dict.fromkeys(urls.DEFAULTS)):
+    with overridden(dict.fromkeys([*urls.DEFAULTS, urls.IGNORE])):
         urls.prefer_own()
         os.environ.update(found)
         yield

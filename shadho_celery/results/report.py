@@ -544,7 +544,7 @@ def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, i
 
 def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:
     """Return the params by which the latest trials were placed on classes; empty for a policy that ignores params."""
-    if len(known.trials.compute_classes) < 2 or (known.record.in_force or {}).get("policy", "cost") != "cost":
+    if len(known.trials.compute_classes) < 2 or known.record.in_force.get("policy", "cost") != "cost":
         return []
     return preferences(known.trials[-LATEST:], values.outlined)
 

@@ -114,7 +114,7 @@ class Ended(_Record, frozen=True, kw_only=True):
     outcome: Outcome
     #: True if the process cannot run another trial
     is_unfit: bool = False
-    #: True if the process has received a Recall and no order since, so it starts no other order by itself
+    #: True if it was told to recall (`Tell`) and has received no order since, so it starts no other order by itself
     is_recalled: bool = False
 
 

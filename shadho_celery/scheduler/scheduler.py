@@ -233,12 +233,12 @@ class Scheduler:
                 home = self.proposals.machines.pop(trial.number, None)
                 attempt = self.study.send(trial, place.name, only_on=place.host or home, again=self._may_return(trial))
                 self._unrecorded.append((attempt, self.proposals.prices(trial.subspace)))
-            if self._speculation is not None and not self._unrecorded:
+            if self._speculation is not None and not (self._unrecorded or self._unsent):
                 copies = self._copied(self._speculation)
                 self._unrecorded = [(each, self.proposals.prices(each.subspace)) for each in copies]
             if self._unrecorded:
                 names = [each.name for each in self.classes]
-                self._unsent = record_placements(self._unrecorded, names, self.cost_model, self.study.recorder)
+                self._unsent += record_placements(self._unrecorded, names, self.cost_model, self.study.recorder)
                 self._unrecorded = []
                 self._tell_gpu_memory({each.name for each in self.classes if each.shares_gpus})
             if self.cheapest is not None and not self.study.in_flight:
@@ -431,7 +431,7 @@ class Scheduler:
         if self._unsent:
             self.executor.submit(self._unsent)
             self._unsent = []
-        elif not (self.stopping or self.paused) and len(self.classes) > 1:
+        elif not (self._unrecorded or self.stopping or self.paused) and len(self.classes) > 1:
             self._spill()
 
     def _call_on_trial(self) -> None:

@@ -40,7 +40,10 @@ class Steered(Protocol):
 
 
 class Steering:
-    """Carries out the requests to one run. `turn` is called after a turn of the loop with `executor.has_news`."""
+    """Carries out the requests to one run.
+
+    `turn` is called after a turn of the loop if `executor.has_news` or something is `unsaid`, and once at the end.
+    """
 
     def __init__(self, run: Steered) -> None:
         self._run = run

@@ -166,8 +166,8 @@ def earlier_study(
 
 def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord) -> None:
     """Raise UsageError if a study gets a new limit on trials, and more trials have ended."""
-    limit = (now.in_force or {}).get("trials")
-    if limit is None or limit == (before.in_force or {}).get("trials"):
+    limit = now.in_force.get("trials")
+    if limit is None or limit == before.in_force.get("trials"):
         return
     ended = sum(count for state, count in store.tally(now.key, "state").items() if state in COUNTED)
     if limit < ended:

@@ -266,7 +266,8 @@ class StudyState(StudyTrials):
         Trials of which an attempt has failed, or too many were lost, are left out: the live attempt decides the result.
         """
         running = [each for each in self.sent if each.state is _S.RUNNING and each.step is None and each.slots == 1]
-        sound = [each for each in running if not self._courses[each.number].is_suspect and each.lost < MAX_LOST - 1]
+        suspects = {number for number, course in self._courses.items() if course.is_suspect}
+        sound = [each for each in running if each.number not in suspects and each.lost < MAX_LOST - 1]
         return [each for each in sound if len(self.live.of(each.number)) == 1 and each.attempt < MAX_ATTEMPTS]
 
     def running_since(self, trial: Trial) -> float:

@@ -82,14 +82,14 @@ def test_a_preempted_workers_trials_go_on_elsewhere_from_their_step(desk: Desk, 
     assert "preempted by SIGUSR1; running trials: 2, which have" in taken.err
     told = notes(desk, "told")
     assert [(attempt, reason) for _, attempt, _, reason in told] == [("1", "preempted")] * 2
-    idle = worker(desk, fleet, "--slots", "3", "--idle-exit", "5s")
+    idle = worker(desk, fleet, "--slots", "3", "--idle-exit", "10s")
     assert study.wait(90).code == 0, desk.said()
     resumed = {trial: step for trial, attempt, step in notes(desk, "began") if attempt != "1" and step != "0"}
     assert resumed == {trial: step for trial, _, step, _ in told}
     assert sorted(trial for trial, *_ in notes(desk, "ended")) == ["0", "1", "2"]
     assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
     assert idle.wait().code == 0
-    assert "there was no trial for 5 s" in idle.err
+    assert "there was no trial for 10 s" in idle.err
 
 
 #: writes a checkpoint in place, which takes a while, and has a handler of its own in its second trial

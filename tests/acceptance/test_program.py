@@ -15,6 +15,9 @@ pytestmark = pytest.mark.timeout(120)
 README = ROOT / "shadho_celery" / "program" / "README.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
+#: environment variables that a study on workers sets while it runs
+OURS = ["CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_IGNORE_CELERYCONFIG"]
+
 ON_WORKERS = """
 import json, os
 import shadho_celery
@@ -27,7 +30,7 @@ print(json.dumps({{
     "first": study.trials[0].values["x"],
     "is_best": best.loss == min(trial.loss for trial in study.trials),
     "name": study.name,
-    "left": [name for name in ("CELERY_BROKER_URL", "SHADHO_REDIS_URL") if name in os.environ],
+    "left": [name for name in {ours} if name in os.environ],
 }}))
 """
 
@@ -47,7 +50,7 @@ def checked(out: str, compute_class: str) -> None:
 
 def test_a_study_file_runs_on_embedded_workers(desk: Desk) -> None:
     desk.study()
-    desk.write("own.py", ON_WORKERS.format(where="workers={'cpu': 1}, progress=False"))
+    desk.write("own.py", ON_WORKERS.format(where="workers={'cpu': 1}, progress=False", ours=OURS))
     run = desk.start(sys.executable, "own.py").wait(60)
     assert run.code == 0, desk.said()
     checked(run.out, "cpu")
@@ -96,7 +99,7 @@ def small_fleet(desk: Desk, redis_url: str) -> str:
 
 
 def test_a_study_file_runs_on_a_fleet(desk: Desk, small_fleet: str) -> None:
-    desk.write("own.py", ON_WORKERS.format(where=f"broker={small_fleet!r}, redis={small_fleet!r}"))
+    desk.write("own.py", ON_WORKERS.format(where=f"broker={small_fleet!r}, redis={small_fleet!r}", ours=OURS))
     run = desk.start(sys.executable, "own.py").wait(90)
     assert run.code == 0, desk.said()
     checked(run.out, "solo")

@@ -14,8 +14,10 @@ from shadho_celery.cli.live import cheapest_lines
 from shadho_celery.core.records import MachineRecord, MoneyPlan, Present
 from shadho_celery.core.settings import StudySettings, read_settings
 from shadho_celery.errors import UsageError
+from shadho_celery.placement.model import CostModel
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.scheduler.wishes import CheapestSlots
 from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.compile import compile_space
@@ -183,6 +185,26 @@ def test_a_line_says_what_another_deadline_costs() -> None:
         play(15_000.0, trials=100)
     assert "in all by the deadline in 4 h" in said[0]
     assert all("; an hour more saves" in line for line in said)
+
+
+@pytest.mark.slow
+def test_after_its_deadline_a_study_predicts_each_trial_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, asked = Counter[str](), Counter[tuple[object, ...]]()
+    see, predict = CheapestSlots.see, CostModel.mean_seconds
+
+    def counted_see(self: CheapestSlots, *given: Any) -> None:
+        turns["turn"] += 1
+        see(self, *given)
+
+    def counted_predict(self: CostModel, trials: Any, *given: Any) -> Any:
+        if len(trials) == 1:
+            asked[(turns["turn"], trials[0].subspace, *trials[0].params.items())] += 1
+        return predict(self, trials, *given)
+
+    monkeypatch.setattr(CheapestSlots, "see", counted_see)
+    monkeypatch.setattr(CostModel, "mean_seconds", counted_predict)
+    play(1.0, trials=60)
+    assert max(asked.values()) == 1
 
 
 @pytest.mark.slow

@@ -183,6 +183,16 @@ def test_workers_that_come_get_work_at_once_though_nothing_else_happens(policy: 
     assert found.utilisation == {"large": 1.0, "cpu": 1.0}
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_class_that_appears_late_gets_its_part_of_the_work(policy: str) -> None:
+    changes = [Change(at=250, compute_class="large", workers=3)]
+    found = play(cluster({**CLASSES, "large": 0}, changes=changes, seconds=500.0), policy=policy)
+    starts = [t.started_at or 0.0 for t in found.study if t.compute_class == "large"]
+    assert min(starts) == 250
+    assert len([t for t in found.study.trials if t.compute_class == "large"]) > 10
+    assert found.utilisation["large"] == pytest.approx(1)
+
+
 # Deaths
 
 
