@@ -52,6 +52,13 @@ def test_an_unknown_command_is_refused_with_code_2() -> None:
     assert "shwo" in result.stderr
 
 
+def test_the_hint_at_an_option_of_another_tool_names_one_that_the_command_has() -> None:
+    said = {name: CliRunner().invoke(commands, [name, "s", "--n-trials", "3"]) for name in ("run", "best")}
+    assert {each.exit_code for each in said.values()} == {2}
+    assert "No such option --n-trials; here it is --trials" in said["run"].stderr
+    assert "--trials" not in said["best"].stderr.replace("--n-trials", "")
+
+
 @cases("name", COMMANDS)
 def test_the_help_of_a_command_has_examples_that_its_options_allow(name: str) -> None:
     shown = answer(name, "--help")
