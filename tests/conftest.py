@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import os
 import signal
 import sys
 import threading
@@ -241,6 +242,18 @@ def forked_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     from shadho_celery.ranks import launch
 
     monkeypatch.setattr(launch, "SPAWN", Forking())
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Take back the environment variables that a command has set in this process, such as options of workers."""
+    before = dict(os.environ)
+    yield
+    # Pytest's own variable, the test that runs, changes all the time.
+    changed = {**os.environ, "PYTEST_CURRENT_TEST": before.get("PYTEST_CURRENT_TEST", "")} != before
+    if changed:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -365,7 +363,7 @@ def test_replicas_do_not_outlive_a_coordinator_that_is_killed(tmp_path: Path) ->
 def test_spawned_replicas_train_the_same(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PATHS)
     torch.set_num_threads(1)
-    monkeypatch.setattr(import_module("shadho_celery.training.gang"), "Processes", partial(Processes, "spawn"))
+    monkeypatch.setattr(Processes, "method", "spawn")
     model, report, _ = fit(2, steps=5)
     assert same(replayed(report.log), model)
     # Python's own helper, which would live as long as this process.

@@ -527,14 +527,6 @@ def test_the_peaks_of_the_two_memories_are_learned_apart() -> None:
         assert float(found[0]) == pytest.approx(peak, rel=0.01)
 
 
-def test_what_ran_out_before_its_memory_was_recorded_was_the_gpus_where_the_class_uses_gpus() -> None:
-    model = told([ended_net(140.0, "large", outgrown="gpu,cpu")])
-    for name, memory in (("gpu", GPU), ("cpu", HOST)):
-        chances = {each: model.outgrows(NET, net(140.0).params, name, [name], each) for each in Memory}
-        assert chances[memory] > 0.5
-        assert sum(chances.values()) == chances[memory]
-
-
 def test_the_seconds_of_an_attempt_that_continued_an_interrupted_one_are_not_learned() -> None:
     generator = np.random.default_rng(0)
     trial = fresh(NAMES[0], CLASSES[0], generator, seconds=60.0)

@@ -44,8 +44,8 @@ def test_a_finished_trial_takes_little_memory_however_many_metrics_it_has(tmp_pa
             # What the first queries leave with SQLAlchemy, compiled, comes once.
             study.close()
             study = open_study(store, {}, name="s", resume=True)
-        # Python 3.11 keeps up to 2,000 freed tuples of 20, such as the arguments of a row, and never uses them again.
-        freed = [tuple(range(20)) for _ in range(2000)]
+        # Python keeps up to 2,000 freed tuples of each size to 20, such as the arguments of a row.
+        freed = [tuple(range(size)) for size in range(1, 21) for _ in range(2000)]
         del freed
         tracemalloc.start()
         if is_resumed:
