@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from acceptance.commands import until
 from click.testing import CliRunner
+from integration.fleets import fleet
 from services.cases import cases
 from services.controlled import SIGNER, control
 
@@ -22,7 +24,7 @@ from shadho_celery.fleet import urls
 from shadho_celery.fleet.drains import KEY, Drain, Drains, DrainWatch
 from shadho_celery.fleet.redis import server_time
 from shadho_celery.fleet.registry import Registry, Worker, obeyed_drains
-from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, Signer
 from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Leases
 from shadho_celery.session import control as module
@@ -78,6 +80,39 @@ def test_a_worker_that_is_asked_to_end_takes_nothing_more_and_its_neighbours_go_
         other.pause.assert_called_once_with("drain")
         Drains(client, SIGNER).forget(["cpu@h.1.aaaa", "cpu@h.2.bbbb"])
         assert client.hlen(KEY) == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_drained_worker_finishes_its_trial_and_the_others_run_the_rest(
+    amqp_url: str, redis_url: str, client: Any, control: Control, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    """On RabbitMQ, with a worker of another class, and after a restart of the drained one."""
+    key = str(tmp_path / "shadho.key")
+    name, other = unique("cpu"), unique("gpu")
+    with fleet(tmp_path / "fleet", amqp_url, redis_url, name, **{KEY_FILE: key}) as made:
+        desk = made.desk
+        desk.study(seconds=4.0)
+        [drained] = made.workers(1)
+        launched = made.launch("my_study", 3)
+        desk.await_runs(1)
+        place = next(iter(Registry(client, Worker, SIGNER).living()))
+        answer = control.drain(place)
+        assert answer.is_done
+        begun = len(desk.runs())
+        assert "1 running trial finishes first" in answer.text
+        until(lambda: len(desk.runs("ended")) == begun, 20, desk.said)
+        status = desk.told("status", **{KEY_FILE: key})
+        assert "drained" in status.out
+        assert "is drained, by " in status.out
+        desk.worker(other, "-c", "1", "--without-gossip", "--without-mingle")
+        desk.await_runs(begun + 1)
+        drained.send(15)
+        assert drained.wait(30).code == 0
+        made.workers(1)
+        made.ended_well(launched, "my_study", 3, 60)
+        classes = [class_name for _, _, class_name, _ in desk.runs()]
+        assert classes == begun * [name] + (3 - begun) * [other]
+        assert "Traceback" not in desk.said()
 
 
 def announced(client: Any, name: str) -> Worker:

@@ -66,14 +66,21 @@ def test_what_redis_has_as_ended_and_the_store_does_not_know_is_tried_again(flee
     assert [trial["attempt"] for trial in found] == [2, 2, 2, 1, 2, 2]
 
 
-def test_a_study_ends_when_it_is_told_to_whatever_redis_says(fleet: Fleet) -> None:
+@pytest.mark.parametrize("how", ["--seconds", "Ctrl-C", "SIGTERM"])
+def test_a_study_ends_when_it_is_told_to_whatever_redis_says(fleet: Fleet, how: str) -> None:
     """No worker runs its attempts, nor can any claim them."""
     make_older(fleet)
-    command = resume(fleet)
+    command = resume(fleet, *(["--seconds", "1"] if how == "--seconds" else []))
     command.says("study my_study")
-    command.interrupt()
-    assert command.wait(30).code == 0, command.err
-    assert {trial["state"] for trial in fleet.trials("my_study")[:3]} == {"WAITING"}
+    if how == "SIGTERM":
+        command.send(signal.SIGTERM)
+    elif how != "--seconds":
+        command.interrupt()
+    command.wait(30)
+    assert command.code == (143 if how == "SIGTERM" else 0), command.err
+    # SIGTERM does not wait for what Redis says of them.
+    possible = {"WAITING", "QUEUED", "RUNNING"} if how == "SIGTERM" else {"WAITING"}
+    assert {trial["state"] for trial in fleet.trials("my_study")[:3]} <= possible
 
 
 def test_of_two_schedulers_with_copies_of_one_store_the_second_is_refused(fleet: Fleet) -> None:
