@@ -1,4 +1,8 @@
-"""A study file: an ordinary module with SPACE, `objective`, and optionally STUDY and `on_trial`."""
+"""A study file: an ordinary module with SPACE, `objective`, and optionally STUDY and `on_trial`.
+
+A study may also be kept in another form (`Form`), which the suffix of its name tells. Its name is then the path of its
+file in the folder of the study, and never that of a module.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import line_of, one_line, short, similar
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
+from shadho_celery.core.names import FORMS, named
 from shadho_celery.core.settings import SETTINGS, read_settings
 from shadho_celery.core.system import load_hyperopt_late, overridden
 from shadho_celery.errors import NestedStart, UsageError
@@ -62,8 +67,35 @@ class ImportedFile:
     code: CodeVersion
 
 
+class Form(Protocol):
+    """A form in which a study is kept, besides a module. `name` is as `module_name` returns it."""
+
+    def load(self, name: str) -> StudyFile:
+        """Return the study. Raises UsageError with cause and remedy if it is not valid."""
+
+    def settings(self, name: str) -> dict[str, object] | None:
+        """Return its settings, read without running the user's code; None if its file cannot be found."""
+
+    def version(self, name: str) -> CodeVersion:
+        """Return the version of its code, without its space. The study need not be valid."""
+
+
+def form_of(name: str) -> Form | None:
+    """Return the form of a study whose name has one of the suffixes in FORMS; None for a module."""
+    form: Form | None = named(FORMS[suffix])() if (suffix := PurePosixPath(name).suffix) in FORMS else None
+    return form
+
+
+def file_of(name: str) -> Path | None:
+    """Return the file of a study that is no module: in the folder of shipped code, else in the working directory."""
+    folders = dict.fromkeys([*map(Path, sys.path[:1]), Path.cwd()])
+    return next((path for folder in folders if (path := folder / name).is_file()), None)
+
+
 def load(module: str) -> StudyFile:
     """Import `module` and read its names. Raises UsageError with cause and remedy if it is not a study file."""
+    if form := form_of(name := module_name(module)):
+        return form.load(name)
     found = import_file(module, ("SPACE", "objective"), "study file", "see the README's first study")
     check_objective(found.names["objective"], f"objective of {found.module}")
     return StudyFile(
@@ -129,6 +161,10 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
 def check_modules(names: Iterable[str]) -> None:
     """Raise UsageError for a module that does not exist. Nothing is imported: a worker reports what fails then."""
     for name in map(module_name, names):
+        if form_of(name):
+            if file_of(name) is None:
+                raise UsageError(f"there is no file {name} here; run from the folder that holds it")
+            continue
         _refuse_no_module(name)
         if not _exists(name):
             raise no_module(name)
@@ -189,6 +225,8 @@ def is_starting(module: str) -> bool:
 
 def is_program(module: str) -> bool:
     """Return whether `module` is the file of the running program, or is being imported."""
+    if form_of(module):
+        return False
     program, spec = getattr(sys.modules.get("__main__"), "__file__", None), _found(module_name(module))
     is_file = program is not None and spec is not None and str(Path(program).absolute()) == spec.origin
     return is_file or is_starting(module)
@@ -196,18 +234,25 @@ def is_program(module: str) -> bool:
 
 def read_sources(module: str) -> CodeVersion:
     """Return the version of a study's sources, without its space. The study need not be importable."""
+    if form := form_of(module):
+        return form.version(module)
     spec = _found(module)
     return sources.absent(module) if spec is None else _read(module, spec)
 
 
 def module_name(given: str) -> str:
-    """Return the name of a module that is given by name or by path, such as ``tasks.svm`` for ``tasks/svm.py``."""
-    if given.endswith((".py", "/")):
+    """Return the name of a study that is given by name or by path, such as ``tasks.svm`` for ``tasks/svm.py``.
+
+    A study that is no module has the path of its file as its name.
+    """
+    if given.endswith((".py", "/", *FORMS)):
         if (place := Path(os.path.relpath(given))).parts[0] == os.pardir:
             raise UsageError(
                 f"{short(given, 200)} is outside this folder, but studies are named by their path in it; "
                 f"go to {place.parent} and give {place.name}"
             )
+        if place.suffix in FORMS:
+            return place.as_posix()
         given = ".".join(Path(os.path.relpath(given.removesuffix(".py"))).parts)
     return given.strip(".").removesuffix(".__init__")
 
@@ -243,6 +288,8 @@ def literal_settings(module: str) -> dict[str, object] | None:
 
     Returns None if the study file cannot be found.
     """
+    if form := form_of(module):
+        return form.settings(module)
     spec = _found(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
@@ -316,6 +363,8 @@ def _refuse_no_module(name: str) -> None:
 def refuse_libraries(modules: Iterable[str]) -> None:
     """Raise UsageError for a study with the name of a library, because Python may import one in place of the other."""
     for name in modules:
+        if form_of(name):
+            continue
         top = name.partition(".")[0]
         if (library := library_named(top)) and (file := _own_file(name)) and not _is_copy(name, file):
             # The message names the file of the study, or for a study in a package the folder of the package.
