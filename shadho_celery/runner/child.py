@@ -282,7 +282,7 @@ class Child:
         continued = None if is_first else holds_files(Path(order.checkpoint_dir))
         peak = PeakMemory(self._shared)
         context.on_ranks = peak.add
-        _seed(attempt.seed)
+        seed_generators(attempt.seed)
         if timeout is not None:
             # This traceback shows where a trial hangs, even in C code, where Python cannot raise an exception.
             faulthandler.dump_traceback_later(timeout + protocol.HARD_SECONDS - 1, file=output)
@@ -391,7 +391,7 @@ def _set_up_output() -> None:
         logging.lastResort.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
 
 
-def _seed(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed the global random generators, so that no trial continues the random stream of another."""
     random.seed(seed)
     if "numpy.random" in sys.modules:

@@ -41,7 +41,8 @@ class Demand:
 
     The numbers include the slots that the study's attempts take, or wait for in the class's queue. They rise at once,
     and fall after HOLD_SECONDS. New slots, beyond those of live workers, are never more than the trials need that are
-    still to be sent. Of other classes a study wants live slots only (`StudyWants.wants`).
+    still to be sent, and all slots together never more than the trials take that may run at once. Of other classes a
+    study wants live slots only (`StudyWants.wants`).
     """
 
     def __init__(
@@ -86,6 +87,11 @@ class Demand:
         new = {name: max(0, kept - max(live.get(name, 0), self._used[name])) for name, kept in self._kept.items()}
         limited = at_most(new, unsent * self._slots)
         self.wanted = {name: kept - new[name] + limited[name] for name, kept in self._kept.items()}
+        if (most := self._proposals.limits.at_once) is not None:
+            used = {name: min(number, self._used[name]) for name, number in self.wanted.items()}
+            free = {name: number - used[name] for name, number in self.wanted.items()}
+            free = at_most(free, max(0.0, most * self._slots - self._used.total()))
+            self.wanted = {name: used[name] + number for name, number in free.items()}
 
     def _update(self, names: Sequence[str], live: Mapping[str, int], left: float, seconds_left: float) -> None:
         """Update the slots of each class that are wanted without a limit on new ones."""
