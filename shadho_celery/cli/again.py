@@ -39,7 +39,7 @@ def again(name: str, number: int, store: str) -> None:
     from shadho_celery.objective import study_file
     from shadho_celery.objective.call import call
     from shadho_celery.objective.context import LocalContext
-    from shadho_celery.runner.child import seed_generators
+    from shadho_celery.runner.process_state import seed_generators
     from shadho_celery.space.compile import compile_space
 
     with shared_options.opened(store, name) as study:

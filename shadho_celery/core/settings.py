@@ -301,8 +301,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     where: Annotated[
         Any,
         _about(
-            "bounds between params: a function of the objective's values that returns whether they may be tried, such "
-            "as lambda p: p['low'] < p['high']",
+            "bounds between params, a function of the objective's values such as lambda p: p['low'] < p['high']",
             in_python=True,
         ),
     ] = None

@@ -72,9 +72,9 @@ class Plan:
         Raises UsageError for an unknown name, for settings that cannot be combined, for an invalid ladder, pruner or
         number of slots, for bounds between params that allow no point, and if there is no limit.
         """
-        space = replace(space, where=settings.where)
-        subspaces, warning = bounded(split(space))
-        return replace(_plan(settings, space, subspaces, limits or Limits.of(settings)), warning=warning)
+        subspaces, warning = bounded(split(replace(space, where=settings.where)))
+        plan = _plan(settings, subspaces[0].space, subspaces, limits or Limits.of(settings))
+        return replace(plan, warning=warning)
 
     def with_settings(self, settings: StudySettings, limits: Limits | None = None) -> Plan:
         """Return the plan of other settings for the same space. Raises UsageError like `of`."""

@@ -57,7 +57,8 @@ def complete(
     for subspace in subspaces:
         if subspace.contains(params):
             return subspace.name, params
-    raise SpaceError(f"{short(given, 60)} is in no subspace: it selects an option of probability 0")
+    ruled_out = ", or one for which where allows nothing" if space.left_out else ""
+    raise SpaceError(f"{short(given, 60)} is in no subspace: it selects an option of probability 0{ruled_out}")
 
 
 def given_values(space: Space, point: object, *, off_grid: bool = False) -> dict[str, Any]:

@@ -106,6 +106,8 @@ class Space:
     graph: Value
     #: bounds between params: returns whether the objective's values may be tried; None without bounds
     where: Callable[[Any], Any] | None = None
+    #: pinned choices of the subspaces in which `where` allows no point
+    left_out: Sequence[Pins] = ()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -140,6 +142,8 @@ class Space:
         """Return whether `where` allows these params. Raises UsageError, which names the point, if it fails."""
         if self.where is None:
             return True
+        if any(pins.items() <= params.items() for pins in self.left_out):
+            return False
         values = self.evaluate(params)
         try:
             found = self.where(values)
