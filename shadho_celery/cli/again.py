@@ -15,8 +15,8 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
+from shadho_celery.core import hardware
 from shadho_celery.core.checks import short
-from shadho_celery.core.hardware import DEVICE
 from shadho_celery.core.records import Answer
 from shadho_celery.core.trial import MAX_COUNT, TrialState, turned, whole
 from shadho_celery.errors import SpaceError, UsageError
@@ -55,9 +55,11 @@ def again(name: str, number: int, store: str) -> None:
     now, then = file.code.with_space(space.describe()).digest, trial.outcome.code
     if then not in {None, now}:
         say(f"the code of {module} is now version {now}; trial {number} ran under version {then}", err=True)
-    if trial.origin is not None or found.continued:
-        say(f"trial {number} continued from a checkpoint; here it begins without one", err=True)
+    if trial.origin is not None:
+        say(f"trial {number} continued trial {trial.origin}; here it begins without its checkpoint", err=True)
     objectives: Mapping[str, str] | None = record.in_force.get("objectives")
+    gpus = hardware.detect().gpus_for(str(trial.compute_class))
+    os.environ.setdefault(hardware.DEVICE, gpus[0].device if gpus else "cpu")
     with TemporaryDirectory() as folder, study_file.within(f"trial {number}"):
         context = LocalContext(
             study=record.name,
@@ -65,7 +67,7 @@ def again(name: str, number: int, store: str) -> None:
             seed=trial.seed,
             budget=whole(trial.budget),
             checkpoints=folder,
-            device=os.environ.get(DEVICE, "cpu"),
+            device=os.environ[hardware.DEVICE],
             objectives=objectives,
         )
         seed_generators(trial.seed)

@@ -137,17 +137,16 @@ def dry_run(options: RunOptions, number: int) -> int:
     with readable_warnings(), redirect_stdout(sys.stderr):
         # As for a run: what the study's code prints is not among the values.
         file = study_file.load(options.study)
-        request = request_of(options, file)
-        plan = Opening(request).plan
+        plan = Opening(request_of(options, file)).plan
+        seed = int(np.random.SeedSequence().generate_state(1)[0]) if options.seed is None else options.seed
+        found = known_points.first(plan, options.points, seed, number)
+        values = [plan.space.evaluate(params) for params in found]
     if plan.warning is not None:
         say_beside(f"Warning: {plan.warning}")
-    seed = int(np.random.SeedSequence().generate_state(1)[0]) if options.seed is None else options.seed
-    values = map(plan.space.evaluate, known_points.first(plan, options.points, seed, number))
     if options.as_json:
-        shared_options.print_json({"study_file": file.module, "values": [*values]})
+        shared_options.print_json({"study_file": file.module, "values": values})
     else:
-        for each in values:
-            say(shown(each))
+        say("\n".join(map(shown, values)))
     return 0
 
 

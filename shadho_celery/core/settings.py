@@ -271,8 +271,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Count | None,
         _about(
             "most trials of the study at a time, a whole number from 1",
-            help="Most trials of the study at a time, on all machines together: of licences, or of trials that one "
-            "disk can take. Copies of late trials count, too.",
+            help="Most trials at a time on all machines together, such as the number of licences. Copies count, too.",
             shown_default="as many as there are slots",
             metavar="N",
             is_changeable=True,

@@ -289,10 +289,10 @@ class Dehb(Rounds):
         if len(parents) < PARENTS:
             # The space has no labels, or each label has only one possible value.
             return base
-        return self._allowed((self._mutated(base, parents, generator) for _ in range(REFUSED)), generator)
+        return self._allowed((self._mutant(base, parents, generator) for _ in range(REFUSED)), generator)
 
     @staticmethod
-    def _mutated(base: Array, parents: Array, generator: np.random.Generator) -> Array:
+    def _mutant(base: Array, parents: Array, generator: np.random.Generator) -> Array:
         r1, r2, r3 = parents[generator.permutation(len(parents))[:PARENTS]]
         mutant = r1 + MUTATION * (r2 - r3)
         mutant = np.where((mutant < 0) | (mutant > 1), generator.random(len(mutant)), mutant)

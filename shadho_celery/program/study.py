@@ -140,7 +140,7 @@ class Study(ShownStudy):
         self._is_open = True
         if opened.warm_start is not None and not opened.warm_start.is_whole:
             warn(opened.warm_start.words)
-        for line in opened.changes:
+        for line in filter(None, [*opened.changes, self._plan.warning]):
             warn(line)
 
     def __enter__(self) -> Study:

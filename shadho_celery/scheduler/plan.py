@@ -78,7 +78,8 @@ class Plan:
 
     def with_settings(self, settings: StudySettings, limits: Limits | None = None) -> Plan:
         """Return the plan of other settings for the same space. Raises UsageError like `of`."""
-        return _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
+        plan = _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
+        return replace(plan, warning=self.warning)
 
     def check_sampler(self) -> None:
         """Raise UsageError if the sampler cannot be created for this space. Call this before anything is recorded."""

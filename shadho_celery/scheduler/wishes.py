@@ -294,7 +294,6 @@ class CheapestSlots:
         self, classes: Sequence[ComputeClass], prices: Mapping[str, float], left: int, fits: Fits
     ) -> Cheapest | None:
         names = [each.name for each in classes]
-        slots = {each.name: each.share for each in classes}
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         mix = self.proposals.mix(left)
         kinds: list[tuple[Trial, float]] = []
@@ -303,6 +302,8 @@ class CheapestSlots:
             drawn = self._draws(subspace)
             number = mix.get(subspace, 0.0) / len(drawn)
             kinds += [(trial.evolve(budget=budget), number * share) for budget, share in budgets for trial in drawn]
+        most = (self.proposals.limits.at_once or math.inf) * max(trial.slots for trial, _ in kinds)
+        slots = {each.name: min(each.share, most) for each in classes}
         asked = [trial.evolve(budget=self._units(trial.budget)) for trial, _ in kinds]
         expected = self.model.mean_seconds(asked, names, OPTIMISM).tolist()
         seconds = {

@@ -152,10 +152,7 @@ class Opening:
             study=study,
             # With "if-exists", a study that is there keeps the warm start with which it began.
             warm_start=warm_start if earlier is None else None,
-            changes=[
-                *([] if self.plan.warning is None else [self.plan.warning]),
-                *changes(before, plan.settings.in_force(), study.counted),
-            ],
+            changes=changes(before, plan.settings.in_force(), study.counted),
         )
 
 
@@ -168,7 +165,7 @@ class OpenStudy:
     study: StudyState
     #: trials of earlier studies from which the study learns; None if it does not begin with a warm start
     warm_start: WarmStart | None
-    #: lines about settings that differ from those of the run before, and about bounds that allow few points
+    #: lines about settings that differ from those of the run before
     changes: Sequence[str]
 
     def scheduler(

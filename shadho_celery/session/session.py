@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -312,21 +313,17 @@ class Session:
         """Return the params of failed trials that are to run again. The limit on trials is raised if it is too low."""
         if not self.options.retry_failed:
             return []
-        found = known_points.failed(trial for block, _ in self.study.history() for trial in block)
-        tried = [each.params for each in self.study.pending()]
-        points = [trial.params for trial in found if trial.params not in tried]
-        numbers = named([trial.number for trial in found if trial.params in points])
-        self._say(f"running the params of {numbers} again" if points else "no failed trial is left to run again")
-        least = (
-            self.study.counted
-            + self.study.count(TrialState.WAITING, TrialState.QUEUED, TrialState.RUNNING)
-            + len(points)
-        )
-        settings = self.plan.settings
-        if points and settings.trials is not None and "trials" not in self.options.given and settings.trials < least:
+        ended = (trial for block, _ in self.study.history() for trial in block)
+        found = known_points.failed(chain(ended, self.study.pending()))
+        if not found:
+            self._say("no failed trial is left to run again")
+            return []
+        self._say(f"running the params of {named([trial.number for trial in found])} again")
+        settings, least = self.plan.settings, self.study.counted + len(self.study.pending()) + len(found)
+        if "trials" not in self.options.given and settings.trials is not None and settings.trials < least:
             self.plan = self.plan.with_settings(replace(settings, trials=least))
             self.opened = dataclasses.replace(self.opened, plan=self.plan)
-        return points
+        return [trial.params for trial in found]
 
     def _fleet(self) -> Servers:
         """Connect to the servers of a fleet."""
@@ -436,6 +433,8 @@ class Session:
         self._say(f"study {self.study.name} (seed {self.study.record.seed}) in {self.opened.store.safe_url}")
         for line in self.opened.changes:
             self._say(line)
+        if self.plan.warning is not None:
+            self._say(f"Warning: {self.plan.warning}")
         if (other := self.opened.other_code()) is not None:
             self._say(f"Warning: {other}")
         if self.scheduler.done:
