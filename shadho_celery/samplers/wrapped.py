@@ -81,7 +81,7 @@ class Unrepeated(Learner):
 
 
 def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Params]:
-    """Yield each point of a finite subspace once. The values of each label start from a drawn one."""
+    """Yield each allowed point of a finite subspace once. The values of each label start from a drawn one."""
     space = subspace.space
 
     def under(params: Mapping[str, Value]) -> Iterator[Params]:
@@ -93,7 +93,7 @@ def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Param
                     return
         yield {label: params[label] for label in space.active(params)}
 
-    return under(subspace.fixed)
+    return space.allowed(under(subspace.fixed))
 
 
 def _values(domain: Domain, generator: np.random.Generator) -> Iterator[Value]:
@@ -118,12 +118,14 @@ class ToldTrial(TrialFacts):
 class OwnSampler:
     """A sampler of a user's class. It counts as learning from losses unless its `adaptive` is False."""
 
-    def __init__(self, sampler: Any, subspace: Subspace, name: str) -> None:
+    def __init__(self, sampler: Any, subspace: Subspace, name: str, entropy: Sequence[int]) -> None:
         self.sampler, self._subspace, self._name = sampler, subspace, name
+        #: generator of the draws that replace points which the space's `where` refuses
+        self._generator = np.random.default_rng([*entropy, _STREAM])
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Return the proposals of the user's sampler.
+        """Return the proposals of the user's sampler. Draws replace those that the space's `where` refuses.
 
         Raises UsageError for params outside the space, and for exceptions of the user's code.
         """
@@ -139,6 +141,10 @@ class OwnSampler:
                 raise UsageError(f"sampler {self._name} proposed {short(params, 200)}: {error}") from None
             if not self._subspace.contains(params):
                 raise UsageError(f"sampler {self._name} left subspace {self._subspace.name}: {short(params, 200)}")
+        # The user's sampler may not know the bounds between params, and would propose the same point again.
+        refused = [place for place, params in enumerate(asked) if not self._subspace.space.allows(params)]
+        for place, params in zip(refused, self._subspace.sample(self._generator, len(refused)), strict=True):
+            asked[place] = params
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -160,7 +166,7 @@ def make_own_sampler(make: MakeSampler, subspace: Subspace, entropy: Sequence[in
     for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
         if not accepts(getattr(sampler, verb), len(arguments.split())):
             raise UsageError(f"{verb} of sampler {name} takes other arguments; write def {verb}(self, {arguments})")
-    return OwnSampler(sampler, subspace, name)
+    return OwnSampler(sampler, subspace, name, entropy)
 
 
 @contextmanager

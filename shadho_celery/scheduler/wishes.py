@@ -41,7 +41,8 @@ class Demand:
 
     The numbers include the slots that the study's attempts take, or wait for in the class's queue. They rise at once,
     and fall after HOLD_SECONDS. New slots, beyond those of live workers, are never more than the trials need that are
-    still to be sent. Of other classes a study wants live slots only (`StudyWants.wants`).
+    still to be sent, and all slots together never more than the trials take that may run at once. Of other classes a
+    study wants live slots only (`StudyWants.wants`).
     """
 
     def __init__(
@@ -86,6 +87,11 @@ class Demand:
         new = {name: max(0, kept - max(live.get(name, 0), self._used[name])) for name, kept in self._kept.items()}
         limited = at_most(new, unsent * self._slots)
         self.wanted = {name: kept - new[name] + limited[name] for name, kept in self._kept.items()}
+        if (most := self._proposals.limits.at_once) is not None:
+            used = {name: min(number, self._used[name]) for name, number in self.wanted.items()}
+            free = {name: number - used[name] for name, number in self.wanted.items()}
+            free = at_most(free, max(0.0, most * self._slots - self._used.total()))
+            self.wanted = {name: used[name] + number for name, number in free.items()}
 
     def _update(self, names: Sequence[str], live: Mapping[str, int], left: float, seconds_left: float) -> None:
         """Update the slots of each class that are wanted without a limit on new ones."""
@@ -288,7 +294,6 @@ class CheapestSlots:
         self, classes: Sequence[ComputeClass], prices: Mapping[str, float], left: int, fits: Fits
     ) -> Cheapest | None:
         names = [each.name for each in classes]
-        slots = {each.name: each.share for each in classes}
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         mix = self.proposals.mix(left)
         kinds: list[tuple[Trial, float]] = []
@@ -297,6 +302,8 @@ class CheapestSlots:
             drawn = self._draws(subspace)
             number = mix.get(subspace, 0.0) / len(drawn)
             kinds += [(trial.evolve(budget=budget), number * share) for budget, share in budgets for trial in drawn]
+        most = (self.proposals.limits.at_once or math.inf) * max(trial.slots for trial, _ in kinds)
+        slots = {each.name: min(each.share, most) for each in classes}
         asked = [trial.evolve(budget=self._units(trial.budget)) for trial, _ in kinds]
         expected = self.model.mean_seconds(asked, names, OPTIMISM).tolist()
         seconds = {

@@ -18,6 +18,8 @@ from shadho_celery.space.tree import Literal, Node, unshared
 
 #: number of draws of missing choices that are tried to make all given labels active
 TRIES = 20
+#: number of draws of missing values among which an allowed one is searched
+ALLOWED = 1000
 #: larger whole numbers may not be representable as floats
 _LARGEST = 2**1023
 
@@ -33,24 +35,30 @@ def complete(
     """Return the subspace and the params of a point: label -> value. Labels that it leaves out are drawn.
 
     The value of a choice is the index or the name of its option. Choices that are left out are drawn so that all given
-    labels are active. A rounded value becomes the value of the grid. A value between two values of the grid is accepted
-    with `off_grid`. Raises SpaceError, with the label, for a point outside the space.
+    labels are active, and all of them so that the space's `where` allows the point, if a few draws find such values. A
+    rounded value becomes the value of the grid. A value between two values of the grid is accepted with `off_grid`.
+    Raises SpaceError, with the label, for a point outside the space.
     """
     given = given_values(space, point, off_grid=off_grid)
     params: Params = {}
     unused: list[str] = []
     for _ in range(TRIES):
-        params = space.sample(generator, 1, _with_choices(space, given, generator))[0]
+        pins = _with_choices(space, given, generator)
+        params = space.draw(generator, 1, pins)[0]
         unused = [label for label in given if label not in params]
         if not unused:
             break
+    if not unused and len(params) > len(given) and not space.allows(params):
+        others = (each for each in space.draw(generator, ALLOWED, pins) if {*given} <= {*each})
+        params = next(space.allowed(others), params)
     if unused:
         raise SpaceError(f"{unused[0]!r} is not active together with the other labels; leave it out")
     space.check(params)
     for subspace in subspaces:
         if subspace.contains(params):
             return subspace.name, params
-    raise SpaceError(f"{short(given, 60)} is in no subspace: it selects an option of probability 0")
+    ruled_out = ", or one for which where allows nothing" if space.left_out else ""
+    raise SpaceError(f"{short(given, 60)} is in no subspace: it selects an option of probability 0{ruled_out}")
 
 
 def given_values(space: Space, point: object, *, off_grid: bool = False) -> dict[str, Any]:
@@ -81,8 +89,8 @@ def fill(
     fixed = {**needed, **given}
     fitting: list[Params] = []
     for proposal in sorted(proposals, key=lambda each: _distance(space, fixed, each)):
-        params: Params = space.sample(generator, 1, {**proposal, **fixed})[0]
-        if all(label in params for label in given):
+        params: Params = space.draw(generator, 1, {**proposal, **fixed})[0]
+        if all(label in params for label in given) and space.allows(params):
             if is_new(params):
                 return params
             fitting.append(params)

@@ -8,25 +8,28 @@ a block may occur in several places.
 from __future__ import annotations
 
 import re
+import traceback
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice, repeat
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from shadho_celery.core.checks import listed
-from shadho_celery.core.failures import headline
+from shadho_celery.core.checks import listed, short
+from shadho_celery.core.failures import headline, read_failure
 from shadho_celery.core.trial import Params
-from shadho_celery.errors import SpaceError
+from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.space import describe as text
 from shadho_celery.space.domains import Categorical, Continuous, Discrete, Domain
 from shadho_celery.space.literals import digest
 from shadho_celery.space.tree import Node, Switch, Value, evaluate, postorder
 
 H = TypeVar("H", bound=Hashable)
+P = TypeVar("P", bound=Params)
 
 #: choice's label -> index of its option
 Pins = Mapping[str, int]
@@ -37,6 +40,8 @@ MAX_CONDITIONS = 64
 _NO_PINS: Pins = MappingProxyType({})
 #: a choice of more options is described by their number and a hash
 MAX_DESCRIBED = 20
+#: number of draws at a time, and maximum number in a row that the bounds between params may refuse
+BLOCK, MOST_REFUSED = 64, 100_000
 #: message of an exception that asks for an int; not that of int(), which converts
 _ASKS_FOR_INT = re.compile(r"\b(int|integer)s?\b(?!\()")
 
@@ -99,6 +104,10 @@ class Space:
     switches: Mapping[str, Switch]
     #: hyperopt's own form of the space, for hyperopt's algorithms
     graph: Value
+    #: bounds between params: returns whether the objective's values may be tried; None without bounds
+    where: Callable[[Any], Any] | None = None
+    #: pinned choices of the subspaces in which `where` allows no point
+    left_out: Sequence[Pins] = ()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -116,10 +125,50 @@ class Space:
         return _repeated(label for block in self.blocks for label in block.labels)
 
     def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
+        """Draw `size` assignments from the prior, as `draw` does. Draws that `where` refuses are replaced by others.
+
+        Raises UsageError if there are too many of them in a row.
+        """
+        drawn = self.draw(generator, size, pins)
+        if self.where is None:
+            return drawn
+        more = (each for rows in repeat(BLOCK) for each in self.draw(generator, rows, pins))
+        found = [*islice(self.allowed(chain(drawn, more)), size)]
+        if len(found) < size:
+            raise UsageError(f"where allows none of {MOST_REFUSED} draws; widen it, or write the space so that it fits")
+        return found
+
+    def allows(self, params: Params) -> bool:
+        """Return whether `where` allows these params. Raises UsageError, which names the point, if it fails."""
+        if self.where is None:
+            return True
+        if any(pins.items() <= params.items() for pins in self.left_out):
+            return False
+        values = self.evaluate(params)
+        try:
+            found = self.where(values)
+            if found is not None:
+                return bool(found)
+            why = "it returned None"
+        except (Exception, SystemExit):
+            why = str(read_failure(traceback.format_exc()))
+        raise UsageError(f"where failed for {short(values, 200)}: {why}; return True or False for every point")
+
+    def allowed(self, points: Iterable[P]) -> Iterator[P]:
+        """Yield the params that `where` allows. End once it has refused MOST_REFUSED in a row."""
+        refused = 0
+        for params in points:
+            refused = 0 if self.allows(params) else refused + 1
+            if not refused:
+                yield params
+            elif refused == MOST_REFUSED:
+                return
+
+    def draw(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
         """Draw `size` assignments from the prior: raw draws of the active labels, as plain ints and floats.
 
         A label in `pins` has the value given there. Each block draws its labels for all assignments in which it is
-        active, then divides these among the options.
+        active, then divides these among the options. `where` is not asked.
         """
         drawn: list[dict[str, Value]] = [{} for _ in range(size)]
         seen: dict[Block, set[int]] = {block: set() for block in self._shared}

@@ -767,7 +767,7 @@ def named(numbers: Collection[int]) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that end a study. A field is None if it sets no limit."""
+    """The limits of a study, which end it unless said otherwise. A field is None if it sets no limit."""
 
     #: number of trials that end COMPLETE, PRUNED or FAILED
     trials: int | None = None
@@ -784,6 +784,8 @@ class Limits:
     budget: float | None = None
     #: money that the attempts may have cost when the last trial is sent
     money: float | None = None
+    #: number of attempts in flight, which ends nothing
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -809,6 +811,7 @@ class Limits:
             failures=failures,
             without_gain=settings.early_stop,
             money=settings.max_cost,
+            at_once=settings.at_once,
         )
 
     def trials_left(self, trials: int) -> float:
