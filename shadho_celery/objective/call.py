@@ -271,7 +271,7 @@ def call(
         raise
     except BaseException as error:
         outcome = _failed(error, context, max(0.0, clock.now() - began))
-    if (warning := context.reports.warning) is None:
+    if (warning := joined(context.reports.warning, *context.warnings)) is None:
         return outcome
     return replace(outcome, warning=joined(outcome.warning, warning))
 
