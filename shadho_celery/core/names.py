@@ -50,6 +50,8 @@ PRUNERS: Mapping[str, str] = {
 }
 #: function behind `context.launch`, which needs torch
 LAUNCH = "ranks.launch:launch"
+#: function that runs a command as a trial, only in the slot's process
+RUN_COMMAND = "objective.process:run"
 #: forms in which a study is kept, besides a module, by the suffix of its file
 FORMS: Mapping[str, str] = {}
 #: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
