@@ -10,13 +10,17 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shadho_celery.core.checks import guess, short, similar
+from shadho_celery.core.code import Digest, digest_of
 from shadho_celery.core.names import RUN_COMMAND, named
+from shadho_celery.core.settings import LossPattern
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import UsageError
+from shadho_celery.objective import sources
 from shadho_celery.objective.context import LocalContext
 
 if TYPE_CHECKING:
@@ -28,6 +32,9 @@ ARGS, FACTS = "args", ("budget", "seed", "trial", "checkpoint_dir")
 RESERVED = (ARGS, *FACTS)
 #: form of one argument of ``{args}``
 ARG = "--{label}={value}"
+
+#: maximum number of files that are inputs, and of their bytes together
+MOST_FILES, MAX_INPUTS = 1000, 2**26
 
 #: a part of a word that is not text: an escaped brace, a placeholder, or a brace that is neither
 _PART = re.compile(r"\{\{|\{([^{}]*)\}|\{")
@@ -124,31 +131,93 @@ class Command:
     def check_program(self) -> None:
         """Raise UsageError if this machine cannot run the program."""
         program = self.words[0]
-        if "{" in program or (path := self.folder / program).is_file() and shutil.which(path):
+        path = self.folder / program
+        if "{" in program or shutil.which(path if "/" in program else program):
             return
+        shown = f"the program {short(program, 200)}"
         if "/" not in program:
-            if shutil.which(program):
-                return
-            beside = (self.folder / program).is_file()
-            hint = f"write ./{program}" if beside else "install it, or give its path"
-            raise UsageError(f"there is no program {short(program, 200)} on PATH; {hint}")
-        if not path.exists():
-            hint = similar(path.name, [each.name for each in path.parent.glob("*")]) if path.parent.is_dir() else ""
-            raise UsageError(f"there is no program {short(program, 200)} in {self.folder}; {hint}give its path")
-        what = (
-            "is a folder" if path.is_dir() else f"is not executable; chmod +x {program}, or begin with bash or python"
-        )
-        raise UsageError(f"the program {short(program, 200)} {what}")
+            others = [name for name in ("python", "python3", "bash", "sh") if shutil.which(name)]
+            hint = f"write ./{program}" if path.is_file() else f"{similar(program, others)}install it, or give its path"
+            raise UsageError(f"{shown} is not on PATH; {hint}")
+        if path.is_dir():
+            raise UsageError(f"{shown} is a folder; give a file in it")
+        if path.exists():
+            raise UsageError(f"{shown} is not executable; run chmod +x {path}, or begin with bash or python")
+        hint = similar(path.name, [each.name for each in islice(path.parent.glob("*"), MOST_FILES)])
+        raise UsageError(f"{shown} is not in {self.folder}; {hint}give its path in this folder")
 
 
-def check_template(command: Command) -> None:
+def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
+    """Return the command in a study's settings. Raises UsageError if it is not valid."""
+    loss = stated.get("loss")
+    if isinstance(loss, LossPattern):
+        try:
+            loss = re.compile(loss.pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UsageError(f"loss.pattern: {short(error)}; give a regular expression") from None
+        if loss.groups != 1:
+            raise UsageError(f"loss.pattern has {loss.groups} groups; give it one, around the number")
+    names = ("inputs", "outputs")
+    paths = {name: tuple(stated.get(name) or ()) for name in names}
+    for name in names:
+        for each in map(PurePosixPath, paths[name]):
+            if each.is_absolute() or ".." in each.parts or each == PurePosixPath():
+                raise UsageError(f"{name}: {short(str(each))} is not inside the study's folder; give a relative path")
+    words, arg = tuple(stated["command"]), stated.get("arg") or ARG
+    command = Command(words=words, arg=arg, loss=loss, folder=folder.absolute(), **paths)
+    _check_template(command)
+    return command
+
+
+def files_of(command: Command) -> dict[str, Digest]:
+    """Return the digest of each file of the study's folder that its command names, or that is one of its inputs.
+
+    Of a Python program, they are all sources that it imports from the folder. Raises UsageError for invalid inputs.
+    """
+    files: dict[str, Digest] = {}
+    for before, word in zip(("", *command.words), command.words, strict=False):
+        for name in (f"{word.replace('.', '/')}.py",) if before == "-m" else {word, word.rpartition("=")[2]}:
+            place = PurePosixPath(name)
+            path = command.folder / place
+            if place.is_absolute() or ".." in place.parts or not path.is_file():
+                continue
+            if place.suffix == ".py":
+                files |= sources.read(".".join(place.with_suffix("").parts), str(path)).files
+            elif path.stat().st_size <= MAX_INPUTS:
+                files[place.as_posix()] = digest_of(path.read_bytes())
+    return files | _digests(command)
+
+
+def _digests(command: Command) -> dict[str, Digest]:
+    """Return the digests of all inputs."""
+    top, files, size = command.folder.resolve(), dict[str, Digest](), 0
+    for pattern in command.inputs:
+        found = [path for path in islice(command.folder.glob(pattern), MOST_FILES + 1) if path.is_file()]
+        if not found:
+            known = [each.name for each in islice(command.folder.glob("*"), MOST_FILES)]
+            what = "is a folder; name its files" if (command.folder / pattern).is_dir() else f"is no file in {top}"
+            raise UsageError(f"inputs: {short(pattern)} {what}; {similar(pattern, known)}such as data/*.csv")
+        for path in found:
+            if not path.resolve().is_relative_to(top):
+                raise UsageError(f"inputs: {short(str(path))} is a link that leads out of the study's folder; copy it")
+            size += path.stat().st_size
+            if size > MAX_INPUTS or len(files) >= MOST_FILES:
+                raise UsageError(
+                    f"inputs: more than {MOST_FILES:,} files or {MAX_INPUTS:,} bytes; leave them out, and read them "
+                    "from a folder that all machines share"
+                )
+            files[path.relative_to(command.folder).as_posix()] = digest_of(path.read_bytes())
+    return files
+
+
+def _check_template(command: Command) -> None:
     """Raise UsageError for a template that no space can fill."""
+    if not command.words[0] or "\0" in "".join(command.words):
+        raise UsageError("command: its first word is the name of a program, and no word has a zero byte")
     for word in command.words:
         for part in _PART.finditer(word):
             if part[0] == "{":
-                raise UsageError(
-                    f"{short(word)} in the command has a brace that is not closed; {{{{ stands for a brace"
-                )
+                raise UsageError(f"{short(word)} in the command has an open brace; {{{{ stands for a brace")
             if part[1] == ARGS and word != f"{{{ARGS}}}":
                 raise UsageError(f"{short(word)} in the command: {{{ARGS}}} must be a word of its own")
     found = sorted(part[0] for part in _PART.finditer(command.arg))
