@@ -36,6 +36,9 @@ Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
 
+#: settings that a study has only with a command
+OF_COMMANDS = ("arg", "loss", "inputs", "outputs")
+
 #: maximum of the setting `pool`, the number of trials that are drawn ahead
 MAX_POOL = 1000
 
@@ -93,6 +96,17 @@ class Setting:
 def _about(meaning: str, **known: Any) -> Meta:
     """Return the annotation that describes a field; `known` are further attributes of its `Setting`."""
     return Meta(description=meaning, extra=known)
+
+
+class LossPattern(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A regular expression, whose group matches the loss in a line of a command's output."""
+
+    pattern: Annotated[str, Meta(max_length=1000)]
+
+
+#: a relative path or glob, and the words of a command
+_Path = Annotated[str, Meta(min_length=1, max_length=1000)]
+_Word = Annotated[str, Meta(max_length=10_000)]
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -308,6 +322,31 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about("libraries that workers import once and not again for each new process: a list such as ['torch']"),
     ] = ()
     fresh: Annotated[bool, _about("whether each trial runs in a new process: True or False")] = False
+    command: Annotated[
+        Annotated[tuple[_Word, ...], Meta(min_length=1, max_length=1000)] | None,
+        _about(
+            "a program and its arguments in place of objective, a list of texts such as "
+            "['python', 'train.py', '--lr', '{lr}']"
+        ),
+    ] = None
+    arg: Annotated[
+        _Word | None, _about("form of the arguments in place of {args} in the command, such as '--{label}={value}'")
+    ] = None
+    loss: Annotated[
+        _Path | LossPattern | None,
+        _about(
+            "name before the loss in the output of the command, such as 'val_loss', or {'pattern': text} with a "
+            "regular expression that has one group"
+        ),
+    ] = None
+    inputs: Annotated[
+        Annotated[tuple[_Path, ...], Meta(max_length=1000)],
+        _about("files that the command reads, a list of relative paths such as 'data/*.csv'"),
+    ] = ()
+    outputs: Annotated[
+        Annotated[tuple[_Path, ...], Meta(max_length=1000)],
+        _about("files of the command that are kept, a list of relative paths such as 'model.pt'"),
+    ] = ()
     gang_wait_seconds: Annotated[
         Positive, _about("seconds after which a trial whose slots do not come together waits again")
     ] = 60.0
@@ -352,6 +391,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
         own |= {} if self.trials is None else {"trials": self.trials}
+        own |= {} if self.command is None else {"command": [*self.command]}
         own |= {name: dict(given) for name in BUDGETS if (given := getattr(self, name))}
         return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own
 

@@ -40,6 +40,7 @@ from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import MAX_SLOTS, Progress, able, start_command, unable
 from shadho_celery.fleet.signing import Signer, read_key
 from shadho_celery.fleet.workers import FleetStudy, Servers
+from shadho_celery.objective.command import Command
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.placement.widths import widest
@@ -179,6 +180,11 @@ class Session:
         #: classes that are started on demand, by the option --class-spec
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
         self._opening = Opening(Request(space=file.space, module=file.module, stated=file.stated, key=key, **given))
+        if isinstance(file.objective, Command):
+            plan = self._opening.plan
+            file.objective.check(plan.space, has_budgets=plan.settings.fidelity is not None)
+            if not options.fleet:
+                file.objective.check_program()
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         #: version of the study's code, and a watch that finds files that were edited since
