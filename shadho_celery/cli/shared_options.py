@@ -87,7 +87,7 @@ def command(*examples: str, more: str = "", **settings: Any) -> Callable[[Callab
     is_whole = re.compile("[^#]*shadho[-_]celery")
     lines = (f"  {each if is_whole.match(each) else f'shadho-celery {each}'}" for each in examples)
     epilog = "\n".join(["", "\b", "Examples:", *lines, *(["", "\b", more] if more else [])])
-    return click.command(cls=Command, epilog=epilog, **settings)
+    return click.command(epilog=epilog, **{"cls": Command, **settings})
 
 
 def file_options(command: F) -> F:
