@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +62,8 @@ class Command:
     outputs: tuple[str, ...] = ()
     #: folder of the study, absolute
     folder: Path
+    #: digest of each file below it that the words name, or that is an input, by its path
+    files: Mapping[str, Digest] = field(default_factory=dict)
 
     def __call__(self, params: Values, context: LocalContext) -> Any:
         return named(RUN_COMMAND)(self, self.arguments(params.by_label, context), params.nested, context)

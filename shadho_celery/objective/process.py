@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadho_celery.core.checks import one_line, short
-from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import PRINTED
 from shadho_celery.core.files import MAX_BYTES, read_text
 from shadho_celery.core.threads import start_thread
@@ -33,7 +32,6 @@ from shadho_celery.objective.call import system_kills
 from shadho_celery.objective.context import LocalContext, TrialStopped, TrialTimeout
 from shadho_celery.objective.printed import CommandFailed, Lines, Printed
 from shadho_celery.objective.script import CHECKPOINT_DIR, PARAMS, REPORTS, STOP, WATCHED
-from shadho_celery.objective.sources import DiskWatch
 
 if TYPE_CHECKING:
     from shadho_celery.objective.command import Command
@@ -54,8 +52,6 @@ _KILLED = 128 + signal.SIGKILL
 VALUES, RESULT, ARCHIVE = "hyperparameters.json", "performance.json", "out.tar.gz"
 #: module of the original SHADHO that runs a function, and its copy here
 _WORKER = "shadho_worker.py"
-
-_disk = DiskWatch()
 
 
 def run(command: Command, arguments: Sequence[str], params: object, context: LocalContext) -> Any:
@@ -89,8 +85,6 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
     own.joinpath(REPORTS).touch()
     if not command.inputs:
         return command.folder
-    if edited := _disk.edited(CodeVersion(root=str(command.folder), files={**command.files})):
-        raise CommandFailed(f"the input {edited} was edited after the study was read")
     # A result of an earlier run must not count.
     for name in command.files.keys() - {VALUES, RESULT, ARCHIVE}:
         link = own / name
