@@ -166,7 +166,9 @@ def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
             if each.is_absolute() or ".." in each.parts or each == PurePosixPath():
                 raise UsageError(f"{name}: {short(str(each))} is not inside the study's folder; give a relative path")
     words, arg = tuple(stated["command"]), stated.get("arg") or ARG
-    command = Command(words=words, arg=arg, loss=loss, folder=folder.absolute(), **paths)
+    command = Command(
+        words=words, arg=arg, loss=loss, folder=folder.absolute(), inputs=paths["inputs"], outputs=paths["outputs"]
+    )
     _check_template(command)
     return command
 
