@@ -16,6 +16,9 @@ from shadho_celery.core.checks import one_line, resolve
 #: digest of code: twelve hexadecimal digits, or "" for no digest
 Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
+#: SHA-256 digest: 64 hexadecimal digits
+FullDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
 #: relative path of a file; its names cannot lead out of the folder
 SourcePath = Annotated[str, Meta(pattern=r"^(\.?[\w-][\w.-]*/)*[\w-][\w.-]*\Z", max_length=1000)]
 
@@ -91,6 +94,8 @@ class Sources(Struct, frozen=True, kw_only=True):
     code: Digest
     #: content of each file, by its path
     files: dict[SourcePath, bytes]
+    #: digest of each file whose content is sent in pieces, by its path: files of a command
+    inputs: dict[SourcePath, FullDigest] = {}
 
     def __post_init__(self) -> None:
         if (size := sum(map(len, self.files.values()))) > MAX_SOURCES:
