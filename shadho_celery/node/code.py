@@ -2,8 +2,8 @@
 
 Shipped code has one folder per version, ``.shadho/code/STUDY_KEY/DIGEST``. The files of a command are linked from a
 cache by their digests, ``.shadho/code/.inputs``. The slot's process compares the version's digest again after the
-import. A version that cannot be imported, or whose files do not have its digest, is refused for a while and then written
-again.
+import. A version that cannot be imported, or whose files do not have its digest, is refused for a while and then
+written again.
 
 By a token file in the folder of checkpoints, workers detect whether they share the folder. The first worker that finds
 no token creates one. Workers that read the same token see the same folder.
