@@ -7,6 +7,7 @@ process of the slot and its reaper, as for functions.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.failures import PRINTED
-from shadho_celery.core.files import MAX_BYTES, read_text
+from shadho_celery.core.files import MAX_BYTES, is_locked, read_text
 from shadho_celery.core.threads import start_thread
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.call import system_kills
@@ -62,6 +63,10 @@ def run(command: Command, arguments: Sequence[str], params: object, context: Loc
     """
     own = Path(context.checkpoints).absolute().parent / "attempts" / f"{context.trial}.{context.attempt}"
     try:
+        for earlier in own.parent.glob(f"{context.trial}.*"):
+            # Its process was killed, unless it holds the lock.
+            if not is_locked(earlier / REPORTS):
+                shutil.rmtree(earlier, ignore_errors=True)
         where = _prepare(own, command, params)
         process = _Process(arguments, where, own, Printed(command.loss, context), context)
         process.run()
@@ -76,7 +81,6 @@ def run(command: Command, arguments: Sequence[str], params: object, context: Loc
 
 def _prepare(own: Path, command: Command, params: object) -> Path:
     """Create the folder of an attempt, and return the folder in which the command runs. Raises OSError."""
-    shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
     try:
         own.joinpath(VALUES).write_text(json.dumps(params, default=_plain))
@@ -196,6 +200,9 @@ class _Process:
         assert process.stdout is not None
         assert process.stderr is not None
         reports = stack.enter_context(self._own.joinpath(REPORTS).open("rb", buffering=0))
+        # A lock is held while the attempt is alive. Some file systems have none.
+        with suppress(OSError):
+            fcntl.flock(reports, fcntl.LOCK_EX)
         waiting = stack.enter_context(selectors.DefaultSelector())
         for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
             os.set_blocking(pipe.fileno(), False)
