@@ -42,7 +42,7 @@ _LOOK_SECONDS = 0.05
 #: seconds from a reason to stop until SIGTERM for a script that calls `should_stop`, and until SIGKILL. Other commands
 #: get SIGTERM at once. The slot's process itself is killed 0.7 s and 5 s after the first two reasons
 _GRACE = {"stopped": (0.2, 0.4), "timeout": (1.5, 3.0), "preempted": (float("inf"), float("inf"))}
-#: bytes read at a time, and number of reads for output that is left at the end: as much as the largest pipe holds
+#: bytes read at a time, and number of reads of what is left at the end: as much as the largest pipe holds
 _READ, _LAST_READS = 1 << 16, 16
 #: seconds to wait for the end of a killed process, if this process is interrupted
 _LAST_SECONDS = 1.0
@@ -186,73 +186,50 @@ class _Process:
             ) from None
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Read the output of the process, make its reports, and stop it if needed, until it has ended."""
         try:
             with ExitStack() as stack:
-                self._loop(process, stack)
+                self._reports = stack.enter_context(self._own.joinpath(REPORTS).open("rb", buffering=0))
+                # A lock is held while the attempt is alive. Some file systems have none.
+                with suppress(OSError):
+                    fcntl.flock(self._reports, fcntl.LOCK_EX)
+                waiting = stack.enter_context(selectors.DefaultSelector())
+                waiting.register(process.stdout or -1, selectors.EVENT_READ, "stdout")
+                waiting.register(process.stderr or -1, selectors.EVENT_READ, "stderr")
+                if sys.platform == "linux":
+                    # An old kernel has none, so the end is noticed up to _LOOK_SECONDS later.
+                    with suppress(OSError):
+                        waiting.register(end := os.pidfd_open(process.pid), selectors.EVENT_READ)
+                        stack.callback(os.close, end)
+                while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+                    self._receive(waiting, _LOOK_SECONDS)
+                    self._look(process.pid)
+                self._code = process.returncode = os.waitstatus_to_exitcode(ended[1])
+                # What it has left in the background must not keep the slot.
+                self._send(process.pid, signal.SIGKILL)
+                for _ in range(_LAST_READS):
+                    self._receive(waiting, 0)
+                self._read("stdout", b"\n")
+                self._read(REPORTS, b"\n")
+                self._count(ended[2].ru_maxrss)
         except Exception as error:
             self._error = error
-            if self._code is None:
-                self._send(process.pid, signal.SIGKILL)
-                process.wait()
+            self._send(process.pid, signal.SIGKILL)
 
-    def _loop(self, process: subprocess.Popen[bytes], stack: ExitStack) -> None:
-        """Read the output of the process, make its reports, and stop it if needed, until it has ended."""
-        assert process.stdout is not None
-        assert process.stderr is not None
-        reports = stack.enter_context(self._own.joinpath(REPORTS).open("rb", buffering=0))
-        # A lock is held while the attempt is alive. Some file systems have none.
-        with suppress(OSError):
-            fcntl.flock(reports, fcntl.LOCK_EX)
-        waiting = stack.enter_context(selectors.DefaultSelector())
-        for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-            os.set_blocking(pipe.fileno(), False)
-            waiting.register(pipe, selectors.EVENT_READ, stream)
-        end = -1
-        if sys.platform == "linux":
-            with suppress(OSError):
-                end = os.pidfd_open(process.pid)
-                stack.callback(os.close, end)
-                waiting.register(end, selectors.EVENT_READ)
-        # Without such a descriptor, the end of the process is looked for.
-        seconds = _LOOK_SECONDS if end >= 0 else _LOOK_SECONDS / 10
-        has_ended = False
-        while not has_ended:
-            ready = waiting.select(seconds)
-            has_ended = any(key.fd == end for key, _ in ready) or (end < 0 and _is_over(process.pid))
-            for key, _ in ready:
-                if key.fd != end and not self._pass(key.fd, key.data):
-                    waiting.unregister(key.fileobj)
-            while part := reports.read(_READ):
-                self._read(REPORTS, part)
-            self._look(process.pid)
-        # Whatever it has left in the background must not keep the slot or the output.
-        self._send(process.pid, signal.SIGKILL)
-        _, status, usage = os.wait4(process.pid, 0)
-        self._code = process.returncode = os.waitstatus_to_exitcode(status)
-        for key in [*waiting.get_map().values()]:
-            if key.fd != end:
-                self._pass(key.fd, key.data, _LAST_READS)
-        while part := reports.read(_READ):
-            self._read(REPORTS, part)
-        for stream in ("stdout", REPORTS):
-            self._read(stream, b"\n")
-        self._count(usage.ru_maxrss)
-
-    def _pass(self, descriptor: int, stream: str, reads: int = 1) -> bool:
-        """Read output that is there, and pass it on to the log of the trial. Return False at its end."""
-        for _ in range(reads):
-            try:
-                part = os.read(descriptor, _READ)
-            except BlockingIOError:
-                return True
-            if not part:
-                return False
+    def _receive(self, waiting: selectors.BaseSelector, seconds: float) -> None:
+        """Wait for output up to `seconds`. Pass it on to the log of the trial, and read it and the reports."""
+        for key, _ in waiting.select(seconds):
+            if not key.data:
+                continue
+            if not (part := os.read(key.fd, _READ)):
+                waiting.unregister(key.fileobj)
             left = memoryview(part)
             with suppress(OSError):
                 while left:
-                    left = left[os.write(1 if stream == "stdout" else 2, left) :]
-            self._read(stream, part)
-        return True
+                    left = left[os.write(1 if key.data == "stdout" else 2, left) :]
+            self._read(key.data, part)
+        while part := self._reports.read(_READ):
+            self._read(REPORTS, part)
 
     def _read(self, stream: str, part: bytes) -> None:
         for line in self._lines[stream].feed(part):
@@ -305,11 +282,6 @@ class _Process:
         if re.search(r"^MemoryError\b", tail, re.MULTILINE):
             error.__cause__ = MemoryError()
         return error
-
-
-def _is_over(pid: int) -> bool:
-    """Return whether a child process has ended. Its exit status is kept."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _read_result(own: Path) -> Any:
