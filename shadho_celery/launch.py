@@ -87,7 +87,9 @@ class _Run(shared_options.Command):
 )
 @click.argument("study_module", metavar="STUDY_FILE", required=False)
 @shared_options.study_options
-@click.option("--loss", metavar="TEXT", help="Name before the loss in the output of COMMAND, such as val_loss.")
+@click.option(
+    "--loss", "loss_name", metavar="TEXT", help="Name before the loss in the output of COMMAND, such as val_loss."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: short, such as svm-3f2a]")
 @click.option(
@@ -170,7 +172,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     finish, twice stops at once; --resume continues in both cases.
     """
     Output.is_optional = True
-    words, loss = click.get_current_context().meta["command"], given.pop("loss")
+    words, loss = click.get_current_context().meta["command"], given.pop("loss_name")
     if words is not None and study_module is not None:
         raise UsageError(
             f"a command after -- is a study of its own; leave out {short(study_module, 60)}, or the command"

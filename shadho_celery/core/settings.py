@@ -98,12 +98,6 @@ def _about(meaning: str, **known: Any) -> Meta:
     return Meta(description=meaning, extra=known)
 
 
-class LossPattern(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A regular expression, whose group matches the loss in a line of a command's output."""
-
-    pattern: Annotated[str, Meta(max_length=1000)]
-
-
 #: a relative path or glob, and the words of a command
 _Path = Annotated[str, Meta(min_length=1, max_length=1000)]
 _Word = Annotated[str, Meta(max_length=10_000)]
@@ -333,7 +327,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _Word | None, _about("form of the arguments in place of {args} in the command, such as '--{label}={value}'")
     ] = None
     loss: Annotated[
-        _Path | LossPattern | None,
+        _Path | Mapping[str, Any] | None,
         _about(
             "name before the loss in the output of the command, such as 'val_loss', or {'pattern': text} with a "
             "regular expression that has one group"

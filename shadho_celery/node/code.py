@@ -105,7 +105,8 @@ class ShippedCode:
             path = below(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             # The folder appears in one step, because a process may be reading it.
-            with replacing(path) as file:
+            # A script can be the program of a command.
+            with replacing(path, 0o755 if content.startswith(b"#!") else None) as file:
                 file.write(content)
 
     def _link(self, path: Path, study: str, digest: FullDigest) -> bool:

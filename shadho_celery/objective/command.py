@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from shadho_celery.core.checks import guess, short, similar
+from msgspec import Meta, Struct
+
+from shadho_celery.core.checks import as_record, guess, short, similar
 from shadho_celery.core.code import Digest, digest_of
 from shadho_celery.core.names import RUN_COMMAND, named
-from shadho_celery.core.settings import LossPattern
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import sources
@@ -38,6 +39,12 @@ MOST_FILES, MAX_INPUTS = 1000, 2**26
 
 #: a part of a word that is not text: an escaped brace, a placeholder, or a brace that is neither
 _PART = re.compile(r"\{\{|\{([^{}]*)\}|\{")
+
+
+class LossPattern(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A regular expression, whose group matches the loss in a line of a command's output."""
+
+    pattern: Annotated[str, Meta(max_length=1000)]
 
 
 class Values(NamedTuple):
@@ -87,12 +94,13 @@ class Command:
         return found
 
     def _of(self, label: str, value: Any) -> list[str]:
-        """Return the arguments of one label. In the form of an option, True is its name alone, and False is left out.
+        """Return the arguments of one label.
 
-        None is left out too. In another form, such as that of Hydra, they are true, false and null.
+        If the label itself is an option, True is the option alone, and False and None are left out. In another form,
+        such as that of Hydra, they are true, false and null.
         """
         form = self.arg
-        if form.startswith("-") and (value is None or isinstance(value, bool)):
+        if re.match(r"-+\{label\}", form) and (value is None or isinstance(value, bool)):
             if not value:
                 return []
             form = form.partition("{value}")[0].rstrip("= ")
@@ -151,10 +159,9 @@ class Command:
 
 def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
     """Return the command in a study's settings. Raises UsageError if it is not valid."""
-    loss = stated.get("loss")
-    if isinstance(loss, LossPattern):
+    if isinstance(loss := stated.get("loss"), Mapping):
         try:
-            loss = re.compile(loss.pattern)
+            loss = re.compile(as_record(loss, LossPattern, "loss").pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise UsageError(f"loss.pattern: {short(error)}; give a regular expression") from None
         if loss.groups != 1:
@@ -198,9 +205,11 @@ def _digests(command: Command) -> dict[str, Digest]:
     for pattern in command.inputs:
         found = [path for path in islice(command.folder.glob(pattern), MOST_FILES + 1) if path.is_file()]
         if not found:
-            known = [each.name for each in islice(command.folder.glob("*"), MOST_FILES)]
-            what = "is a folder; name its files" if (command.folder / pattern).is_dir() else f"is no file in {top}"
-            raise UsageError(f"inputs: {short(pattern)} {what}; {similar(pattern, known)}such as data/*.csv")
+            known = [each.name for each in islice(command.folder.glob("*"), MOST_FILES) if each.is_file()]
+            what = "is a folder" if (command.folder / pattern).is_dir() else f"is no file in {top}"
+            raise UsageError(
+                f"inputs: {short(pattern)} {what}; {similar(pattern, known)}give files, such as data/*.csv"
+            )
         for path in found:
             if not path.resolve().is_relative_to(top):
                 raise UsageError(f"inputs: {short(str(path))} is a link that leads out of the study's folder; copy it")
@@ -234,7 +243,8 @@ def _filled(part: re.Match[str], values: Mapping[str, Any], context: LocalContex
     if (name := part[1]) is None:
         return "{"
     if name in FACTS:
-        return _text(name, getattr(context, name))
+        fact = getattr(context, name)
+        return str(fact.absolute()) if isinstance(fact, Path) else _text(name, fact)
     if name not in values:
         raise UsageError(f"{{{name}}} in the command has no value in this trial")
     return _text(name, values[name])
@@ -244,6 +254,6 @@ def _text(label: str, value: Any) -> str:
     """Return a value as text: a truth value and None as in JSON."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, (str, int, float, Path)):
+    if isinstance(value, (str, int, float)):
         return str(value)
     raise UsageError(f"{{{label}}} in the command is {short(value, 60)}, which is no number and no text")

@@ -185,7 +185,7 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
             f"the source of {name} cannot be read, because {spec.origin} is not a Python file; workers must compare it"
         )
     _refuse_twice(Path(str(spec.origin)))
-    return ImportedFile(module=name, names=names, stated=checked(name, stated), code=code)
+    return ImportedFile(module=name, names=names, stated=checked(f"STUDY of {name}", stated), code=code)
 
 
 def check_modules(names: Iterable[str]) -> None:
@@ -448,21 +448,21 @@ def _spec(name: str) -> ModuleSpec | None:
     return None
 
 
-def checked(name: str, stated: object) -> dict[str, object]:
-    """Return the settings in STUDY, converted to their types. Raises UsageError, which names the invalid key."""
+def checked(where: str, stated: object) -> dict[str, object]:
+    """Return settings converted to their types. Raises UsageError, which names `where` they are and the invalid key."""
     if not isinstance(stated, Mapping):
-        raise UsageError(f"STUDY of {name} is not a dict")
+        raise UsageError(f"{where} is not a dict")
     if isinstance(stated.get("classes"), (set, frozenset)):
-        raise UsageError(f"STUDY of {name}: classes: a set has no order; {SETTINGS['classes'].meaning}")
+        raise UsageError(f"{where}: classes: a set has no order; {SETTINGS['classes'].meaning}")
     try:
         settings = read_settings(stated)
     except UsageError as error:
-        raise UsageError(f"STUDY of {name}: {error}") from None
+        raise UsageError(f"{where}: {error}") from None
     if settings.command is None and (others := [key for key in OF_COMMANDS if getattr(settings, key)]):
-        raise UsageError(f"STUDY of {name}: {others[0]} is for a command; set command, or leave it out")
+        raise UsageError(f"{where}: {others[0]} is for a command; set command, or leave it out")
     if own := [library for library in settings.preload if not _is_library(library)]:
         raise UsageError(
-            f"STUDY of {name}: preload: {short(own[0], 60)} is not an installed library; name libraries that the study "
+            f"{where}: preload: {short(own[0], 60)} is not an installed library; name libraries that the study "
             "imports, not its own modules"
         )
     # `read_settings` has replaced `direction` by `objectives`.
