@@ -70,7 +70,7 @@ class Command:
     #: folder of the study, absolute
     folder: Path
     #: digest of each file below it that the words name, or that is an input, by its path
-    files: Mapping[str, Digest] = field(default_factory=dict)
+    files: Mapping[str, Digest] = field(default_factory=dict, compare=False)
 
     def __call__(self, params: Values, context: LocalContext) -> Any:
         return named(RUN_COMMAND)(self, self.arguments(params.by_label, context), params.nested, context)

@@ -121,6 +121,7 @@ class _Process:
         self._reason, self._since = "", 0.0
         self._sent: set[int] = set()
         self._error: Exception | None = None
+        self._ended = threading.Event()
 
     def run(self) -> None:
         """Start the process and wait for its end. Raises CommandFailed if it cannot be started."""
@@ -130,14 +131,16 @@ class _Process:
             reader = threading.Thread(target=self._follow, args=(process,), name="command", daemon=True)
             try:
                 start_thread(reader)
-                while reader.is_alive():
+                # An exception in `Thread.join` makes the thread look ended (Python 3.8 to 3.12), so an event is used.
+                while not self._ended.is_set():
                     # The reader obeys the same flags. The objective is interrupted once.
                     with suppress(TrialTimeout, TrialStopped):
-                        reader.join()
+                        self._ended.wait()
+                reader.join()
             except BaseException:
                 self._send(process.pid, signal.SIGKILL)
-                if reader.is_alive():
-                    reader.join(_LAST_SECONDS)
+                if reader.ident is not None:
+                    self._ended.wait(_LAST_SECONDS)
                 raise
         if self._error is not None:
             raise self._error
@@ -215,6 +218,8 @@ class _Process:
         except Exception as error:
             self._error = error
             self._send(process.pid, signal.SIGKILL)
+        finally:
+            self._ended.set()
 
     def _receive(self, waiting: selectors.BaseSelector, seconds: float) -> None:
         """Wait for output up to `seconds`. Pass it on to the log of the trial, and read it and the reports."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -192,17 +194,20 @@ def test_a_stopped_command_that_ignores_signals_is_killed_with_its_children(runs
     pytest.fail("its child is alive")
 
 
-def test_an_interrupted_objective_still_waits_for_the_command(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker interrupts the thread that called the objective, at any point."""
-    join, interrupts = process.threading.Thread.join, [TrialStopped("pruned")]
+def test_an_interrupted_objective_still_waits_for_the_command(runs: Runs) -> None:
+    """A worker interrupts the main thread by a signal, at any point."""
 
-    def interrupted(thread: Any, seconds: float | None = None) -> None:
-        if thread.name == "command" and interrupts:
-            raise interrupts.pop()
-        join(thread, seconds)
+    def interrupt(number: int, frame: object) -> None:
+        raise TrialStopped("pruned")
 
-    monkeypatch.setattr(process.threading.Thread, "join", interrupted)
-    assert runs.loss("sleep .1; echo loss=1", loss="loss") == 1
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGVTALRM))
+    timer.start()
+    try:
+        assert runs.loss("sleep .3; echo loss=1", loss="loss") == 1
+    finally:
+        timer.join()
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_a_preempted_command_that_asks_gets_no_signal(runs: Runs) -> None:
