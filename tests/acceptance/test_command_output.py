@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Callable, Iterator
 
 import pytest
-from acceptance.commands import Desk, until
+import redis
+from acceptance.commands import Command, Desk, until
+from acceptance.commands import desk as make_desk
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -113,34 +116,98 @@ def test_after_a_kill_it_continues_from_its_own_checkpoint(desk: Desk) -> None:
     assert not [*desk.folder.glob(".shadho/checkpoints/*/attempts/*")]
 
 
-def test_the_examples_of_the_original_run_unchanged(desk: Desk) -> None:
-    """A shell script with one input file; and a Python script that uses the original's module."""
-    desk.write("offset.txt", "3")
-    desk.write(
-        "task.sh",
-        "#!/usr/bin/env bash\n"
-        "x=$(sed 's/.*\"x\": *\\([-0-9.e]*\\).*/\\1/' hyperparameters.json)\n"
-        'awk "BEGIN {d = $x - $(cat offset.txt); printf \\"{\\\\\\"loss\\\\\\": %f}\\", d * d}" > performance.json\n',
-    )
-    desk.write("sin_task.sh", "#!/usr/bin/env bash\n\npython sin.py\n")
-    desk.write(
-        "sin.py",
-        "import math\n\nimport shadho_worker\n\n\ndef sin(params):\n    return math.sin(params['x'])\n\n\n"
-        "if __name__ == '__main__':\n    shadho_worker.run(sin)\n",
-    )
-    study = (
-        "from hyperopt import hp\nSPACE = {{'x': hp.uniform('x', 0, 3)}}\n"
-        "STUDY = {{'command': {command}, 'inputs': {inputs}, 'outputs': ['out.tar.gz'], 'trials': 4}}\n"
-    )
-    desk.write("shell.py", study.format(command=["bash", "task.sh"], inputs=["offset.txt", "task.sh"]))
-    desk.write("module.py", study.format(command=["bash", "./sin_task.sh"], inputs=["sin_task.sh", "sin.py"]))
-    for name in ("shell", "module"):
-        command = desk.launch(name, "--study", name, "--workers", "cpu=2", "--json").wait(120)
-        assert command.code == 0, desk.said()
-    for trial in desk.trials():
+#: the examples of the original
+TASK = r"""#!/usr/bin/env bash
+sleep .2
+x=$(sed 's/.*"x": *\([-0-9.e]*\).*/\1/' hyperparameters.json)
+echo "$x $(head -c 1 offset.txt)" | awk '{printf "{\"loss\": %f}", ($1 - $2) ^ 2}' > performance.json
+"""
+SIN_TASK = """#!/usr/bin/env bash
+
+python sin.py
+"""
+SIN = """import math
+
+import shadho_worker
+
+
+def sin(params):
+    return math.sin(params['x'])
+
+
+if __name__ == '__main__':
+    shadho_worker.run(sin)
+"""
+#: their commands and input files, by the names of their studies
+EXAMPLES: dict[str, tuple[list[str], dict[str, str]]] = {
+    "shell": (["bash", "task.sh"], {"offset.txt": "3" * 2_000_000, "task.sh": TASK}),
+    "module": (["bash", "./sin_task.sh"], {"sin_task.sh": SIN_TASK, "sin.py": SIN}),
+}
+
+
+def write_examples(desk: Desk) -> None:
+    for name, (command, files) in EXAMPLES.items():
+        for each, content in files.items():
+            desk.write(each, content)
+        settings = {"command": command, "inputs": [*files], "outputs": ["out.tar.gz"]}
+        desk.write(
+            f"{name}.py", f"from hyperopt import hp\nSPACE = {{'x': hp.uniform('x', 0, 3)}}\nSTUDY = {settings}\n"
+        )
+
+
+def check_examples(desk: Desk, trials: int) -> None:
+    found = desk.trials()
+    assert [trial["state"] for trial in found] == ["COMPLETE"] * trials
+    for trial in found:
         x = trial["params"]["x"]
         wanted = (x - 3) ** 2 if trial["name"] == "shell" else math.sin(x)
         assert trial["loss"] == pytest.approx(wanted, abs=1e-5)
         assert (trial["warning"] is None) == (trial["name"] == "module")
+
+
+def test_the_examples_of_the_original_run_unchanged(desk: Desk) -> None:
+    """A shell script with one input file; and a Python script that uses the original's module."""
+    write_examples(desk)
+    for name in EXAMPLES:
+        command = desk.launch(name, "--study", name, "--workers", "cpu=2", "--trials", "4", "--json").wait(120)
+        assert command.code == 0, desk.said()
+    check_examples(desk, 8)
     assert len([*desk.folder.glob(".shadho/checkpoints/*/*/out.tar.gz")]) == 4
     assert not desk.folder.joinpath("performance.json").exists()
+
+
+@pytest.fixture
+def on_fleet(
+    redis_url: str, amqp_url: str, no_orphans: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Desk]:
+    """A desk on RabbitMQ and Redis with a signing key. It is cleared before the Redis of its workers is."""
+    with make_desk(tmp_path_factory.mktemp("scheduler")) as made:
+        key = made.write("shadho.key", "a key of more than sixteen bytes\n")
+        key.chmod(0o600)
+        made.environment |= {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url}
+        made.environment |= {"SHADHO_SIGNING_KEY_FILE": str(key), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
+        yield made
+
+
+def test_on_a_fleet_the_examples_get_their_files_and_survive_a_killed_worker(
+    on_fleet: Desk, redis_url: str, unique: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two workers in empty folders get commands and inputs through Redis, one of them of two megabytes."""
+    write_examples(on_fleet)
+    queue, folders = unique("cpu"), [tmp_path_factory.mktemp("worker") for _ in "12"]
+    for number, folder in enumerate(folders):
+        words = ["celery", "-A", "shadho_celery", "worker", "-Q", queue, "-c", "1", "-n", f"w{number}@%h"]
+        on_fleet.commands.append(Command(words, folder, on_fleet.environment))
+    workers = on_fleet.commands[:2]
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        until(lambda: len([*client.scan_iter("shadho:worker:*")]) == 2, 60, on_fleet.said)
+        options = ("--code", "ship", "--trials", "8", "--json")
+        command = on_fleet.launch("shell", "--study", "shell", *options)
+        until(lambda: all([*folder.glob(".shadho/checkpoints/*/attempts/*")] for folder in folders), 60, on_fleet.said)
+        workers[0].end()
+        assert command.wait(120).code == 0, on_fleet.said()
+        assert on_fleet.launch("module", "--study", "module", *options).wait(120).code == 0, on_fleet.said()
+        check_examples(on_fleet, 16)
+        assert not [*client.scan_iter("shadho:*:inputs")]
+    assert not [*folders[1].glob("*.sh")]
+    assert len([*folders[1].glob(".shadho/code/.inputs/*")]) == 4
