@@ -184,7 +184,7 @@ def on_fleet(
     with make_desk(tmp_path_factory.mktemp("scheduler")) as made:
         key = made.write("shadho.key", "a key of more than sixteen bytes\n")
         key.chmod(0o600)
-        made.environment |= {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url}
+        made.environment |= {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url, "SHADHO_LEASE_SECONDS": "5"}
         made.environment |= {"SHADHO_SIGNING_KEY_FILE": str(key), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
         yield made
 
