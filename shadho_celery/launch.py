@@ -195,7 +195,8 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     given["broker_from"] = shared_options.origin(found)
     os.environ.update(found)
     _refuse_misplaced(given, is_fleet)
-    study_module = study_module or _written(words, loss, is_fleet=is_fleet, is_shipped=given["code"] == "ship")
+    if words is not None:
+        study_module = _written(words, loss, is_fleet=is_fleet, is_shipped=given["code"] == "ship")
     # Copied now: the run itself adds the addresses of its own servers.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None
     given["ship"] = given.pop("code") == "ship"
@@ -208,7 +209,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     given["name"] = resume or given["name"]
     if_exists = given.pop("resume_if_exists") and "if-exists"
     given |= {"resume": resume is not None or if_exists, "fleet": is_fleet}
-    sys.exit(_start(study_module, given))
+    sys.exit(_start(str(study_module), given))
 
 
 def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
