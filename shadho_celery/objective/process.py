@@ -127,6 +127,10 @@ class _Process:
         """Start the process and wait for its end. Raises CommandFailed if it cannot be started."""
         self._kills = system_kills()
         with ExitStack() as stack:
+            self._reports = stack.enter_context(self._own.joinpath(REPORTS).open("rb", buffering=0))
+            # A lock is held while the attempt is alive. Some file systems have none.
+            with suppress(OSError):
+                fcntl.flock(self._reports, fcntl.LOCK_EX)
             process = stack.enter_context(self._started())
             reader = threading.Thread(target=self._follow, args=(process,), name="command", daemon=True)
             try:
@@ -192,10 +196,6 @@ class _Process:
         """Read the output of the process, make its reports, and stop it if needed, until it has ended."""
         try:
             with ExitStack() as stack:
-                self._reports = stack.enter_context(self._own.joinpath(REPORTS).open("rb", buffering=0))
-                # A lock is held while the attempt is alive. Some file systems have none.
-                with suppress(OSError):
-                    fcntl.flock(self._reports, fcntl.LOCK_EX)
                 waiting = stack.enter_context(selectors.DefaultSelector())
                 waiting.register(process.stdout or -1, selectors.EVENT_READ, "stdout")
                 waiting.register(process.stderr or -1, selectors.EVENT_READ, "stderr")

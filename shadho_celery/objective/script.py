@@ -31,7 +31,8 @@ def params() -> Any:
 
 def report(step: int, loss: float) -> None:
     """Report the loss at `step`, as `Context.report` does. The last report is the result if there is no other one."""
-    line = json.dumps({"step": int(step), "loss": float(loss)}) + "\n"
+    # A step that is not whole is refused with its line.
+    line = json.dumps({"step": int(step) if step == int(step) else float(step), "loss": float(loss)}) + "\n"
     if (path := os.environ.get(REPORTS)) is None:
         sys.stdout.write(line)
         sys.stdout.flush()

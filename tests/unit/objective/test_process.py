@@ -213,10 +213,11 @@ def test_an_interrupted_objective_still_waits_for_the_command(runs: Runs) -> Non
 def test_a_preempted_command_that_asks_gets_no_signal(runs: Runs) -> None:
     script = (
         "import sys; from shadho_celery.objective import script as sh\n"
+        "asked, begun = sh.should_stop(), open('begun', 'w')\n"
         "while not sh.should_stop(): pass\n"
         "(sh.checkpoint_dir() / 'saved').touch()"
     )
-    outcome = runs.run([sys.executable, "-c", script], preempted=after(0.3))
+    outcome = runs.run([sys.executable, "-c", script], preempted=lambda: runs.folder.joinpath("begun").exists())
     assert outcome.state is TrialState.CANCELLED
     assert runs.checkpoints.joinpath("saved").exists()
     assert runs.run("sleep 60", preempted=after(0.1)).state is TrialState.CANCELLED
