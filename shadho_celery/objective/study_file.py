@@ -129,7 +129,8 @@ def with_command(file: StudyFile) -> StudyFile:
         raise UsageError(f'{file.module} has both objective and STUDY["command"]; leave out one of them')
     try:
         command = command_of(file.stated, Path(file.code.root))
-        code = replace(file.code, files={**file.code.files, **files_of(command)})
+        command = dataclasses.replace(command, files=files_of(command))
+        code = replace(file.code, files={**file.code.files, **command.files})
     except UsageError as error:
         raise UsageError(f"{file.module}: {error}") from None
     return dataclasses.replace(file, objective=command, values=command.values, code=code, reads_disk=True)
