@@ -24,6 +24,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import mask, printable
 from shadho_celery.core.files import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.core.hardware import Machine
+from shadho_celery.core.names import FORMS
 from shadho_celery.core.system import BROKER_CONNECT_SECONDS
 from shadho_celery.errors import ShadhoError
 from shadho_celery.fleet import broker
@@ -40,14 +41,7 @@ from shadho_celery.node.logs import ready, tell
 from shadho_celery.node.shutdown import Shutdown, await_reason
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.node.stay import Stay
-from shadho_celery.objective.study_file import (
-    cores_per_trial,
-    form_of,
-    module_name,
-    preloaded,
-    refuse_libraries,
-    refuse_nested,
-)
+from shadho_celery.objective.study_file import cores_per_trial, module_name, preloaded, refuse_libraries, refuse_nested
 from shadho_celery.runner.process_tree import hide_memory
 from shadho_celery.runner.starting import ForkServers, start_method
 
@@ -107,7 +101,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     instance.quiet = True
     refuse_nested()
     # Celery would import a study that is no module.
-    if forms := [name for name in options.get("include") or () if form_of(name)]:
+    if forms := [name for name in options.get("include") or () if name.endswith(tuple(FORMS))]:
         options["include"][:] = [name for name in options["include"] if name not in forms]
         conf.shadho_imports = [*conf.get("shadho_imports", ()), *forms]
     refuse_libraries(_imports(conf, options))

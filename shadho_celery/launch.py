@@ -67,9 +67,6 @@ class _Run(shared_options.Command):
         ctx.meta["command"] = args[place + 1 :] if place < len(args) else None
         return super().parse_args(ctx, args[:place])
 
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- COMMAND]"]
-
 
 @shared_options.command(
     "run tasks.svm                          # everything on this machine",
@@ -85,7 +82,7 @@ class _Run(shared_options.Command):
     "      shadho-celery run tasks.svm                      # on the fleet",
     cls=_Run,
 )
-@click.argument("study_module", metavar="STUDY_FILE", required=False)
+@click.argument("study_module", metavar="STUDY_FILE | -- COMMAND", required=False)
 @shared_options.study_options
 @click.option(
     "--loss", "loss_name", metavar="TEXT", help="Name before the loss in the output of COMMAND, such as val_loss."

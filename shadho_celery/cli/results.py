@@ -76,14 +76,8 @@ def studies(store: str, as_json: bool) -> None:
     def row(each: StudyResults) -> Sequence[object]:
         state = f"{each.state} on {where}" if (where := each.running_on) else each.state
         counts = (each.count(*COUNTED), each.count(TrialState.FAILED))
-        return (
-            each.name,
-            each.command[:60] or each.module or None,
-            state,
-            *counts,
-            number(each.best_loss),
-            moment(each.created_at),
-        )
+        module = each.command[:60] or each.module or None
+        return (each.name, module, state, *counts, number(each.best_loss), moment(each.created_at))
 
     columns: list[Any] = [*map(fact, ("study", "module", "state")), ">trials", ">failed", ">best loss", last("begun")]
     _print(make_table(columns, map(row, found)))
@@ -454,15 +448,8 @@ def _json(study: StudyResults, file: IO[bytes]) -> None:
     """Write the study as one JSON object. Trials are read from the store and written one by one."""
     from shadho_celery.results.schema import plain_json, trial_json
 
-    head = plain_json(
-        {
-            "study": study.name,
-            "module": study.module,
-            "command": study.command,
-            "seed": study.seed,
-            "space": study.space,
-        }
-    )
+    facts = {name: getattr(study, name) for name in ("module", "command", "seed", "space")}
+    head = plain_json({"study": study.name, **facts})
     file.write(f'{json.dumps(head)[:-1]}, "trials": ['.encode())
     for place, trial in enumerate(study.trials):
         file.write(f"{',' if place else ''}\n{json.dumps(plain_json(trial_json(trial)))}".encode())

@@ -35,6 +35,9 @@ SlotsSetting = int | str | Callable[[Any], int] | Sequence[int]
 Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
+#: relative paths or globs, and the words of a command
+_Paths = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1000)], ...], Meta(max_length=1000)]
+_Words = Annotated[tuple[Annotated[str, Meta(max_length=10_000)], ...], Meta(min_length=1, max_length=1000)]
 
 #: settings that a study has only with a command
 OF_COMMANDS = ("arg", "loss", "inputs", "outputs")
@@ -96,11 +99,6 @@ class Setting:
 def _about(meaning: str, **known: Any) -> Meta:
     """Return the annotation that describes a field; `known` are further attributes of its `Setting`."""
     return Meta(description=meaning, extra=known)
-
-
-#: a relative path or glob, and the words of a command
-_Path = Annotated[str, Meta(min_length=1, max_length=1000)]
-_Word = Annotated[str, Meta(max_length=10_000)]
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -317,30 +315,17 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = ()
     fresh: Annotated[bool, _about("whether each trial runs in a new process: True or False")] = False
     command: Annotated[
-        Annotated[tuple[_Word, ...], Meta(min_length=1, max_length=1000)] | None,
-        _about(
-            "a program and its arguments in place of objective, a list of texts such as "
-            "['python', 'train.py', '--lr', '{lr}']"
-        ),
+        _Words | None, _about("a program and its arguments, a list of texts such as ['python', 'train.py', '{args}']")
     ] = None
     arg: Annotated[
-        _Word | None, _about("form of the arguments in place of {args} in the command, such as '--{label}={value}'")
+        _Name | None, _about("form of the arguments in place of {args} in the command, such as '--{label}={value}'")
     ] = None
     loss: Annotated[
-        _Path | Mapping[str, Any] | None,
-        _about(
-            "name before the loss in the output of the command, such as 'val_loss', or {'pattern': text} with a "
-            "regular expression that has one group"
-        ),
+        _Name | Mapping[str, Any] | None,
+        _about("name before the loss in the output of the command, or {'pattern': a regular expression with a group}"),
     ] = None
-    inputs: Annotated[
-        Annotated[tuple[_Path, ...], Meta(max_length=1000)],
-        _about("files that the command reads, a list of relative paths such as 'data/*.csv'"),
-    ] = ()
-    outputs: Annotated[
-        Annotated[tuple[_Path, ...], Meta(max_length=1000)],
-        _about("files of the command that are kept, a list of relative paths such as 'model.pt'"),
-    ] = ()
+    inputs: Annotated[_Paths, _about("files that the command reads, a list of relative paths or globs")] = ()
+    outputs: Annotated[_Paths, _about("files of the command that are kept, a list of relative paths or globs")] = ()
     gang_wait_seconds: Annotated[
         Positive, _about("seconds after which a trial whose slots do not come together waits again")
     ] = 60.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, guess, short, similar
+from shadho_celery.core.checks import as_record, guess, one_line, short, similar
 from shadho_celery.core.code import Digest, digest_of
 from shadho_celery.core.names import RUN_COMMAND, named
 from shadho_celery.core.trial import Params
@@ -33,6 +33,9 @@ ARGS, FACTS = "args", ("budget", "seed", "trial", "checkpoint_dir")
 RESERVED = (ARGS, *FACTS)
 #: form of one argument of ``{args}``
 ARG = "--{label}={value}"
+
+#: programs whose names are guessed
+_PROGRAMS = ("python", "python3", "bash")
 
 #: maximum number of files that are inputs, and of their bytes together
 MOST_FILES, MAX_INPUTS = 1000, 2**26
@@ -121,40 +124,32 @@ class Command:
             if label in RESERVED:
                 raise UsageError(f"label {label!r} has the name of a placeholder of commands; give it another name")
             if label in nested and (label in placed or ARGS in placed):
-                raise UsageError(
-                    f"label {label!r} has an option that is no text or number, which no argument can hold; give its "
-                    "options names, or read all values from the file that SHADHO_PARAMS names"
-                )
+                hint = "give its options names, or read the file that SHADHO_PARAMS names"
+                raise UsageError(f"label {label!r} has an option that is no text or number; {hint}")
         for name in placed:
             if name == "budget" and not has_budgets:
                 raise UsageError("{budget} is in the command, but trials have no budgets; set fidelity")
             if name in RESERVED:
                 continue
             if name not in space.domains:
-                hint = guess(name, [*space.domains, *RESERVED])
-                raise UsageError(
-                    f"{{{short(name, 60)[1:-1]}}} in the command is no label; {hint}{{{{ stands for a brace"
-                )
+                hint = f"{guess(name, [*space.domains, *RESERVED])}{{{{ stands for a brace"
+                raise UsageError(f"{{{one_line(name, 60)}}} in the command is no label; {hint}")
             if space.conditions[name] != ((),):
                 raise UsageError(f"{{{name}}} in the command has no value in some trials; use {{{ARGS}}}")
 
     def check_program(self) -> None:
         """Raise UsageError if this machine cannot run the program."""
         program = self.words[0]
-        path = self.folder / program
-        if "{" in program or shutil.which(path if "/" in program else program):
+        path, is_path = self.folder / program, "/" in program
+        if "{" in program or shutil.which(path if is_path else program):
             return
-        shown = f"the program {short(program, 200)}"
-        if "/" not in program:
-            others = [name for name in ("python", "python3", "bash", "sh") if shutil.which(name)]
-            hint = f"write ./{program}" if path.is_file() else f"{similar(program, others)}install it, or give its path"
-            raise UsageError(f"{shown} is not on PATH; {hint}")
-        if path.is_dir():
-            raise UsageError(f"{shown} is a folder; give a file in it")
-        if path.exists():
-            raise UsageError(f"{shown} is not executable; run chmod +x {path}, or begin with bash or python")
-        hint = similar(path.name, [each.name for each in islice(path.parent.glob("*"), MOST_FILES)])
-        raise UsageError(f"{shown} is not in {self.folder}; {hint}give its path in this folder")
+        if path.is_file():
+            hint = f"run chmod +x {path}, or begin with bash or python" if is_path else f"write ./{program}"
+        else:
+            files = (each.name for each in islice(path.parent.glob("*"), MOST_FILES) if each.is_file())
+            near = [*files] if is_path else _PROGRAMS
+            hint = f"{similar(path.name, near)}install it, or give its path in {self.folder}"
+        raise UsageError(f"there is no program {short(program, 200)} that can be run; {hint}")
 
 
 def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
@@ -196,31 +191,25 @@ def files_of(command: Command) -> dict[str, Digest]:
                 files |= sources.read(".".join(place.with_suffix("").parts), str(path)).files
             elif path.stat().st_size <= MAX_INPUTS:
                 files[place.as_posix()] = digest_of(path.read_bytes())
-    return files | _digests(command)
+    return files | _inputs(command)
 
 
-def _digests(command: Command) -> dict[str, Digest]:
+def _inputs(command: Command) -> dict[str, Digest]:
     """Return the digests of all inputs."""
-    top, files, size = command.folder.resolve(), dict[str, Digest](), 0
+    found: dict[Path, int] = {}
     for pattern in command.inputs:
-        found = [path for path in islice(command.folder.glob(pattern), MOST_FILES + 1) if path.is_file()]
-        if not found:
+        matching = [path for path in islice(command.folder.glob(pattern), MOST_FILES + 1) if path.is_file()]
+        if not matching:
             known = [each.name for each in islice(command.folder.glob("*"), MOST_FILES) if each.is_file()]
-            what = "is a folder" if (command.folder / pattern).is_dir() else f"is no file in {top}"
-            raise UsageError(
-                f"inputs: {short(pattern)} {what}; {similar(pattern, known)}give files, such as data/*.csv"
-            )
-        for path in found:
-            if not path.resolve().is_relative_to(top):
-                raise UsageError(f"inputs: {short(str(path))} is a link that leads out of the study's folder; copy it")
-            size += path.stat().st_size
-            if size > MAX_INPUTS or len(files) >= MOST_FILES:
-                raise UsageError(
-                    f"inputs: more than {MOST_FILES:,} files or {MAX_INPUTS:,} bytes; leave them out, and read them "
-                    "from a folder that all machines share"
-                )
-            files[path.relative_to(command.folder).as_posix()] = digest_of(path.read_bytes())
-    return files
+            hint = f"{similar(pattern, known)}name files, such as data/*.csv"
+            raise UsageError(f"inputs: {short(pattern)} is no file in {command.folder}; {hint}")
+        found |= {path: path.stat().st_size for path in matching}
+    if outside := [path for path in found if not path.resolve().is_relative_to(command.folder.resolve())]:
+        raise UsageError(f"inputs: {short(str(outside[0]))} is a link that leads out of the study's folder; copy it")
+    if len(found) > MOST_FILES or sum(found.values()) > MAX_INPUTS:
+        most = f"more than {MOST_FILES:,} files or {MAX_INPUTS:,} bytes"
+        raise UsageError(f"inputs: {most}; leave them out, and read them from a folder that all machines share")
+    return {path.relative_to(command.folder).as_posix(): digest_of(path.read_bytes()) for path in found}
 
 
 def _check_template(command: Command) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shadho_celery.core.checks import guess, short
+from shadho_celery.core.checks import guess, one_line, short
 from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.files import COMMANDS, below, read_toml, replacing
 from shadho_celery.core.payload import MODULE_NAME
@@ -23,8 +23,6 @@ from shadho_celery.objective import sources, study_file
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.space.forms import DOMAIN, Reader, form_of_placeholder
 
-#: a key that TOML reads without quotes
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 #: a placeholder that declares a label, or an escaped brace
 _DECLARED = re.compile(r"\{\{|\{([^{}:]*):([^{}]*)\}")
 
@@ -33,18 +31,14 @@ class TomlStudy:
     """The form of studies in files with the suffix .toml; see `Form`."""
 
     def load(self, name: str) -> StudyFile:
-        path = _file(name)
+        if not re.match(MODULE_NAME, name):
+            raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
+        if (path := study_file.file_of(name)) is None:
+            raise study_file.no_file(name)
         code = self.version(name)
-        content = read_toml(path, name, lambda content: content, "see objective/README.md, Commands")
-        try:
-            given, space = _stated(content), _space(content)
-            if not given.get("command"):
-                raise UsageError('it lacks command, such as command = ["python", "train.py", "{args}"]')
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from None
-        file = study_file.StudyFile(
-            module=name, space=space, objective=None, stated=study_file.checked(name, given), code=code
-        )
+        given, space = read_toml(path, name, lambda content: (_stated(content), _space(content)))
+        stated = study_file.checked(name, given)
+        file = StudyFile(module=name, space=space, objective=None, stated=stated, code=code)
         if edited := sources.DiskWatch().edited(code):
             raise UsageError(f"{edited} was edited while it was read; try again")
         return study_file.with_command(file)
@@ -53,42 +47,31 @@ class TomlStudy:
         if (path := study_file.file_of(name)) is None:
             return None
         try:
-            return _stated(read_toml(path, name, lambda content: content))
+            return read_toml(path, name, _stated)
         except UsageError:
             return {}
 
     def version(self, name: str) -> CodeVersion:
         path = study_file.file_of(name)
-        if path is None:
-            return CodeVersion(root=str(Path.cwd()), files={name: ""})
-        root = path.absolute().parents[name.count("/")]
-        return CodeVersion(root=str(root), files={name: digest_of(path.read_bytes())})
-
-
-def _file(name: str) -> Path:
-    if not re.match(MODULE_NAME, name):
-        raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
-    if (path := study_file.file_of(name)) is None:
-        raise study_file.no_file(name)
-    return path
+        root = (path or Path(name)).absolute().parents[name.count("/")]
+        return CodeVersion(root=str(root), files={name: "" if path is None else digest_of(path.read_bytes())})
 
 
 def _stated(content: Mapping[str, object]) -> dict[str, object]:
     """Return the settings in the content of a file. Raises UsageError for another key."""
-    for key in content:
-        if key != "space" and key not in SETTINGS:
-            known = ["space", *SETTINGS]
-            raise UsageError(
-                f"{short(key, 60)[1:-1]}: there is no such key; {guess(key, known)}known are {', '.join(known)}"
-            )
+    known = ["space", *SETTINGS]
+    if wrong := [key for key in content if key not in known]:
+        hint = f"{guess(wrong[0], known)}known are {', '.join(known)}"
+        raise UsageError(f"{one_line(wrong[0], 60)}: there is no such key; {hint}")
     return {key: value for key, value in content.items() if key != "space"}
 
 
 def _space(content: Mapping[str, object]) -> dict[str, Any]:
     """Return the space in the content of a file. Raises UsageError with the path of what is not valid."""
-    table = content.get("space")
-    if not isinstance(table, Mapping) or not table:
+    if not isinstance(table := content.get("space"), Mapping) or not table:
         raise UsageError(f"it lacks the table [space] with a domain for each label, {DOMAIN}")
+    if not content.get("command"):
+        raise UsageError('it lacks command, such as command = ["python", "train.py", "{args}"]')
     load_hyperopt_late()
     return Reader().labels(table, "space")
 
@@ -105,9 +88,7 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
             return found[0]
         form = form_of_placeholder(label, found[2].split(":"), found[0])
         if forms.setdefault(label, form) != form:
-            raise UsageError(
-                f"{short(found[0])}: {label} has another domain elsewhere in the command; write {{{label}}}"
-            )
+            raise UsageError(f"{short(found[0])}: {label} has another domain before; write {{{label}}} here")
         return f"{{{label}}}"
 
     template = [_DECLARED.sub(declare, word) for word in words]
@@ -116,10 +97,11 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
             "after -- follows a command with a domain in at least one placeholder, such as "
             "shadho-celery run -- python train.py --lr {lr:log:1e-4:1e-1} --opt {opt:choice:adam:sgd}"
         )
-    lines = [f"command = {_toml(template)}", *([] if loss is None else [f"loss = {_toml(loss)}"]), "", "[space]"]
-    lines += [f"{label if _BARE.fullmatch(label) else _toml(label)} = {_toml(form)}" for label, form in forms.items()]
+    lines = ["# Written by: shadho-celery run -- COMMAND", f"command = {_toml(template)}"]
+    lines += [*([] if loss is None else [f"loss = {_toml(loss)}"]), "", "[space]"]
+    lines += [f"{_toml(label)} = {_toml(form)}" for label, form in forms.items()]
     try:
-        content = "\n".join(["# Written by: shadho-celery run -- COMMAND", *lines, ""]).encode()
+        content = "\n".join([*lines, ""]).encode()
     except UnicodeEncodeError:
         raise UsageError("a word of the command is not text in UTF-8; rename the file, or write a study file") from None
     parts = [word for word in template[1:] if not word.startswith("-") and "{" not in word]

@@ -34,20 +34,8 @@ def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: facts of a report that are shown in JSON under the same name: plain values, and records
-_PLAIN = [
-    "state",
-    "running_on",
-    "store",
-    "module",
-    "command",
-    "seed",
-    "created_at",
-    "objectives",
-    "settings",
-    "in_force",
-    "space",
-]
-_PLAIN += ["warm_start", "money", "money_to_best", "hosts", "codes"]
+_PLAIN = ["state", "running_on", "store", "module", "seed", "created_at", "objectives", "settings", "in_force", "space"]
+_PLAIN += ["command", "warm_start", "money", "money_to_best", "hosts", "codes"]
 _RECORDS = ("rungs", "placed_by_params", "subspaces", "actions")
 
 

@@ -34,7 +34,6 @@ class Domain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: _Range | None = None
     int: _Range | None = None
     logint: _Range | None = None
-    normal: _Range | None = None
     #: True for a choice, whose options are checked by `Reader`
     choice: bool = False
     #: numbers are multiples of it
@@ -88,10 +87,6 @@ class Reader:
                 raise UsageError(f"{where}: a choice has no step")
             return hp.choice(label, self._options(label, form["choice"], where, levels))
         low, high = getattr(domain, law)
-        if law == "normal":
-            if high <= 0:
-                raise UsageError(f"{where}: the deviation {high:g} is not above 0; give [mean, deviation]")
-            return hp.normal(label, low, high) if step is None else hp.qnormal(label, low, high, step)
         if not low < high:
             raise UsageError(f"{where}: {low:g} is not below {high:g}; give [low, high]")
         is_whole, is_log = law in {"int", "logint"}, law in {"log", "logint"}
@@ -99,13 +94,11 @@ class Reader:
             raise UsageError(f"{where}: {low:g} is not above 0, and has no logarithm; give the ends themselves")
         if is_whole and not all(map(float.is_integer, (low, high, step or 1.0))):
             raise UsageError(f"{where}: give whole numbers")
-        if is_log:
-            low, high = math.log(low), math.log(high)
-        if is_whole:
-            return scope.int((hp.qloguniform if is_log else hp.quniform)(label, low, high, step or 1))
-        if step is None:
-            return (hp.loguniform if is_log else hp.uniform)(label, low, high)
-        return (hp.qloguniform if is_log else hp.quniform)(label, low, high, step)
+        ends = (math.log(low), math.log(high)) if is_log else (low, high)
+        if is_whole or step is not None:
+            node = (hp.qloguniform if is_log else hp.quniform)(label, *ends, step or 1)
+            return scope.int(node) if is_whole else node
+        return (hp.loguniform if is_log else hp.uniform)(label, *ends)
 
     def _options(self, label: str, options: object, where: str, levels: int) -> list[Any]:
         """Return the options of a choice: plain values, or with the labels of each by its name."""
@@ -114,22 +107,16 @@ class Reader:
             raise UsageError(f"{where}: give {form}, at most {MOST_OPTIONS:,}")
         if isinstance(options, Mapping):
             return [self._option(label, name, each, f"{where}.{name}", levels) for name, each in options.items()]
-        for place, option in enumerate(options):
-            if not (isinstance(option, str) or (isinstance(option, (int, float)) and math.isfinite(option))):
-                raise UsageError(
-                    f"{where}[{place}]: {short(option, 60)} is not a text or a finite number; an option with labels of "
-                    f"its own is a table {one_line(where)}.NAME"
-                )
+        for place, each in enumerate(options):
+            if not isinstance(each, str) and not (isinstance(each, (int, float)) and math.isfinite(each)):
+                form = f"an option with labels of its own is a table {one_line(where)}.NAME"
+                raise UsageError(f"{where}[{place}]: {short(each, 60)} is not a text or a finite number; {form}")
         return options
 
     def _option(self, label: str, name: str, table: object, where: str, levels: int) -> Any:
         """Return a named option: its name, or with labels a dict whose first key is the choice's own label."""
-        if not isinstance(table, Mapping):
-            raise UsageError(
-                f"{one_line(where)}: this is not a table of labels; write {{}} for an option without labels"
-            )
-        if label in table:
-            raise UsageError(f"{where}.{label}: a label has the name of its own choice; give it another name")
+        if not isinstance(table, Mapping) or label in table:
+            raise UsageError(f"{one_line(where)}: give a table of labels other than {label}, such as {{}} for none")
         return {label: name, **self.labels(table, where, levels - 1)} if table else name
 
 

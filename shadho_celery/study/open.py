@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.files import COMMANDS, new_key
-from shadho_celery.core.names import FORMS
 from shadho_celery.core.settings import Resume, as_options
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import COUNTED, Params, Trial
@@ -150,13 +149,11 @@ def earlier_study(
             f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
             "resume), or resume it with the version that began it"
         )
-    if record.command and module.startswith(f"{COMMANDS}/") and record.module != module:
-        raise StudyNotFound(
-            f"study {record.name!r} was begun with another command or other domains, {short(record.command)}; give "
-            "the same ones, or begin another study"
-        )
     if record.module != module:
-        raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
+        other = f"is one of {record.module or 'no module'}, not of {module}"
+        if record.command and module.startswith(f"{COMMANDS}/"):
+            other = f"was begun with another command or other domains, {short(record.command)}; give the same ones"
+        raise StudyNotFound(f"study {record.name!r} {other}")
     changes = [
         f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
         for label in {**record.space, **space}
@@ -208,12 +205,8 @@ def _new_record(
 
 def _short_name(module: str, key: str, length: int) -> str:
     """Return a name that is easy to type: the last part of the study file's name, and some characters of the key."""
-    path = PurePosixPath(module)
-    last = (
-        (path.stem if path.suffix in FORMS else module.rpartition(".")[2])
-        .encode()[: MAX_NAME - 1 - len(key)]
-        .decode(errors="ignore")
-    )
+    last = re.sub(r"^.*/|\.(toml|pickle)$", "", module).rpartition(".")[2]
+    last = last.encode()[: MAX_NAME - 1 - len(key)].decode(errors="ignore")
     return f"{last or 'study'}-{key[:length]}"
 
 

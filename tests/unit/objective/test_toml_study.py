@@ -31,7 +31,6 @@ lr = {log = [1e-4, 1e-1]}
 drop = {uniform = [0, 0.5], step = 0.1}
 width = {int = [16, 64], step = 16}
 trees = {logint = [1, 1000]}
-shift = {normal = [0, 1]}
 "model.act" = {choice = ["relu", 1, 0.5, true]}
 
 [space.opt.choice.sgd]
@@ -129,7 +128,6 @@ lr = {uniform = [0, 1], log = [1, 2]}
 lr = {log = [0, 1]}
 lr = {int = [1, 2.5]}
 lr = {int = [1, 5], step = 0.5}
-lr = {normal = [0, 0]}
 lr = 3
 lr = {}
 lr = {step = 1}
@@ -231,7 +229,8 @@ def test_a_study_whose_name_no_message_could_have_is_refused(folder: Path) -> No
 
 def test_a_command_with_domains_is_the_same_study_as_the_toml_that_is_written_for_it(folder: Path) -> None:
     words = [
-        "python", "train.py", "--lr={lr:log:1e-4:1e-1}", "--again", "{lr}", "{n:int:16:64:16}", "{m:normal:-1:0.5}",
+        "python", "train.py", "--lr={lr:log:1e-4:1e-1}", "--again", "{lr}", "{n:int:16:64:16}",
+        "{m:uniform:-1:0.5:0.25}",
         "{opt:choice:adam:0.10:2:0.5:true:inf:a\"b\\:ü\x7f}", "{{x:y}", "",
     ]  # fmt: skip
     name = write_command(words, "val_loss")
@@ -245,7 +244,7 @@ def test_a_command_with_domains_is_the_same_study_as_the_toml_that_is_written_fo
     )
     (folder / "study.toml").write_text(
         'command = ["x"]\n[space]\nlr = {log = [1e-4, 1e-1]}\nn = {int = [16, 64], step = 16}\n'
-        "m = {normal = [-1, 0.5]}\n"
+        "m = {uniform = [-1, 0.5], step = 0.25}\n"
         "opt = {choice = ['adam', '0.10', 2, 0.5, true, 'inf', 'a\"b\\', \"ü\\u007f\"]}\n"
     )
     assert compile_space(file.space).describe() == compile_space(load("study.toml").space).describe()
