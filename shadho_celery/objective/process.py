@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import selectors
 import shutil
 import signal
@@ -265,8 +266,6 @@ class _Process:
 
     def _count(self, peak: int) -> None:
         """Count the peak resident memory of the process tree, in the unit of the system."""
-        import resource
-
         # A new process has the peak of the process that has started it, so a smaller one is not known.
         if peak > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:
             self._context.on_ranks(peak * (1 if sys.platform == "darwin" else 1024), 0)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,6 +166,16 @@ def test_a_python_error_is_that_of_the_script(runs: Runs) -> None:
 )
 def test_memory_that_ran_out_is_recognised(runs: Runs, script: str, memory: Memory | None) -> None:
     assert runs.run(script).out_of_memory is memory
+
+
+def test_the_memory_of_the_process_counts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it may be that of the process that has started it."""
+    told: list[int] = []
+    runs.run("true", on_ranks=lambda host, gpu: told.append(host))
+    assert told == []
+    monkeypatch.setattr(process.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=0))
+    runs.run("true", on_ranks=lambda host, gpu: told.append(host))
+    assert told[0] > 1_000_000
 
 
 def test_a_late_command_gets_a_signal_and_what_it_reported_counts(runs: Runs) -> None:
