@@ -125,7 +125,7 @@ def test_without_a_key_there_is_no_shipping(client: redis.Redis) -> None:
         {"/tmp/my_study.py": "QQ=="},
         {"a/../../b.py": "QQ=="},
         {"a\\b.py": "QQ=="},
-        {"my_study.so": "QQ=="},
+        {"my study.py": "QQ=="},
         {".hidden.py": "QQ=="},
         {"my_study.py\n": "QQ=="},
         {"my_study.py": "no base64!"},
