@@ -152,6 +152,8 @@ CHECKPOINTS = Path(".shadho/checkpoints")
 STORAGE_TOKEN = ".storage"
 #: code that studies have shipped to a worker
 SHIPPED_CODE = Path(".shadho/code")
+#: studies in TOML that were written for commands without a file
+COMMANDS = Path(".shadho/commands")
 #: files of the embedded servers and workers of a study
 EMBEDDED = Path(".shadho/embedded")
 #: all of these folders

@@ -50,8 +50,10 @@ PRUNERS: Mapping[str, str] = {
 }
 #: function behind `context.launch`, which needs torch
 LAUNCH = "ranks.launch:launch"
+#: function that runs a command as a trial, only in the slot's process
+RUN_COMMAND = "objective.process:run"
 #: forms in which a study is kept, besides a module, by the suffix of its file
-FORMS: Mapping[str, str] = {}
+FORMS: Mapping[str, str] = {".toml": "objective.toml_study:TomlStudy"}
 #: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
 NO_PRUNER = "none"
 #: the name here -> what other tools call it, in lower case; or what to do here, as it follows "here it is". A name may

@@ -70,11 +70,14 @@ def read(module: str, origin: str) -> CodeVersion:
 
 
 def contents(code: CodeVersion) -> dict[str, bytes]:
-    """Return the content of each source of `code` that this process has read, by its path below ``code.root``."""
+    """Return the content of each source of `code`, by its path below ``code.root``.
+
+    A source that this process has imported is as it was read. Files that have changed are left out.
+    """
     known = dict(_finder().sources())
-    return {
-        name: known[path] for name in code.files if (path := Path(os.path.normpath(Path(code.root, name)))) in known
-    }
+    paths = {name: Path(os.path.normpath(Path(code.root, name))) for name in code.files}
+    found = {name: known.get(path) or _content(path) for name, path in paths.items()}
+    return {name: each for name, each in found.items() if each is not None and digest_of(each) == code.files[name]}
 
 
 def edited_since_import(code: CodeVersion) -> str | None:
