@@ -246,7 +246,7 @@ class Registry(Generic[T]):
         self._client.delete(self._index)
 
     def ages(self, names: Iterable[str]) -> dict[str, float]:
-        """Return the seconds since the latest announcement of each name, except names whose announcement has expired."""
+        """Return the seconds since the latest announcement of each name whose announcement has not expired."""
         names = [*names]
         with self._client.pipeline(transaction=False) as pipe:
             for name in names:
@@ -377,7 +377,7 @@ def place_of(worker: str) -> str:
 
 
 def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
-    """Return the greatest sequence of a drain or undrain that workers obey, by place, or by name for a single worker."""
+    """Return the greatest sequence of a drain or undrain that workers obey, by place, or by name for one worker."""
     found: dict[str, int] = defaultdict(int)
     for name, worker in workers.items():
         for place, sequence in (place_of(name), worker.drain_sequence), (name, worker.own_drain_sequence):
