@@ -34,7 +34,7 @@ from shadho_celery.training.report import Log, Step
 
 
 class Superseded(ShadhoError):
-    """Another coordinator has taken over this training. This one ends, and has written nothing since then."""
+    """Another coordinator has taken over this training. This one ends and has written nothing since."""
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

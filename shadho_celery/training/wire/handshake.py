@@ -39,7 +39,7 @@ Record = TypeVar("Record", bound=Struct)
 
 
 class Refused(ShadhoError):
-    """The coordinator has not admitted this replica. Both must run the same objective with the same token."""
+    """The coordinator does not admit this replica. Both must run the same objective with the same token."""
 
 
 class TrainingOver(Exception):
