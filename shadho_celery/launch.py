@@ -1,6 +1,7 @@
 """Command that runs a study: ``shadho-celery run tasks.svm``.
 
-Without the name of a broker or Redis, everything runs on this machine (embedded mode), otherwise on their fleet.
+If no broker or Redis is named, everything runs on this machine (embedded mode), otherwise on the fleet of these
+servers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from shadho_celery.cli.interrupts import end_quietly, ending_quickly
 if __name__ == "__main__":
     end_quietly()
 
-# Only imports that --help needs, because the modules of the scheduler take seconds to import.
+# The top level has only the imports that --help needs, because the modules of the scheduler take seconds to import.
 import os
 import re
 import sys
@@ -44,7 +45,7 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     slots: dict[str, int] = {}
     for part in filter(str.strip, ",".join(values).split(",")):
         name, _, count = part.strip().partition("=")
-        # The length is limited, because Python refuses to convert thousands of digits.
+        # The number of digits is limited, because Python refuses to convert thousands of digits.
         if not (re.match(CLASS_NAME, name) and count.isdecimal() and len(count) < 10 and int(count)):
             raise refusal(UsageError(f"--workers {short(part, 60)} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
@@ -165,7 +166,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     given["broker_from"] = shared_options.origin(found)
     os.environ.update(found)
     _refuse_misplaced(given, is_fleet)
-    # Copied now: the run itself adds the addresses of its own servers.
+    # Copied now, because the run will add the URLs of its own servers to `os.environ`.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None
     given["ship"] = given.pop("code") == "ship"
     if given["workers"] and given["demo"]:
@@ -181,7 +182,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
 
 
 def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
-    """Raise UsageError for an option that is for a fleet, or for this machine alone, where it is not."""
+    """Raise UsageError for an option for embedded mode that was given on a fleet, or the other way round."""
     if is_fleet and (given["workers"] or given["demo"]):
         option = "--workers" if given["workers"] else "--demo"
         raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
@@ -196,15 +197,15 @@ def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
 
 
 def _start(study: str, given: Mapping[str, Any]) -> int:
-    """Start the workers of a new study on this machine, then import what takes seconds, and run the study."""
+    """Start the workers of a new embedded study, import the scheduler while they start, and run the study."""
     early = None
     if not (given["resume"] or given["fleet"]):
         secret_urls = [url for url in (given["store"], given["warm_start"]) if url]
         early = start_early(study, given["given"], given["workers"], is_demo=given["demo"], secret_urls=secret_urls)
     with nullcontext() if early is None else closing(early):
         with without_collections():
-            # Imported by few nested calls. By many, numpy's import takes three times as long: CPython may then allocate
-            # a part of its stack at each call.
+            # Imported here, where few calls are nested. In deeply nested calls, numpy's import takes three times as
+            # long, because CPython may allocate a part of its stack at each call.
             import numpy  # noqa: F401
 
             from shadho_celery.cli.run import RunOptions
@@ -246,7 +247,7 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
         raise UsageError(
             f"study {found!r} names {short(module)} as its study file; give the file: run FILE --resume {found}"
         )
-    # With =, because a name may begin like an option.
+    # The name follows after =, because it may begin with a dash.
     words = [module, f"--resume={found}", f"--store={store}", *options]
     main.main(words, prog_name="shadho-celery run", standalone_mode=False)
 
