@@ -41,7 +41,7 @@ LONGEST_SECONDS = 86400.0
 #: a store whose write takes this many seconds is too slow
 SLOW_SECONDS = 0.25
 
-#: seconds between two machines' clocks that are too many: a signed request is valid for only ten seconds
+#: difference in seconds between two clocks from which on the check `clocks` reports a fault
 CLOCK_SECONDS = 5.0
 
 #: free bytes below which a disk counts as full
