@@ -134,7 +134,8 @@ class CachedStudy:
             if self._attempts_until != change:
                 self._attempting.put(self.study.rows_of_attempts(ATTEMPTS, self._attempts_until or 0))
                 self._attempts_until, self._attempts = change, None
-            # Running attempts get longer as time passes, and sessions have no change numbers.
+            # While the study runs, the columns are made again at intervals, because running attempts get longer, and
+            # sessions have no change numbers.
             if self._attempts is None or (is_running and now - self._attempts_at >= FRESH_SECONDS):
                 self._attempts = self._attempting.columns(self._clock.wall(), is_running=is_running)
                 self._attempts_at = now

@@ -464,7 +464,7 @@ class SchedulerChannel:
             self._client.expire(kept, ERASED_SECONDS)
 
     def remove(self, numbers: int) -> str:
-        """Remove the keys of a study that was deleted from the store, and mark its `numbers` trials as ended.
+        """Remove the keys of a deleted study, and mark all of its trials, whose numbers are below `numbers`, as ended.
 
         Workers then stop its running trials and refuse its messages. Returns "". If a scheduler runs the study from
         another copy of the store, nothing is removed, and the host and process of that scheduler are returned.

@@ -127,8 +127,8 @@ class Inbox(Requests[OfStudy, Answer]):
         self._known: dict[str, tuple[int, Answer | None]] = {}
 
     def read(self, most: int = MAX_REQUESTS) -> None:
-        """Read up to `most` requests from Redis: refuse or answer again those that must not be carried out, and add the
-        new ones to `arrived`. Raises redis-py's errors.
+        """Read up to `most` requests from Redis, and add new ones to `arrived`. Refuse invalid requests, and answer
+        copies of earlier requests again. Raises redis-py's errors.
         """
         now, requests = self.take(most)
         oldest = now - 1000 * KEPT_SECONDS
@@ -207,7 +207,7 @@ class Client(Generic[D, A]):
 
 
 def of_worker(name: str) -> str:
-    """Return the name that a request to this worker has as `to`."""
+    """Return the value of `to` in a request to this worker."""
     return f"worker:{name}"
 
 

@@ -170,9 +170,8 @@ def queue_of(attempt: Attempt) -> str:
 def _is_alone(attempt: Attempt) -> bool:
     """Return whether an attempt needs a message of its own.
 
-    It does if it takes several slots, if not every machine of its class may run it, or if it is not the trial's first
-    attempt: an earlier attempt may have killed its worker, and this one would then end the other attempts in its
-    message.
+    It does if it takes several slots, or if not every machine of its class may run it. So does the second or a later
+    attempt of a trial, because an earlier one may have killed its worker, and a crash ends all attempts of a message.
     """
     is_for_some = attempt.not_on is not None or attempt.only_on is not None
     return attempt.slots > 1 or attempt.attempt > 1 or is_for_some
@@ -202,13 +201,13 @@ UNCLAIMED_SECONDS = 30.0
 #: seconds after which the waiting attempts of a class without live workers are taken back
 NO_WORKER_SECONDS = 10.0
 
-#: an attempt for one machine is taken back if it has waited this long although the machine has a free slot or no live
-#: workers, or this long in any case; it may then run on any machine of its class
+#: seconds after which a waiting attempt for one machine is taken back, so that any machine of its class may run it: if
+#: the machine has a free slot or no live workers, and below it in any case
 MACHINE_SECONDS = 5.0
 MACHINE_BUSY_SECONDS = 60.0
 
-#: a claimed attempt is lost once Redis has had no record of it at this many looks in a row; if Redis has only lost its
-#: data, the worker's next renewal records the attempt again before that
+#: a claimed attempt is lost if Redis has no record of it at this many checks in a row; if Redis has only lost its data,
+#: the worker's next renewal records the attempt again before that
 MAX_UNLEASED = 10
 
 

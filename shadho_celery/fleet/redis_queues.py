@@ -1,8 +1,8 @@
 """Redis as the broker: kombu's transport, changed so that a worker skips items that are not messages and reuses its
 client.
 
-kombu takes items from a queue's list one after another, and stores each in a hash until it is acknowledged. An item
-that kombu cannot read would stop the worker. Here the worker logs a warning and continues.
+kombu takes one item after another from a queue's list, and stores it in a hash until it is acknowledged. An item that
+kombu cannot read would stop the worker. Here the worker logs a warning and continues.
 """
 
 from __future__ import annotations

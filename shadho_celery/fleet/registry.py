@@ -357,7 +357,7 @@ def unable(
 def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
     """Return a warning about live workers that have `module` but use another protocol, or "" if there are none.
 
-    The caller puts the subject of the sentence in front.
+    The warning is a sentence without its subject, which the caller puts in front.
     """
     theirs = {worker.protocol for worker in workers.values() if module in worker.imports} - {PROTOCOL}
     if not theirs:

@@ -81,7 +81,7 @@ class Servers:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetStudy:
-    """What a fleet must know of a study to run its trials."""
+    """Data of a study that a fleet needs to run its trials."""
 
     #: a message without attempts, with the fields that all messages of the study have in common
     template: Payload
@@ -478,8 +478,8 @@ class Turns:
         ]
         if len(beside) == len(turn.others):
             return None
-        # These slots are for the studies that are not ahead. If this is the only such study, it may also fill the gaps
-        # between the trials of the studies that are ahead.
+        # The slots are divided among the studies that are not ahead. If this is the only such study, it also gets the
+        # slots that are free for a moment between trials of the studies ahead.
         left = math.ceil(sum(turn.parts) - ROUNDING) - sum(part > 0 for part in beside)
         return max(left, 0 if beside else 1) or None
 

@@ -293,7 +293,7 @@ class ProcessGroup:
         try:
             if self._watch is not None:
                 self._watch.close()
-        finally:  # even if the trial is interrupted before
+        finally:  # even if the trial is interrupted in the lines above
             if dist.is_initialized() and not (is_broken and self.device.type == "cuda"):
                 dist.destroy_process_group()
         # The store closes when its last reference is gone.

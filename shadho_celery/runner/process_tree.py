@@ -1,7 +1,7 @@
 """Process trees: functions that find and kill their processes, and that protect them from signals for the worker.
 
-psutil is imported in the functions, because most trials leave no children, so that a trial's process rarely needs it. A
-service manager or a batch system may send signals to all processes of a worker, but only the worker may end trials.
+psutil is imported in the functions, because a trial's process rarely needs it: most trials leave no children. A service
+manager or a batch system may send signals to all processes of a worker, but only the worker may end trials.
 """
 
 from __future__ import annotations

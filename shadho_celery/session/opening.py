@@ -91,9 +91,8 @@ class Request(Given):
 def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, Any]) -> StudySettings:
     """Return the settings in force for a run. Raises UsageError for invalid settings.
 
-    The value of a setting is the first of these that exists: the value given for this run; the value given for an
-    earlier run (`earlier`); the value in the study file; the value in force in the previous run (`in_force`); the
-    default.
+    The value of a setting is the first of these that exists: given for this run, given for an earlier run (`earlier`),
+    written in the study file, in force in the previous run (`in_force`), default.
     """
     given = {**request.stated, **earlier, **request.given}
     own = {*BUDGETS} if request.module or not given.keys().isdisjoint(BUDGETS) else set[str]()
