@@ -252,7 +252,7 @@ class LostTrials:
         self.how: dict[int, str] = {}
 
     def news(self) -> Iterator[str]:
-        """Yield lines about trials that were lost or given back, or have restarted or ended, since the last call."""
+        """Yield lines about newly lost or returned trials, and about earlier ones that have restarted or ended."""
         lost: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         while self._study.losses:
             attempt, reason, is_given_back = self._study.losses.popleft()

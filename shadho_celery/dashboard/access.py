@@ -225,7 +225,7 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MOST_BODY:
-            # Starlette sends this answer, because the route is waiting for the body.
+            # Starlette turns this error into the answer, because the route is waiting for the body.
             raise HTTPException(413, _TOO_LARGE)
         return message
 

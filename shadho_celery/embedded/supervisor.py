@@ -139,7 +139,7 @@ class Supervisor:
 
     def _cut_logs(self) -> None:
         for log in Path(self._plan.directory).glob("*.log"):
-            # If this fails, for example because the disk is full, the log continues as it is.
+            # If the log cannot be cut, for example because the disk is full, it continues as it is.
             with suppress(OSError):
                 if cut(log) and log.name == REDIS_LOG:
                     self._log_began = 0

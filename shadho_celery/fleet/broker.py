@@ -381,7 +381,7 @@ class Publisher:
             with suppress(TimeoutError):
                 while self._connection.connected:
                     self._connection.drain_events(timeout=NOTICE_SECONDS)
-            # If the connection was lost, this fails.
+            # The probe fails if the connection was lost.
             if not (self._is_blocked and self._connection.connected):
                 assert self._producer is not None
                 self._probe(self._producer.channel)

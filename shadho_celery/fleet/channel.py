@@ -209,7 +209,7 @@ class WorkerChannel:
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs. Return an answer for each pair.
 
-        An answer is one of those of `told`, or ``gone`` if this worker does not have the lease.
+        The answers are the same as from `told`, and ``gone`` if this worker does not have the lease.
         """
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
 

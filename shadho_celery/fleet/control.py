@@ -53,9 +53,9 @@ class Asked(Struct, Generic[D], frozen=True, kw_only=True):
     #: fence of the scheduler that may carry it out; 0 for a worker
     fence: Int64
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
-    #: time at which it expires, by the server's clock, in ms
+    #: time at which the request expires, by the Redis server's clock, in ms
     expires: Number
-    #: user and host that sent it
+    #: user and host that have sent the request
     by: Name
     deed: D
 

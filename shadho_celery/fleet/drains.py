@@ -33,7 +33,7 @@ MAX_DRAIN = 2000
 class Drain(Struct, frozen=True, kw_only=True):
     """Record that somebody has drained or undrained the workers of a place."""
 
-    #: user and host that did it
+    #: user and host that drained or undrained
     by: Name
     #: seconds since the epoch, by the server's clock
     at: Moment
@@ -43,7 +43,7 @@ class Drain(Struct, frozen=True, kw_only=True):
     is_drained: bool = True
     #: True if the record is for one worker, under its full name
     alone: bool = False
-    #: True if that worker ends once its running trials have ended
+    #: True if the worker must end when its running trials have ended
     ends: bool = False
 
 
@@ -157,7 +157,7 @@ class Start(Struct, frozen=True, kw_only=True):
     """Workers of one class that were started together, while at least one of them has not come yet."""
 
     count: _Workers
-    #: number of them that have not come yet
+    #: number of started workers that have not announced themselves yet
     missing: _Workers
     #: time of the start in seconds since the epoch, by the server's clock
     at: Moment

@@ -63,7 +63,7 @@ class QueueExecutor:
         client, signer, control = servers.client, servers.signer, servers.control
         self._clock = clock or SystemClock()
         self._study, self._publisher, key = study, servers.publisher, study.template.study
-        #: receives control requests; None if they are refused
+        #: inbox that receives control requests; None if this process refuses requests
         self._inbox = None if control is None else Inbox(client, key, study.fence, control)
         self.channel = channel = SchedulerChannel(client, key, signer, study.fence, self._inbox)
         quarantine = Quarantine(client, key)
@@ -207,7 +207,8 @@ class QueueExecutor:
             unclaimed = self._leases.look(asked_at)
             has_changed = self._record_workers()
             if unclaimed and self._dispatch.refusal is None:
-                # Their trials get new attempts, which do not count as retries. The old messages will be refused.
+                # The trials of these attempts get new attempts, which do not count as retries. Workers will refuse the
+                # old messages.
                 self._take_back(unclaimed, running=False)
             for lost in self.gangs.tend(self._clock.now()) if self.gangs.is_needed else ():
                 self.channel.give_up([(lost.number, lost.attempt)], lost.reason, claimed=lost.claimed)

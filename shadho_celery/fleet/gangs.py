@@ -42,10 +42,10 @@ READY_FACTOR = 10
 class Seated:
     """Number of slots that a gang has, as the live view shows it."""
 
-    #: slots that its trial takes, and how many of them have a process of the gang, including the coordinator's
+    #: slots that the trial takes, and below it how many of them have a process of the gang, including the coordinator
     slots: int
     taken: int
-    #: further slots that it wants for backup replicas, and how many of them it has
+    #: further slots that the gang wants for backup replicas, and below it how many of them it has
     backups: int
     backups_taken: int
     #: True until the gang's coordinator has reported that its replicas have arrived
@@ -62,9 +62,9 @@ class _Place:
     #: ``never`` taken, ``taken`` now, ``lost``, ``left`` or ``done``
     state: str = "never"
     published_at: float = -math.inf
-    #: number of times its message was published
+    #: number of times the message of this seat was published
     times: int = 0
-    #: True if its backup replica was asked to leave, because trials want the slot
+    #: True if the backup replica in this seat was asked to leave, because trials want the slot
     asked_back: bool = False
 
     @property
@@ -86,12 +86,12 @@ class _Gang:
     compute_class: str
     #: the message for a replica, without its seat
     payload: Payload
-    #: time at which its call for replicas was received
+    #: time at which the attempt's call for replicas was received
     since: float
     places: list[_Place] = field(default_factory=list)
-    #: True once its coordinator has reported that its replicas have arrived
+    #: True after the coordinator has reported that its replicas have arrived
     is_complete: bool = False
-    #: True once its attempt was given up because the gang stayed incomplete for too long
+    #: True after the attempt was given up because the gang stayed incomplete for too long
     is_given_back: bool = False
     #: description of the last failure of a replica
     failure: str = ""

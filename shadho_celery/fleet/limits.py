@@ -47,7 +47,7 @@ class BrokerFacts:
 
     #: product and version, such as ``RabbitMQ 3.10.8``; ``Redis`` for a Redis server
     product: str
-    #: seconds that it took to open a connection
+    #: seconds that the opening of a connection took
     seconds: float
     #: False if RabbitMQ accepts no messages, because its memory or disk is nearly full; None if unknown
     accepts: bool | None = None
@@ -77,12 +77,12 @@ class RedisFacts:
     version: str
     #: the server's policy when its memory is full, such as ``noeviction``
     policy: str
-    #: bytes of memory in use, and their maximum; 0 for no maximum
+    #: bytes of memory in use, and below it the maximum; 0 for no maximum
     used: int
     most: int
     #: True if the server keeps an append-only file
     appends: bool
-    #: False if its last write to disk has failed
+    #: False if the server's last write to disk has failed
     is_saved: bool
 
 

@@ -62,7 +62,7 @@ class RunningTrial(Struct, frozen=True, kw_only=True):
     number: Number
     #: start of the trial in seconds since the epoch, by the worker's clock
     started_at: Moment
-    #: rank in its gang if it is a replica, else None
+    #: rank in the trial's gang if the slot runs a replica, else None
     rank: Number | None = None
 
 
@@ -71,7 +71,7 @@ class Share(Struct, frozen=True, kw_only=True):
 
     #: the study's name, for people
     name: Name = ""
-    #: number of slots that run its trials
+    #: number of slots that run trials of the study
     slots: _Slots = 0
     #: the trials in these slots, in order of their start; at most MAX_TOLD
     trials: list[RunningTrial] = []
@@ -81,10 +81,10 @@ class Worker(Struct, frozen=True, kw_only=True):
     """A worker's announcement. Every field has a default, because workers with another protocol may not announce it."""
 
     protocol: int = 0
-    #: fingerprint of its signing key, "" without one
+    #: fingerprint of the worker's signing key, "" without a key
     key: str = ""
     compute_class: _ClassName = ""
-    #: number of its slots; where trials share GPUs, those that it may use now
+    #: number of the worker's slots; if trials share GPUs, number of slots that it can use at the moment
     slots: _Slots = 0
     #: True if trials share GPUs as far as their predicted GPU memory fits
     shares_gpus: bool = False
@@ -94,12 +94,12 @@ class Worker(Struct, frozen=True, kw_only=True):
     studies: dict[str, Share] = {}
     #: number of trials that have ended on this worker since its start; None if it does not announce that
     ended: Number | None = None
-    #: modules whose objectives it runs
+    #: modules whose objectives the worker runs
     imports: list[str] = []
-    #: versions of the code that its processes have imported, by module. Modules that are not imported yet, or that were
-    #: edited after the import, are left out
+    #: versions of the code that the worker's processes have imported, by module. Modules that are not imported yet, or
+    #: that were edited after the import, are left out
     codes: dict[str, CodeVersion] = {}
-    #: True if it runs code that a study ships to it
+    #: True if the worker runs code that a study ships to it
     accepts_code: bool = False
     #: reason why shipped code cannot run on this worker, by the code's digest
     unfit: dict[str, Annotated[str, Meta(max_length=2 * MAX_PROBLEM)]] = {}
@@ -107,15 +107,15 @@ class Worker(Struct, frozen=True, kw_only=True):
     machine: Machine = Machine()
     #: versions of the package and of Python, by name
     versions: Annotated[dict[Name, Name], Meta(max_length=100)] = {}
-    #: id of the storage of its checkpoints. Workers with equal ids share it; "" means unknown.
+    #: id of the storage in which the worker keeps checkpoints. Workers with equal ids share storage; "" means unknown.
     storage: Name = ""
-    #: whole seconds by which its clock is ahead of the Redis server's clock; None if it does not announce that
+    #: whole seconds by which the worker's clock is ahead of the Redis server's clock; None if it does not announce that
     clock_offset: Annotated[int, Meta(ge=-(2**40), le=2**40)] | None = None
-    #: True if it takes no messages because its circuit breaker is open for a study, or it is quarantined
+    #: True if the worker takes no messages because its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
-    #: True if it takes no messages because it is about to end, or is drained: it finishes the trials that it runs
+    #: True if the worker takes no messages because it will end or is drained; it still finishes its running trials
     draining: bool = False
-    #: True if it takes no messages until somebody undrains it
+    #: True if the worker takes no messages until somebody undrains it
     drained: bool = False
     #: sequences of the latest records (`drains.Drain`) that it obeys: for its place, and for itself alone; 0 for no
     #: record
@@ -123,9 +123,9 @@ class Worker(Struct, frozen=True, kw_only=True):
     own_drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
-    #: problems that slow it down although its trials run, as texts for people, without duplicates
+    #: problems that slow the worker down although its trials run, as texts for people, without duplicates
     complaints: Annotated[list[_Complaint], Meta(max_length=MAX_COMPLAINTS)] = []
-    #: price of each slot; None if it is not known
+    #: price of each slot; None if the price is not known
     price: Price | None = None
 
     @property
@@ -149,7 +149,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     running: Number = 0
     #: number of trials that are drawn but have not started
     waiting: Number = 0
-    #: slots that all trials take together that are still to be sent, drawn or not; 0 while the study sends none
+    #: sum of the slots of all trials that are still to be sent, drawn or not; 0 while the study sends no trials
     unsent_slots: _Slots = 0
 
 
@@ -160,16 +160,16 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     """
 
     name: Name = ""
-    #: None if its scheduler does not announce it
+    #: progress of the study; None if its scheduler does not announce that
     progress: Progress | None = None
-    #: fence of its scheduler, which requests to the scheduler must contain
+    #: fence of the study's scheduler, which requests to the scheduler must contain
     fence: Int64 = 0
     #: fingerprint of the key of the requests that its scheduler obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
-    #: its virtual time (`fleet.workers`) by compute class, for classes where it wants more slots than it has
+    #: virtual time (`fleet.workers`) of the study by compute class, for classes where it wants more slots than it has
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
     #: slots that would shorten the study, by compute class, for the classes whose workers may be started on demand
     wanted_slots: dict[_ClassName, _Slots] = {}

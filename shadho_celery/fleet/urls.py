@@ -86,7 +86,7 @@ def tls(url: str) -> dict[str, Any]:
         if scheme == "amqps":
             raise UsageError(f"an amqps:// URL takes no ssl_ options; name the certificate authority in {CA}")
         return {}
-    # Imported here because it takes time, and most servers are used without TLS.
+    # Imported here, because the import takes time, and most servers are used without TLS.
     import ssl
 
     found = {name: _file(variable) for name, variable in _FILES.items() if os.environ.get(variable)}

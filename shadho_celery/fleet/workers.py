@@ -128,10 +128,10 @@ class Workers:
         #: name of a present worker -> number of its slots that run trials of other studies; without workers that have
         #: none
         self.others: Mapping[str, int] = {}
-        #: names of workers that could run its trials but are quarantined
+        #: names of workers that could run the study's trials but are quarantined
         self.quarantined: set[str] = set()
-        #: workers that may run its trials, and draining workers that could until then; replaced by a new set at each
-        #: change
+        #: workers that may run the study's trials, and draining workers that could before; replaced by a new set at
+        #: each change
         self.present: frozenset[str] = frozenset()
         self._draining: set[str] = set()
         #: name of a worker with another version of the code -> a warning, and the time since which it has that version
@@ -189,8 +189,8 @@ class Workers:
                 known = self._on_machines(known, workers)
             self.classes.append(known)
             taken = sum([each.attempt.slots for each in in_flight[name]])
-            # A study that left free some of the slots of the last look does not want more. Before the first look it had
-            # none.
+            # A study that did not use all the slots that the last `look` allowed does not want more. Before the first
+            # `look`, it was allowed none.
             is_wanting = taken >= most.get(name, 0)
             wants[name] = float(known.slots if is_wanting else taken)
             rivals = self._rivals(name, fellows, now)

@@ -45,7 +45,7 @@ class MetricsServer(ThreadingTCPServer):
             raise UsageError('--metrics-port needs the extra metrics; in the checkout: pip install -e ".[metrics]"')
         self._host = host or LOOPBACK
         self.address_family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        #: the latest connections, the oldest first; they may be closed
+        #: the latest connections, the oldest first; some may be closed already
         self._latest: deque[Any] = deque(maxlen=most)
         try:
             super().__init__((self._host, port), BaseRequestHandler)

@@ -133,9 +133,9 @@ class Heartbeat:
         self.neighbours: Collection[Worker] = ()
         #: neighbours that use GPUs of this worker, and that its log has already named
         self._sharing_gpus: set[str] = set()
-        #: what it obeys: drains of its place, and those of this worker alone, which may also ask it to end
+        #: drains that this worker obeys: first of its place, then of this worker alone, which may also ask it to end
         self._obeyed = [] if control is None else [Obeyed(Drains(client, control), at) for at in (place_of(name), name)]
-        #: called once if somebody asks this worker to finish its trials and end; the argument is that user and host
+        #: called once if a user asks this worker to finish its trials and end, with the name of the user and host
         self.on_end: Callable[[str], None] | None = None
         self._was_drained = False
         self._name = name
@@ -461,6 +461,6 @@ class Beat:
         except redis.RedisError as error:
             self._note(error)
         except Exception:
-            # Without this thread all leases would run out.
+            # Catch all exceptions, because without this thread all leases would run out.
             log.exception("a part of the beat failed, and the beat continues; this is a bug")
         return False

@@ -151,7 +151,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             start_thread(threading.Thread(target=work, name=THREAD, daemon=True))
         except NoThread:
-            # This also happens while Python exits; then nothing is left to do.
+            # This function is also called while Python exits; then nothing is left to do.
             self._slots.beat.do_soon(work)
 
     def _end_late(self) -> None:

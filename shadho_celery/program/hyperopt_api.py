@@ -81,7 +81,7 @@ class _Search:
         self._told: set[int] = set()
 
     def propose(self, new_ids: Iterable[int], domain: base.Domain, trials: hyperopt.Trials) -> list[Document]:
-        # A document may be RUNNING because its trial was interrupted. Such a trial never ends, so do not learn from it.
+        # Documents of interrupted trials are left out. They stay RUNNING, but their trials never end.
         open_states = {base.JOB_STATE_NEW, base.JOB_STATE_RUNNING}
         known = [each for each in trials._dynamic_trials if each["tid"] not in self._told]
         self._learn([each for each in known if each["state"] not in open_states])

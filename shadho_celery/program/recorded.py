@@ -108,7 +108,7 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
 
 def _summary(scheduler: Scheduler) -> str:
     """Return a summary of a search's result in one line."""
-    # Imported here, because it imports rich.
+    # Imported here, because the module imports rich.
     from shadho_celery.cli.tables import counts_line
 
     study = overview_of(scheduler.study)

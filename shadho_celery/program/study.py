@@ -118,7 +118,7 @@ class Study(ShownStudy):
         self._run_by: int | None = None
         self._process = os.getpid()
         with ExitStack() as opened:
-            # If this is interrupted, close the study here, because the caller does not have it yet.
+            # An interrupt in this block closes the study, because the caller does not have it yet.
             with self._interrupts:
                 self._open(opening)
                 opened.callback(self.close)

@@ -27,8 +27,8 @@ def begin_child(parent: int, meanwhile: Callable[[], None] = lambda: None, threa
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A forked process does not have the threads of OpenMP, so create new ones.
     torch.set_num_threads(threads)
-    # It has no other threads either. An object of the parent that waits for its thread when it is garbage collected,
-    # such as a torch store, would end this process, so prevent collection.
+    # A fork has only one thread. Objects of the parent such as a torch store wait for their thread when they are
+    # garbage collected, which would end this process, so prevent collection.
     gc.freeze()
 
     def watch() -> None:

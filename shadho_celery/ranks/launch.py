@@ -98,7 +98,7 @@ class RankContext(LocalContext):
     _reason: str = ""
 
     def report(self, step: int, loss: float) -> None:
-        # This only checks the arguments.
+        # The call only checks the arguments.
         super().report(step, loss)
         if not self.rank:
             self._ask("report", step, loss)

@@ -254,7 +254,9 @@ class ProcessGroup:
             raise ShadhoError(end.reason) from error
 
     def _end_of(self, error: BaseException | None) -> End | None:
-        """Return why the group has ended, if this rank's own `error` is not the cause. If it is, tell the others."""
+        """Return why the group has ended, or None if this rank's own `error` is the cause. Tell the other ranks of such
+        an error.
+        """
         meeting, watch = self._rendezvous, self._watch
         if meeting is None or watch is None:
             return None

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _INTERRUPT = signal.SIGVTALRM
 
 
-#: libraries with a number of threads of their own, which threadpoolctl cannot set (it sets that of BLAS and OpenMP)
+#: libraries whose number of threads threadpoolctl cannot set; it can for BLAS and OpenMP
 _THREADED = ("torch", "numexpr")
 
 

@@ -130,7 +130,7 @@ class Output:
                 except Exception:
                     # If the pipe were not read, it would soon be full, and every trial of the slot would wait for it.
                     log.exception("output of a trial was lost; this is a bug")
-                # So if a trial prints endlessly, this thread works at most a fifth of the time.
+                # Therefore this thread works at most a fifth of the time, even if a trial prints endlessly.
                 rest = REST_FACTOR * (time.monotonic() - began)
                 time.sleep(min(MAX_REST_SECONDS, max(REST_SECONDS, rest)))
         self._reading.close()

@@ -115,8 +115,8 @@ class Ended(_Record, frozen=True, kw_only=True):
     outcome: Outcome
     #: True if the process cannot run another trial
     is_unfit: bool = False
-    #: True if it has dropped the orders after this one (``recall``) and has received none since, so it starts no other
-    #: order
+    #: True if the process has dropped the orders after this one (``recall``) and has received none since, so it starts
+    #: no other order
     is_recalled: bool = False
 
 

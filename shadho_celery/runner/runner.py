@@ -70,7 +70,7 @@ class Runner:
         self._complain = complain
         #: process that runs the next order
         self._process: TrialProcess | None = None
-        #: process that runs an order now; it is the same process, unless the next one has already been started
+        #: process that runs the current order; the same as `_process`, unless the next process has already been started
         self._running: TrialProcess | None = None
         #: folder of the shipped code that the process runs; "" for this machine's own modules
         self._folder = ""
@@ -327,7 +327,7 @@ class Runner:
     def _start_next(self) -> None:
         """Start a process for the next trial, without waiting for the end of the current process."""
         self._process = None
-        # If it cannot be started, `run` will raise the error.
+        # If no process can be started, `run` will raise the error.
         with suppress(OSError):
             self._living(self._folder)
 

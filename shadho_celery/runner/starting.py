@@ -267,7 +267,7 @@ class _Server:
     """A prepared process."""
 
     def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
-        #: True once it has forked a reaper
+        #: True after the prepared process has forked a reaper
         self.has_forked = False
         # SOCK_SEQPACKET keeps the boundaries of messages.
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

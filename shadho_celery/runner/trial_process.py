@@ -190,7 +190,7 @@ class TrialProcess:
         self._end()
 
     def death(self) -> Death:
-        """Wait for the end of the process. Return how it ended."""
+        """Wait for the end of the process, and describe it."""
         self._reaper.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(timeout=END_SECONDS)

@@ -77,7 +77,8 @@ class Conditions:
     """Shows notices of conditions that may end by themselves, when they begin and when they have ended."""
 
     def __init__(self) -> None:
-        #: subject -> its notices that were shown; and subject -> times at which one of them was first and last true
+        #: subject -> notices about it that were shown; below it: subject -> times at which a notice about it was first
+        #: and last true
         self._said: dict[str, list[Notice]] = {}
         self._seen: dict[str, tuple[float, float]] = {}
 
@@ -202,7 +203,7 @@ class Session:
         self._signals = Signals()
         #: state of the study, as announced: running, paused or stopping
         self._state = "running"
-        #: slots that the trials still to be sent take together, at most MAX_SLOTS
+        #: sum of the slots of all trials that are still to be sent, at most MAX_SLOTS
         self._unsent_slots = 0
         #: False while the loop runs, so that a turn may be incomplete
         self._is_whole = True
