@@ -254,8 +254,8 @@ class ProcessGroup:
             raise ShadhoError(end.reason) from error
 
     def _end_of(self, error: BaseException | None) -> End | None:
-        """Return why the group has ended, or None if this rank's own `error` is the cause. Tell the other ranks of such
-        an error.
+        """Return why the group has ended. If this rank's own `error` is the cause, tell the other ranks and return
+        None.
         """
         meeting, watch = self._rendezvous, self._watch
         if meeting is None or watch is None:
