@@ -131,8 +131,8 @@ def with_command(file: StudyFile) -> StudyFile:
         command = command_of(file.stated, Path(file.code.root))
         command = dataclasses.replace(command, files=files_of(command))
         code = replace(file.code, files={**file.code.files, **command.files})
-    except UsageError as error:
-        raise UsageError(f"{file.module}: {error}") from None
+    except (UsageError, OSError) as error:
+        raise UsageError(f"{file.module}: {one_line(error, 1000)}") from None
     return dataclasses.replace(file, objective=command, values=command.values, code=code, reads_disk=True)
 
 
