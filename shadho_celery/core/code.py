@@ -16,8 +16,8 @@ from shadho_celery.core.checks import one_line, resolve
 #: digest of code: twelve hexadecimal digits, or "" for no digest
 Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
-#: relative path of a file; its names cannot lead out of the folder, and it is no compiled module
-SourcePath = Annotated[str, Meta(pattern=r"^(?!.*\.(so|pyc)\Z)(\.?[\w-][\w.-]*/)*[\w-][\w.-]*\Z", max_length=1000)]
+#: relative path of a file; its names cannot lead out of the folder
+SourcePath = Annotated[str, Meta(pattern=r"^(\.?[\w-][\w.-]*/)*[\w-][\w.-]*\Z", max_length=1000)]
 
 #: maximum bytes of all sources of a study together, if they are shipped
 MAX_SOURCES = 1_000_000
