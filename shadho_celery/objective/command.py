@@ -88,7 +88,7 @@ class Command:
         return lambda params: Values(flat(params), space.evaluate(params))
 
     def arguments(self, values: Mapping[str, Any], context: LocalContext) -> list[str]:
-        """Return the program and its arguments for a trial. Raises UsageError for a value that is none of a label."""
+        """Return the program and its arguments for a trial. Raises UsageError for a value that no argument can hold."""
         found: list[str] = []
         for word in self.words:
             if word == f"{{{ARGS}}}":

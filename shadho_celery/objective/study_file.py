@@ -58,7 +58,8 @@ class StudyFile:
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
     code: CodeVersion = field(default_factory=CodeVersion)
-    #: makes the function from a trial's params to the objective's values, of the space; None for those of the space
+    #: returns for the compiled space the function that makes the objective's values from a trial's params; None for
+    #: `Space.evaluate`
     values: Callable[[Space], Callable[[Params], Any]] | None = None
     #: True if trials read its files again, so that an edited file is another version at once
     reads_disk: bool = False
