@@ -56,7 +56,7 @@ _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
 
 @StudyChart(section="Machines", place=2, depth=Depth.FACTS)
 def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
-    """Return the completed trials per hour by class over time, and their bound: the most that the fleet could complete."""
+    """Return the completed trials per hour by class over time, and the most that the fleet could complete."""
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
     seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     if not seconds or not _slots(trials, attempts):
