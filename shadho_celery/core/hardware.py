@@ -114,7 +114,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     #: name of the machine, or the value of ``SHADHO_HOST``. It is limited, because the names of its workers, which
     #: contain it, must be a `Name`
     host: Annotated[Clean, Meta(max_length=175)] = ""
-    #: cores that this process may use
+    #: number of cores that this process may use
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
     #: bytes of RAM
     memory: _Bytes = 0

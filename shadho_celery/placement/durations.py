@@ -107,7 +107,7 @@ class Durations:
         self._told[:, row, column] += (1.0, weight, weight * log_seconds, weight * log_seconds**2)
         self.by_column[column] += 1
         self._trials += 1
-        # A class that joins late has few trials among many. So a new estimate is also due after the trials 1, 3, 7, 15,
+        # A class that joins late has few trials among many. So a new estimate is also due after the trials 1, 2, 4, 8,
         # ... of a pair.
         if (count + 1) & count == 0:
             self._estimate = None

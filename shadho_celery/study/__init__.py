@@ -4,7 +4,8 @@
 Pareto fronts and their hypervolume. `recorder` collects records of attempts and workers. `open` starts or resumes a
 study.
 
-Events may arrive late, twice, or for attempts that were given up, but a trial gets only one result. Before the
-scheduler tells a result, its executor and its `MemoryFit` decide whether the attempt is retried (`Result.retry`). Then
-`StudyState.tell` ends the trial or only the attempt, by the rule in `core.attempts.Attempts.finish`.
+Events may arrive late, twice, or for attempts that were given up, but a trial gets only one result. Two places may set
+`Result.retry`, which makes the trial run again: the executor's circuit breaker, then `Scheduler._judged` (a lost rank,
+or `MemoryFit.retry`). Otherwise `StudyState.tell` ends the trial or only the attempt, by the rule in
+`core.attempts.Attempts.finish`.
 """

@@ -598,7 +598,7 @@ class StudyState(StudyTrials):
     def _end(self, trial: Trial, result: Result) -> Transition:
         """End a trial by a result, or only the attempt.
 
-        A result with a `retry`, which the executor or `MemoryFit` has set, ends only its attempt. Otherwise
+        A result with a `retry`, which the executor or the scheduler has set, ends only its attempt. Otherwise
         `Attempts.finish` decides. A result for other params than those of the trial is refused.
         """
         if not result.is_of(trial.params):
