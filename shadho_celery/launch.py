@@ -64,6 +64,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     "run tasks.svm --demo                   # three simulated classes on this machine",
     "run tasks.svm --dashboard              # with a web page that follows it",
     "run tasks.svm --resume --trials 80     # continue the latest study",
+    "run tasks.svm --dry-run 5              # what five trials would get, and no more",
     "run tasks.svm --warm-start svm-3f2a    # learn from an earlier study",
     f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\\n"
     "      shadho-celery run tasks.svm                      # on the fleet",
@@ -79,6 +80,17 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     metavar="[NAME]",
     help="Resume the study with this name, by default the latest study of the study file. Options that are not given "
     "are those of its earlier runs, except --workers.",
+)
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    help="With --resume: first run the params of failed trials again, as after a fix, also beyond the limit on trials.",
+)
+@click.option(
+    "--dry-run",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Print what the objective would get in the first N trials, one a line. Nothing is started or recorded.",
 )
 @click.option("--resume-if-exists", is_flag=True, help="Resume the study named by --study, or begin it the first time.")
 @shared_options.store_option
@@ -164,7 +176,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     is_fleet = not local and urls.is_fleet(found)
     given["broker_from"] = shared_options.origin(found)
     os.environ.update(found)
-    _refuse_misplaced(given, is_fleet)
+    _refuse_misplaced({**given, "resumes": resume is not None or given["resume_if_exists"]}, is_fleet)
     # Copied now: the run itself adds the addresses of its own servers.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None
     given["ship"] = given.pop("code") == "ship"
@@ -181,10 +193,14 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
 
 
 def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
-    """Raise UsageError for an option that is for a fleet, or for this machine alone, where it is not."""
+    """Raise UsageError for an option that is for a fleet, for this machine alone, or for --resume, where it is not."""
     if is_fleet and (given["workers"] or given["demo"]):
         option = "--workers" if given["workers"] else "--demo"
         raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
+    if given["retry_failed"] and not given["resumes"]:
+        raise UsageError("--retry-failed is for --resume: a new study has no failed trials")
+    if given["dry_run"] and (given["resumes"] or given["warm_start"]):
+        raise UsageError("--dry-run shows a new study's first trials; leave out --resume and --warm-start")
     if given["code"] == "ship" and not is_fleet:
         raise UsageError("--code ship is for a fleet; embedded workers read the same files as this command")
     if given["class_spec"] is not None and not is_fleet:
@@ -195,8 +211,12 @@ def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
         raise UsageError("--verbose is for embedded mode; on a fleet give -v to shadho-celery worker")
 
 
-def _start(study: str, given: Mapping[str, Any]) -> int:
+def _start(study: str, given: dict[str, Any]) -> int:
     """Start the workers of a new study on this machine, then import what takes seconds, and run the study."""
+    if number := given.pop("dry_run"):
+        from shadho_celery.cli.run import RunOptions, dry_run
+
+        return dry_run(RunOptions(study=study, **given), number)
     early = None
     if not (given["resume"] or given["fleet"]):
         secret_urls = [url for url in (given["store"], given["warm_start"]) if url]
@@ -235,17 +255,8 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
     from shadho_celery.study.open import check_continues  # needs numpy and SQLAlchemy, and no help does
 
     with shared_options.opened(store, name) as study:
-        module, found = study.module, study.name
-        check_continues(found, is_simulated=study.is_simulated)
-    if not module:
-        raise UsageError(
-            f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"
-        )
-    parts = module.split(".")
-    if not all(map(str.isidentifier, parts)) or parts[0] in sys.stdlib_module_names:
-        raise UsageError(
-            f"study {found!r} names {short(module)} as its study file; give the file: run FILE --resume {found}"
-        )
+        check_continues(study.name, is_simulated=study.is_simulated)
+        module, found = shared_options.file_of(study), study.name
     # With =, because a name may begin like an option.
     words = [module, f"--resume={found}", f"--store={store}", *options]
     main.main(words, prog_name="shadho-celery run", standalone_mode=False)

@@ -21,7 +21,7 @@ from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.core.checks import is_shallow, one_line, short
 from shadho_celery.core.files import MAX_NESTED, read_text
-from shadho_celery.core.records import Deed, name_of
+from shadho_celery.core.records import Answer, Deed, name_of
 from shadho_celery.core.settings import KEPT
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
@@ -65,10 +65,17 @@ def _parsed(text: str, where: str) -> object:
     return parsed
 
 
+_failed_option = click.option(
+    "--failed",
+    is_flag=True,
+    help="Instead of a FILE: the params of failed trials, as after a fix; of those whose numbers follow, by default of "
+    "all that were not tried again. If the study does not run, its next run begins with them.",
+)
+
 #: by the name of an argument, the arguments or options of its command
 _PARAMETERS: Mapping[str, Callable[..., Any]] = {
     "number": click.argument("number", metavar="TRIAL", type=click.IntRange(min=0)),
-    "points": click.argument("points", metavar="FILE", type=click.Path(path_type=Path)),
+    "points": lambda made: click.argument("words", metavar="[FILE]", nargs=-1)(_failed_option(made)),
     "settings": partial(shared_options.study_options, is_change=True),
     "worker": click.argument("worker", metavar="WORKER"),
 }
@@ -78,10 +85,17 @@ def command(kind: type[Deed]) -> click.Command:
     """Return the command of an action."""
 
     def run(**given: Any) -> None:
-        if "points" in given:
-            given["points"] = points(given["points"])
+        answer = None
+        if "words" in given:
+            given["points"], answer = _points(given)
         given["settings"] = {each: value for each in KEPT if (value := given.get(each)) is not None}
-        _act(kind(**{each: given[each] for each in kind.__struct_fields__}), given)
+        answer = answer or _asked(kind(**{each: given[each] for each in kind.__struct_fields__}), given)
+        if given["as_json"]:
+            shared_options.print_json(asdict(answer))
+            raise SystemExit(0 if answer.is_done else UsageError.exit_code)
+        if not answer.is_done:
+            raise UsageError(answer.text)
+        say(answer.text)
 
     made: Callable[..., None] = run
     parts = [_PARAMETERS[each] for each in kind.__struct_fields__]
@@ -93,8 +107,26 @@ def command(kind: type[Deed]) -> click.Command:
     return shared_options.command(*kind.examples, on_fleet, **texts)(made)
 
 
-def _act(deed: Any, given: Mapping[str, Any]) -> None:
-    """Ask for an action, and print the answer. If it was refused, raise UsageError with the reason.
+def _points(given: Mapping[str, Any]) -> tuple[list[Any], Answer | None]:
+    """Return the points of a file, or of failed trials, which a study that does not run now gets at once.
+
+    The answer is None unless that is so.
+    """
+    words = given["words"]
+    if given["failed"]:
+        # Imported late, because `--help` needs none of it.
+        from shadho_celery.cli.again import enqueued, failed_params
+
+        with shared_options.opened(given["store"], given["name"]) as study:
+            found = failed_params(study, words)
+            return found, None if study.running_on else enqueued(study, given["store"], found)
+    if len(words) != 1:
+        raise UsageError("give one FILE of known points, or --failed")
+    return points(Path(words[0])), None
+
+
+def _asked(deed: Any, given: Mapping[str, Any]) -> Answer:
+    """Ask for an action, and return the answer.
 
     The request is sent on the fleet that the options in `given` name, or to the embedded fleets of this folder.
     """
@@ -103,10 +135,4 @@ def _act(deed: Any, given: Mapping[str, Any]) -> None:
     # Imported late, because `--help` needs none of it.
     from shadho_celery.session.control import Control
 
-    answer = Control(store=given.get("store", DEFAULT_STORE)).act(deed, given.get("name", ""))
-    if given["as_json"]:
-        shared_options.print_json(asdict(answer))
-        raise SystemExit(0 if answer.is_done else UsageError.exit_code)
-    if not answer.is_done:
-        raise UsageError(answer.text)
-    say(answer.text)
+    return Control(store=given.get("store", DEFAULT_STORE)).act(deed, given.get("name", ""))

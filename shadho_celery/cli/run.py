@@ -6,6 +6,7 @@ The dashboard beside a run (`run --dashboard`) is a process of its own, which en
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -16,19 +17,23 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
+import numpy as np
 from rich.console import Console
 
 from shadho_celery.cli import shared_options, tables
 from shadho_celery.cli.live import Fleet, LiveView, PlainView, ShownOutput, WorkerLines
 from shadho_celery.cli.messages import readable_warnings, say
+from shadho_celery.core.checks import printable_json
 from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of, state_at_rest
-from shadho_celery.results.schema import study_json
+from shadho_celery.results.schema import plain_json, study_json
 from shadho_celery.results.trial import Values
-from shadho_celery.session.session import Options, Session
+from shadho_celery.scheduler import known_points
+from shadho_celery.session.opening import Opening
+from shadho_celery.session.session import Options, Session, request_of
 
 #: seconds for which the dashboard may take to end
 END_SECONDS = 5.0
@@ -125,6 +130,29 @@ def run_study(options: RunOptions) -> int:
                 code = session.run(view)
             _show_result(session, options, console)
         return code
+
+
+def dry_run(options: RunOptions, number: int) -> int:
+    """Print what the first trials would get, and return the exit code. Raises ShadhoError."""
+    with readable_warnings(), redirect_stdout(sys.stderr):
+        # As for a run: what the study's code prints is not among the values.
+        file = study_file.load(options.study)
+        plan = Opening(request_of(options, file)).plan
+        seed = int(np.random.SeedSequence().generate_state(1)[0]) if options.seed is None else options.seed
+        found = known_points.first(plan, options.points, seed, number)
+        values = [plan.space.evaluate(params) for params in found]
+    if plan.warning is not None:
+        say_beside(f"Warning: {plan.warning}")
+    if options.as_json:
+        shared_options.print_json({"study_file": file.module, "values": values})
+    else:
+        say("\n".join(map(shown, values)))
+    return 0
+
+
+def shown(values: object) -> str:
+    """Return what a trial gets as one line."""
+    return printable_json(json.dumps(plain_json(values), ensure_ascii=False, allow_nan=False))
 
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:

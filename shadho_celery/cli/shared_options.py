@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ import click
 
 from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.messages import readable_warnings, say
-from shadho_celery.core.checks import mask, printable, printable_json
+from shadho_celery.core.checks import mask, printable, printable_json, short
 from shadho_celery.core.files import read_text
 from shadho_celery.core.names import elsewhere
 from shadho_celery.core.settings import SETTINGS, Setting, read_settings
@@ -323,6 +324,21 @@ def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyRes
     yield study
     if study.values_note:
         say(f"Warning: {study.values_note}", err=True)
+
+
+def file_of(study: StudyResults) -> str:
+    """Return the name of a recorded study's file. Raises UsageError if there is none, or if it may name anything."""
+    module, found = study.module, study.name
+    if not module:
+        raise UsageError(
+            f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"
+        )
+    parts = module.split(".")
+    if not all(map(str.isidentifier, parts)) or parts[0] in sys.stdlib_module_names:
+        raise UsageError(
+            f"study {found!r} names {short(module)} as its study file; give the file: run FILE --resume {found}"
+        )
+    return module
 
 
 def print_json(found: Mapping[str, Any]) -> None:

@@ -312,10 +312,15 @@ class Enqueue(Deed, frozen=True):
     """Let the running study STUDY run the known points in FILE before other trials.
 
     FILE is as for --enqueue of shadho-celery run: one JSON object per line, such as {"rate": 0.1}, or a JSON list.
+    With --failed they are the params of failed trials.
     """
 
     line = "Let a running study run known points next."
-    examples = ("enqueue svm-3f2a points.jsonl",)
+    examples = (
+        "enqueue svm-3f2a points.jsonl",
+        "enqueue svm-3f2a --failed      # after a fix, all failed trials",
+        "enqueue svm-3f2a --failed 3 7  # two of them",
+    )
     question = "Let {study} run known points before other trials"
 
     points: Annotated[list[Any], Meta(min_length=1, max_length=MAX_POINTS)]

@@ -267,6 +267,16 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             is_changeable=True,
         ),
     ] = 1.0
+    at_once: Annotated[
+        Count | None,
+        _about(
+            "most trials of the study at a time, a whole number from 1",
+            help="Most trials at a time on all machines together, such as the number of licences. Copies count, too.",
+            shown_default="as many as there are slots",
+            metavar="N",
+            is_changeable=True,
+        ),
+    ] = None
     trial_timeout: Annotated[
         TimeLimit | None,
         _about(
@@ -287,6 +297,13 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = 10
     cost: Annotated[Any, _about("seconds by subspace, or a function of params; only their proportions matter")] = None
+    where: Annotated[
+        Any,
+        _about(
+            "bounds between params, a function of the objective's values such as lambda p: p['low'] < p['high']",
+            in_python=True,
+        ),
+    ] = None
     classes: Annotated[
         tuple[Annotated[str, Meta(pattern=CLASS_NAME)], ...],
         _about(f"compute classes the study expects, the strongest first: a list of names, each of {CLASS_NAME_FORM}"),
@@ -316,10 +333,20 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         # These types are checked here, because msgspec has no type for functions.
         if not (self.cost is None or callable(self.cost) or isinstance(self.cost, Mapping)):
             raise misfit_at("cost", "give a mapping or a function")
+        if not (self.where is None or callable(self.where)):
+            raise misfit_at("where", "give a function")
         if not (callable(self.sampler) or (isinstance(self.sampler, str) and self.sampler)):
             raise misfit_at("sampler", "give a name, or a class of your own")
         if not (self.pruner is None or isinstance(self.pruner, (str, Mapping))):
             raise misfit_at("pruner", "give a name, or a dict")
+        self._check_widths()
+        if isinstance(self.deadline, str):
+            try:
+                seconds_of(self.deadline)
+            except ValueError as error:
+                raise misfit_at("deadline", str(error)) from None
+
+    def _check_widths(self) -> None:
         for name in ("slots",) if self.gpus is None else ("slots", "gpus"):
             given = getattr(self, name)
             if isinstance(given, (list, tuple)) and name == "gpus":
@@ -331,11 +358,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise misfit_at("gpus", "trials that are placed by money need one number of GPUs; give a number")
         if self.gpus is not None and self.slots != 1:
             raise misfit_at("gpus", "slots may be on several workers and gpus are on one; leave out one of the two")
-        if isinstance(self.deadline, str):
-            try:
-                seconds_of(self.deadline)
-            except ValueError as error:
-                raise misfit_at("deadline", str(error)) from None
 
     @property
     def width(self) -> tuple[str, SlotsSetting]:

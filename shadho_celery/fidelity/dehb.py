@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,8 @@ Array = NDArray[np.float64]
 MUTATION, CROSSOVER = 0.5, 0.5
 #: number of individuals from which a mutant is made
 PARENTS = 3
+#: maximum number of mutations until the space's `where` allows the mutant
+REFUSED = 100
 #: number of bisection steps in the search for the quantile of a value
 HALVINGS = 40
 
@@ -208,7 +210,8 @@ class Dehb(Rounds):
         """
         top = len(self._budgets) - 1
         size = max(sizes[rung - (top - len(sizes) + 1)] for sizes in self._sizes if len(sizes) > top - rung)
-        vectors = np.random.default_rng([self._seed, rung]).random((size, len(self._domains)))
+        generator = np.random.default_rng([self._seed, rung])
+        vectors = np.array([self._allowed([each], generator) for each in generator.random((size, len(self._domains)))])
         return _Population(vectors=vectors, losses=np.full(size, np.inf), origins=[-1] * size)
 
     def _bracket(self, place: int) -> _Bracket:
@@ -292,12 +295,22 @@ class Dehb(Rounds):
         if len(parents) < PARENTS:
             # The space has no labels, or each label has only one possible value.
             return base
+        return self._allowed((self._mutant(base, parents, generator) for _ in range(REFUSED)), generator)
+
+    @staticmethod
+    def _mutant(base: Array, parents: Array, generator: np.random.Generator) -> Array:
         r1, r2, r3 = parents[generator.permutation(len(parents))[:PARENTS]]
         mutant = r1 + MUTATION * (r2 - r3)
         mutant = np.where((mutant < 0) | (mutant > 1), generator.random(len(mutant)), mutant)
         crossed = generator.random(len(mutant)) < CROSSOVER
         crossed[generator.integers(len(crossed))] = True
-        return np.where(crossed, mutant, base)
+        return np.asarray(np.where(crossed, mutant, base))
+
+    def _allowed(self, vectors: Iterable[Array], generator: np.random.Generator) -> Array:
+        """Return the first of the vectors whose params the space's `where` allows, else that of a draw."""
+        space = self._whole.space
+        found = next((each for each in vectors if space.allows(self._whole.at(each))), None)
+        return self._encoded(self._whole.sample(generator, 1)[0]) if found is None else found
 
     def _encoded(self, params: Params) -> Array:
         """Return a vector for these params. The coordinates of inactive labels are drawn."""

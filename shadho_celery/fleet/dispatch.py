@@ -218,8 +218,10 @@ class LeaseMonitor:
     _looked_at: float = -math.inf
     #: number of announcements and leases read by the last look
     _read: int = 0
-    #: attempts whose lease has ended; the executor removes them once that is recorded in the store
+    #: attempts whose lease has ended, and those of them whose loss the executor has returned, so that the next call
+    #: may remove their leases: the loss is then recorded in the store
     ended: list[tuple[int, int]] = field(default_factory=list)
+    returned: list[tuple[int, int]] = field(default_factory=list)
     #: states in Redis of the attempts in flight, until `missing` has used them
     _states: dict[tuple[int, int], str] = field(default_factory=dict)
     _lease_seconds: float = field(default_factory=configured_lease)
@@ -246,7 +248,9 @@ class LeaseMonitor:
             self.channel.extend_leases()
             self.was_silent = False
         self.ended = self.channel.ended_leases()
-        self.losses += [self._lost(number, attempt, now) for number, attempt in self.ended]
+        # After an outage in the middle of a call, losses may still have to be returned.
+        told = {(lost.number, lost.attempt) for lost in self.losses}
+        self.losses += [self._lost(*key, now) for key in self.ended if key not in told]
         keys = [sent.key for sent in self.in_flight]
         self._states = dict(zip(keys, self.channel.states(keys), strict=True))
         self._read = len(self.workers.announced) + len(self.in_flight)

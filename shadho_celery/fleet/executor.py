@@ -231,6 +231,7 @@ class QueueExecutor:
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
         self._leases.losses, self.silence = [], None
+        self._leases.returned, self._leases.ended = self._leases.ended, []
         self._is_informed = self.channel.is_drained
         return [self._judged(event) if isinstance(event, Result) else event for event in events]
 
@@ -320,9 +321,9 @@ class QueueExecutor:
     def _confirm(self) -> None:
         """Remove recorded events and ended leases from Redis. Raises LockLost if another scheduler has the lock."""
         self.channel.confirm()
-        if self._leases.ended:
-            self.channel.forget(self._leases.ended)
-            self._leases.ended.clear()
+        if self._leases.returned:
+            self.channel.forget(self._leases.returned)
+            self._leases.returned = []
         self._held_at = self._clock.now()
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:

@@ -70,7 +70,8 @@ class Bundle:
     def exchange(self, count: int) -> list[Claim]:
         """Send the results and claim the next `count` attempts. Return the answers to the claims.
 
-        Raises redis-py's errors. After an error, repeat the call.
+        Attempts that the open circuit breaker of this worker refuses stay unclaimed. Raises redis-py's errors. After an
+        error, repeat the call.
         """
         with self._lock:
             asked = [*self.unclaimed][:count]
@@ -78,7 +79,9 @@ class Bundle:
             who["at"] = self._clock.wall()
             answers = self._send([Started(number=each.number, attempt=each.attempt, **who) for each in asked])
             for attempt, answer in zip(asked, answers, strict=True):
-                self.unclaimed.popleft()
+                if answer is Claim.BREAKER_OPEN:
+                    continue
+                self.unclaimed.remove(attempt)
                 if answer is Claim.TAKEN:
                     self._waiting.append(attempt)
                 else:

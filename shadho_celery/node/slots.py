@@ -322,9 +322,14 @@ class Slots:
             self.heartbeat.tell(**self._gate.facts, complaints=[*self._fork_servers.complaints()])
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
-        """Send a bundle's results and claim its next `count` attempts. Raises NotMine if the breaker is open."""
-        for answer in self._claims.persist(partial(bundle.exchange, count)):
-            self._is_refused(answer, bundle.payload.study)
+        """Send a bundle's results and claim its next `count` attempts.
+
+        Raises NotMine if the circuit breaker is open and no claimed attempt waits. A breaker that is half open grants
+        one claim, whose attempt runs first.
+        """
+        answers = self._claims.persist(partial(bundle.exchange, count))
+        if Claim.BREAKER_OPEN in answers and not bundle.waiting():
+            self._is_refused(Claim.BREAKER_OPEN, bundle.payload.study)
 
     def _declines(self, study: str, attempt: Attempt) -> bool:
         """Decline an attempt if it is for another machine or worker. Return whether it was declined."""

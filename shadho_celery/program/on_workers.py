@@ -45,7 +45,7 @@ def search_on_workers(
     if space is not None and isinstance(objective, str):
         raise UsageError("a study file has its own SPACE; leave out space")
     which = ["a sampler of your own"] * callable(given.get("sampler"))
-    which += [name for name in ("fidelity", "objectives") if name in given]
+    which += [name for name in ("fidelity", "objectives", "where") if name in given]
     if which:
         raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
     with _ending_unguarded(module):

@@ -95,6 +95,7 @@ class Study(ShownStudy):
         pruner: str | Mapping[str, object] | None = None,
         objectives: Mapping[str, str] | None = None,
         direction: str | None = None,
+        where: Callable[[Any], Any] | None = None,
         enqueue: Iterable[Mapping[str, Any]] = (),
         warm_start: WarmStartSource | None = None,
     ) -> None:
@@ -104,8 +105,8 @@ class Study(ShownStudy):
         earlier settings unless others are given. `policy` has an effect only on workers.
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
-        given = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "fidelity": fidelity}
-        given |= {"objectives": objectives, "direction": direction}
+        given: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
+        given |= {"fidelity": fidelity, "objectives": objectives, "direction": direction, "where": where}
         given = {name: value for name, value in given.items() if value is not None}
         points = _listed(enqueue)
         names: dict[str, Any] = {"store": store, "name": study, "resume": resume, "seed": seed}
@@ -139,7 +140,7 @@ class Study(ShownStudy):
         self._is_open = True
         if opened.warm_start is not None and not opened.warm_start.is_whole:
             warn(opened.warm_start.words)
-        for line in opened.changes:
+        for line in filter(None, [*opened.changes, self._plan.warning]):
             warn(line)
 
     def __enter__(self) -> Study:
@@ -311,7 +312,8 @@ class Study(ShownStudy):
         on_trial: OnTrial | None,
         on_turn: Callable[[], None],
     ) -> None:
-        self._study.use_code(code := function_version(objective))
+        where = self._plan.settings.where
+        self._study.use_code(code := function_version(objective if where is None else partial(objective, where)))
         if (line := self._opened.other_code()) is not None:
             warn(line)
         pruning = self._plan.make_pruning()
@@ -475,6 +477,7 @@ def minimize(
     pruner: str | Mapping[str, object] | None = None,
     objectives: Mapping[str, str] | None = None,
     direction: str | None = None,
+    where: Callable[[Any], Any] | None = None,
     enqueue: Iterable[Mapping[str, Any]] = (),
     store: str = "sqlite://",
     study: str | None = None,
@@ -507,7 +510,7 @@ def minimize(
     bounds["max_failures"] = max_failures
     losses: dict[str, Any] = {"objectives": objectives, "direction": direction}
     settings: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
-    settings |= {"fidelity": fidelity, **losses}
+    settings |= {"fidelity": fidelity, "where": where, **losses}
     opened: dict[str, Any] = {"store": store, "resume": resume, "seed": seed, "warm_start": warm_start}
     if isinstance(objective, str) or workers or broker or redis:
         # Imported late, because a search in this process does not need it.

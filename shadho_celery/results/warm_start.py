@@ -177,9 +177,12 @@ def _fitted(
             law = f"{domain.count} options" if isinstance(domain, Categorical) else domain.describe()
             raise SpaceError(f"outside {label} ({one_line(law, 60)})") from None
     try:
-        return complete(space, subspaces, known, generator, off_grid=True)
+        found = complete(space, subspaces, known, generator, off_grid=True)
     except SpaceError:
         raise SpaceError("with labels that are not active together") from None
+    if not space.allows(found[1]):
+        raise SpaceError("refused by where")
+    return found
 
 
 def _listed(left_out: Mapping[str, int]) -> str:

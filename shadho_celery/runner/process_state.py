@@ -1,8 +1,9 @@
 """State of a process that libraries and users often change: a table of rules, each with a name, a reader and a writer.
 
 `restore` compares each part of the state with its value at the start of the trial, and writes that value back. The
-state of a library is recorded right after its import, so without the changes of a trial that first imports it. `child`
-seeds the random generators and keeps the filters of warnings. Anything else that a trial changes is its own business.
+state of a library is recorded right after its import, so without the changes of a trial that first imports it. The
+random generators are seeded for each trial (`seed_generators`), and `child` keeps the filters of warnings. Anything
+else that a trial changes is its own business.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import _signal  # type: ignore[import-not-found]
 import faulthandler
 import logging
 import os
+import random
 import resource
 import signal
 import sys
@@ -23,6 +25,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeAlias
+
+from shadho_celery.core.hardware import DEVICE
 
 #: names in modules that are settings of the process; `captureWarnings` sets the last two
 _NAMES = (
@@ -212,3 +216,17 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global random generators, so that no trial continues the random stream of another."""
+    random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed % 2**32)
+    if (torch := sys.modules.get("torch")) is not None:
+        if os.environ.get(DEVICE, "cpu") == "cpu":
+            # torch.manual_seed is avoided: it takes a fifth of a millisecond without a GPU.
+            torch.default_generator.manual_seed(seed)
+        else:
+            # This includes the generators of a GPU that is not in use yet.
+            torch.manual_seed(seed)

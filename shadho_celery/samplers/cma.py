@@ -39,6 +39,8 @@ BY_LAW = 0.2
 TRIES = 10
 #: maximum number of draws to find a point within the ranges
 DRAWS = 10
+#: maximum number of draws from the Gaussian until the space's `where` allows one
+REFUSED = 100
 #: larger losses are replaced by this, so that differences of losses are finite
 LARGEST = 1e300
 
@@ -114,8 +116,14 @@ class CmaSampler(Learner):
         return MARGIN * np.diff(cells)[:, 0]
 
     def _draw(self, generator: np.random.Generator) -> Params:
-        if not self._numbers:
-            return self._subspace.sample(generator, 1)[0]
+        """Return a draw that the space's `where` allows: from the Gaussian, or after REFUSED others from the prior."""
+        if self._numbers:
+            draws = (self._of_gaussian(generator) for _ in range(REFUSED))
+            if (found := next(self._subspace.space.allowed(draws), None)) is not None:
+                return found
+        return self._subspace.sample(generator, 1)[0]
+
+    def _of_gaussian(self, generator: np.random.Generator) -> Params:
         params = {**self._subspace.fixed}
         units = self._evolution.draw(generator, self._least)
         for label, domain, unit in zip(self._numbers, self._numbers.values(), units, strict=True):

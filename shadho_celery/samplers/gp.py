@@ -249,6 +249,8 @@ class GpSampler(Learner):
         if self._climbed.any():
             for place in order[: QUICK_CLIMBS if self.is_quick else CLIMBS]:
                 params = self._climb(candidates[place], rows[place], best)
+                if not part.space.allows(params):
+                    continue
                 value = self._worth(self._features([params]), best) + self._avoidance.weights([params], generator, part)
                 climbed.append((float(value[0]), params))
         climbed += [(float(worth[place]), candidates[place]) for place in order]
@@ -341,7 +343,7 @@ class GpSampler(Learner):
         found = worth([{**params, label: draw[label]} for label in labels])
         free = [label for label, each in zip(labels, found, strict=True) if each > value - LITTLE]
         spread = {**params, **{label: draw[label] for label in free}}
-        return spread if worth([spread])[0] > value - LITTLE else params
+        return spread if worth([spread])[0] > value - LITTLE and part.space.allows(spread) else params
 
     def _known(self) -> tuple[NDArray[np.intp], float | None]:
         """Return the indexes of the known rows, the best first; and the best predicted loss, None if no row is
@@ -401,7 +403,7 @@ class GpSampler(Learner):
         active = part.active
         candidates: list[Params] = [
             *part.sample(generator, draws or (QUICK_DRAWS if self.is_quick else DRAWS)),
-            *({label: each[label] for label in active(each)} for each in near),
+            *part.space.allowed({label: each[label] for label in active(each)} for each in near),
         ]
         return candidates, self._features(candidates)
 

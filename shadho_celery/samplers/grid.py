@@ -28,7 +28,7 @@ class GridSampler:
         self._labels = [*subspace.domains]
         self._levels = [levels(domain) for domain in subspace.domains.values()]
         #: points that were not proposed yet; points of cancelled trials, which are proposed again
-        self._points = self._walk(np.random.default_rng(entropy))
+        self._points = subspace.space.allowed(self._walk(np.random.default_rng(entropy)))
         self._again: deque[Params] = deque()
         self._taken: set[Key] = set()
 

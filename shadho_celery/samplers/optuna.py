@@ -25,6 +25,8 @@ from shadho_celery.space.domains import Categorical, Domain, RandInt
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
+#: maximum number of proposals until the space's `where` allows one
+REFUSED = 100
 #: packages that samplers of Optuna import at their first proposal
 _NEEDS = {"CmaEsSampler": "cmaes", "GPSampler": "torch"}
 
@@ -48,6 +50,8 @@ class OptunaSampler:
         self._is_of_several = objectives > 1
         self._study = optuna.create_study(sampler=sampler, directions=["minimize"] * max(1, objectives))
         self._subspace = subspace
+        #: generator of the draws that replace refused proposals
+        self._generator = np.random.default_rng(entropy)
         #: Optuna's trials without a result, by params
         self._running: defaultdict[Key, list[Any]] = defaultdict(list)
 
@@ -90,6 +94,18 @@ class OptunaSampler:
         return [*trial.outcome.losses.values()] if self._is_of_several else [trial.outcome.loss]
 
     def _asked(self) -> Params:
+        """Return a proposal. Those that the space's `where` refuses end as failed, and after REFUSED of them return a
+        draw from the prior.
+        """
+        for _ in range(REFUSED):
+            trial, params = self._suggestions()
+            if self._subspace.space.allows(params):
+                self._running[self._subspace.key(params)].append(trial)
+                return params
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        return self._subspace.sample(self._generator, 1)[0]
+
+    def _suggestions(self) -> tuple[Any, Params]:
         trial = self._study.ask()
         params = {**self._subspace.fixed}
         domains = self._subspace.space.domains
@@ -98,8 +114,7 @@ class OptunaSampler:
             for label in block.labels:
                 if label not in params:
                     params[label] = _suggested(trial, label, domains[label])
-        self._running[self._subspace.key(params)].append(trial)
-        return params
+        return trial, params
 
     def _recorded(self, trial: Trial) -> Any:
         domains = {label: self._subspace.space.domains[label] for label in trial.params}

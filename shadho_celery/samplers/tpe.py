@@ -46,6 +46,8 @@ MOST_RANKED = 1000
 MOST_KEPT = 300
 #: number of draws from l(x), among which the one with the greatest ratio l(x) / g(x) is used
 CANDIDATES = 24
+#: maximum number of times that draws which the space's `where` refuses are replaced
+REDRAWN = 20
 #: one trial in EXPLORE * (number of labels + 1) continues the initial quasi-random sequence
 EXPLORE = 2
 #: number of points of the quasi-random sequence among which an untried point is searched
@@ -269,6 +271,17 @@ class TpeSampler(Learner):
         return [*best, *islice(others, count - len(best))]
 
     def _draw(self, density: _Density, size: int, generator: np.random.Generator, part: Subspace) -> Array:
+        """Draw candidates that the space's `where` allows from a density, or after REDRAWN draws from the prior."""
+        drawn, allows = self._drawn(density, size, generator, part), part.space.allows
+        for _ in range(REDRAWN):
+            refused = [place for place, row in enumerate(drawn) if not allows(self._params(row))]
+            if not refused or part.space.where is None:
+                return drawn
+            drawn[refused] = self._drawn(density, len(refused), generator, part)
+        priors = iter(part.sample(generator, size))
+        return np.array([row if allows(self._params(row)) else _row(self._subspace.key(next(priors))) for row in drawn])
+
+    def _drawn(self, density: _Density, size: int, generator: np.random.Generator, part: Subspace) -> Array:
         """Draw candidates of a part of the space from a density, with NaN for inactive labels."""
         pinned = {place: part.fixed[label] for place, label in enumerate(self._axes) if label in part.fixed}
         drawn = density.draw(size, generator, pinned)

@@ -82,7 +82,7 @@ class Unrepeated(Learner):
 
 
 def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Params]:
-    """Yield each point of a finite subspace once. The values of each label begin with a random one."""
+    """Yield each allowed point of a finite subspace once. The values of each label begin with a random one."""
     space = subspace.space
 
     def under(params: Mapping[str, Value]) -> Iterator[Params]:
@@ -94,7 +94,7 @@ def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Param
                     return
         yield {label: params[label] for label in space.active(params)}
 
-    return under(subspace.fixed)
+    return space.allowed(under(subspace.fixed))
 
 
 def _values(domain: Domain, generator: np.random.Generator) -> Iterator[Value]:
@@ -119,12 +119,14 @@ class ToldTrial(TrialFacts):
 class OwnSampler:
     """A sampler of a user's class. It is taken to learn from losses unless its attribute `adaptive` is False."""
 
-    def __init__(self, sampler: Any, subspace: Subspace, name: str) -> None:
+    def __init__(self, sampler: Any, subspace: Subspace, name: str, entropy: Sequence[int]) -> None:
         self.sampler, self._subspace, self._name = sampler, subspace, name
+        #: generator of the draws that replace points which the space's `where` refuses
+        self._generator = np.random.default_rng([*entropy, _STREAM])
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Return the proposals of the user's sampler.
+        """Return the proposals of the user's sampler. Draws replace those that the space's `where` refuses.
 
         Raises UsageError for params outside the space, and if the user's code raises an exception.
         """
@@ -140,6 +142,10 @@ class OwnSampler:
                 raise UsageError(f"sampler {self._name} proposed {short(params, 200)}: {error}") from None
             if not self._subspace.contains(params):
                 raise UsageError(f"sampler {self._name} left subspace {self._subspace.name}: {short(params, 200)}")
+        # The user's sampler may not know the bounds between params, and would propose the same point again.
+        refused = [place for place, params in enumerate(asked) if not self._subspace.space.allows(params)]
+        for place, params in zip(refused, self._subspace.sample(self._generator, len(refused)), strict=True):
+            asked[place] = params
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -161,7 +167,7 @@ def make_own_sampler(make: MakeSampler, subspace: Subspace, entropy: Sequence[in
     for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
         if not accepts(getattr(sampler, verb), len(arguments.split())):
             raise UsageError(f"{verb} of sampler {name} takes other arguments; write def {verb}(self, {arguments})")
-    return OwnSampler(sampler, subspace, name)
+    return OwnSampler(sampler, subspace, name, entropy)
 
 
 @contextmanager

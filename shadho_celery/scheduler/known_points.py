@@ -7,9 +7,11 @@ from itertools import chain
 
 import numpy as np
 
+from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Outcome, Params, Result, Trial, TrialState
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.placement.pool import WHOLE
+from shadho_celery.placement.shares import UniformShares
 from shadho_celery.scheduler.executors import HOST, INLINE_CLASS
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.proposals import learns_whole, make_samplers, tell_samplers, trial_seed
@@ -73,6 +75,28 @@ def _add(study: StudyState, plan: Plan, found: Iterable[Found], sampler: str) ->
     ]
 
 
+def failed(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the failed ones of these trials. One whose params were tried again later is left out."""
+    latest = {tuple(sorted(trial.params.items())): trial for trial in trials}
+    return sorted((each for each in latest.values() if each.state is TrialState.FAILED), key=lambda each: each.number)
+
+
+def first(plan: Plan, points: Sequence[object], seed: int, number: int) -> list[Params]:
+    """Return the params of a new study's first trials: the known points, then proposals of its samplers.
+
+    The subspaces have parts by their probabilities. Raises like `completed`.
+    """
+    found = completed(plan, points, [seed, _STREAM, 0])[:number]
+    shares = UniformShares({each.name: each.probability for each in plan.subspaces})
+    parts = {WHOLE: number - len(found), **shares.quotas(number - len(found))}
+    for name, sampler in make_samplers(plan.make_sampler, plan.subspaces, (seed,)).items():
+        sees_all = name == WHOLE or learns_whole(sampler)
+        pending = [Trial(number=place, subspace=each, params=params) for place, (each, params) in enumerate(found)]
+        own = [trial for trial in pending if sees_all or trial.subspace == name]
+        found += [(name, params) for params in (sampler.ask(parts[name], own) if parts[name] else ())]
+    return [params for _, params in found]
+
+
 def completed(
     plan: Plan, points: Iterable[object], entropy: Sequence[int] = (0,), *, off_grid: bool = False
 ) -> list[Found]:
@@ -91,6 +115,8 @@ def completed(
             found.append(complete(plan.space, plan.subspaces, point, generator, off_grid=off_grid))
         except SpaceError as error:
             raise UsageError(f"point {place}: {str(error).rstrip('.')}") from None
+        if not plan.space.allows(found[-1][1]):
+            raise UsageError(f"point {place}: {short(point, 200)} is refused by where, the bounds between params")
     return found
 
 

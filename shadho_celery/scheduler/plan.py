@@ -31,7 +31,7 @@ from shadho_celery.scheduler.proposals import Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.wishes import CheapestSlots
 from shadho_celery.space.space import Space
-from shadho_celery.space.split import Subspace, split, undivided
+from shadho_celery.space.split import Subspace, bounded, split, undivided
 from shadho_celery.study.state import Limits, StudyState
 
 DEFAULT_SETTINGS = StudySettings()
@@ -62,19 +62,24 @@ class Plan:
     pruner: PrunerSettings | None
     #: number of slots of a trial, by its params
     width: Width
+    #: warning to the user about the bounds between params, or None
+    warning: str | None = None
 
     @classmethod
     def of(cls, space: Space, settings: StudySettings = DEFAULT_SETTINGS, limits: Limits | None = None) -> Plan:
         """Return the plan for a space and settings. `limits` replace the limits in the settings.
 
         Raises UsageError for an unknown name, for settings that cannot be combined, for an invalid ladder, pruner or
-        number of slots, and for settings without a limit.
+        number of slots, for settings without a limit, and for bounds between params that allow no point.
         """
-        return _plan(settings, space, split(space), limits or Limits.of(settings))
+        subspaces, warning = bounded(split(replace(space, where=settings.where)))
+        plan = _plan(settings, subspaces[0].space, subspaces, limits or Limits.of(settings))
+        return replace(plan, warning=warning)
 
     def with_settings(self, settings: StudySettings, limits: Limits | None = None) -> Plan:
         """Return the plan for other settings and the same space. Raises UsageError like `of`."""
-        return _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
+        plan = _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
+        return replace(plan, warning=self.warning)
 
     def check_sampler(self) -> None:
         """Raise UsageError if the sampler cannot be created for this space. Call this before anything is recorded."""

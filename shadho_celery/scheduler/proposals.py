@@ -77,7 +77,7 @@ class Proposals:
         self.subspaces = tuple(self._index)
         #: True if one sampler draws in the whole space, so that shares do not apply
         self.spans_space = WHOLE in samplers
-        #: number of slots of all classes; number of slots of the widest trial that some class can run
+        #: slots of all classes that the study may use; slots of the widest trial that some class can run
         self.slots = self._widest = 0
         #: seconds until the limit on time; infinity without one
         self._seconds_left = math.inf
@@ -197,6 +197,7 @@ class Proposals:
         self.policy.see(classes)
         self._seconds_left = seconds_left
         self.slots = sum(compute_class.slots for compute_class in classes)
+        self.slots = min(self.slots, self.limits.at_once or self.slots)
         self._widest = max((compute_class.room for compute_class in classes), default=0)
 
     def prices(self, subspace: str) -> Mapping[str, float]:

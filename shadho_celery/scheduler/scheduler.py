@@ -106,6 +106,10 @@ class Scheduler:
     def begin(self) -> None:
         """Learn from the trials of earlier runs, and submit the attempts that were in flight to the executor."""
         self._to_stop = self.study.to_stop
+        # An earlier run may have had other bounds between params.
+        space = self.proposals.members[0].space
+        while (refused := self.study.next_waiting(lambda each: not space.allows(each.params))) is not None:
+            self.study.cancel(refused.number)
         self.proposals.begin()
         self.proposals.teach(self.study.warm_start)
         for trials, following in self.study.history():
@@ -333,10 +337,12 @@ class Scheduler:
 
     @property
     def unsent(self) -> float:
-        """Number of trials that will still be sent; infinity without a limit on trials, 0 while the study is paused or
-        stopping.
+        """Number of trials that may be sent before one in flight ends; infinity without limits, 0 if paused.
+
+        It depends on the limit on trials, on the limit `at_once`, and on whether the samplers have more params.
         """
-        return min(self._left(), self.study.count(TrialState.WAITING)) if self.proposals.is_exhausted else self._left()
+        left = min(self._left(), self._room)
+        return min(left, self.study.count(TrialState.WAITING)) if self.proposals.is_exhausted else left
 
     @property
     def spent(self) -> float:
@@ -496,9 +502,10 @@ class Scheduler:
         Each place in turn gets one trial, the strongest class first. Places are the classes, or the machines of a class
         if all slots of a trial must be on one worker.
         """
-        # Near the end of the study, no trial waits in a queue, so that it goes to the first slot that becomes free in
-        # any class.
-        near_end = min(self._left(), self.proposals.rounds.present.left) <= self.proposals.slots
+        # Near the end of the study, or if `at_once` allows no more trials than slots, no trial waits in a queue. It
+        # goes to the first slot that becomes free in any class.
+        most = min(self._left(), self.limits.at_once or math.inf, self.proposals.rounds.present.left)
+        near_end = most <= self.proposals.slots
         # Before its first success, a study sends few trials, because all of them may fail.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
         takers = places = [place for each in self.classes for place in each.places]
@@ -509,7 +516,7 @@ class Scheduler:
                 if compute_class.ahead and not is_shallow:
                     ahead = min(compute_class.ahead, self.proposals.most_ahead)
                 trial = None
-                if self._left() > 0:
+                if min(self._left(), self._room) > 0:
                     trial = self._next_trial(compute_class) if self._free(compute_class, ahead) > 0 else None
                     trial = trial or (None if self.cheapest is None else self._left_over(compute_class))
                 if trial is None:
@@ -610,7 +617,7 @@ class Scheduler:
         size = self.proposals.rounds.present.size
         most = most_copies(self.study.in_flight if size is None else size) - self.study.copies
         running = [(trial, self.study.running_since(trial)) for trial in alone]
-        late = speculation.ask(running, self._idle, most, self.study.clock.now())
+        late = speculation.ask(running, self._idle, int(min(most, self._room)), self.study.clock.now())
         return [self.study.send(trial, compute_class) for trial, compute_class in late]
 
     def _idle(self) -> list[Idle]:
@@ -656,6 +663,13 @@ class Scheduler:
     def _left(self) -> float:
         """Return the number of trials that may still be sent; 0 while the study is paused or stopping."""
         return 0 if self.stopping or self.paused else self.left
+
+    @property
+    def _room(self) -> float:
+        """Number of attempts that may be sent beside those in flight."""
+        if self.limits.at_once is None:
+            return math.inf
+        return max(0, self.limits.at_once - self.study.in_flight - self.study.copies)
 
     def _seconds_left(self) -> float:
         return self.limits.seconds_left(self._began, self.study.clock.now())

@@ -43,7 +43,8 @@ class Demand:
 
     The numbers include the slots that attempts of the study use, or wait for in the class's queue. They rise at once,
     and fall after HOLD_SECONDS. The number of new slots, beyond those of live workers, is at most the number that the
-    unsent trials need. Of classes that are not declared, a study wants only live slots (`StudyWants.wants`).
+    unsent trials need. The number of all slots is at most the number that the trials need which may run at once. Of
+    classes that are not declared, a study wants only live slots (`StudyWants.wants`).
     """
 
     def __init__(
@@ -88,6 +89,11 @@ class Demand:
         new = {name: max(0, kept - max(live.get(name, 0), self._used[name])) for name, kept in self._kept.items()}
         limited = at_most(new, unsent * self._slots)
         self.wanted = {name: kept - new[name] + limited[name] for name, kept in self._kept.items()}
+        if (most := self._proposals.limits.at_once) is not None:
+            used = {name: min(number, self._used[name]) for name, number in self.wanted.items()}
+            free = {name: number - used[name] for name, number in self.wanted.items()}
+            free = at_most(free, max(0.0, most * self._slots - self._used.total()))
+            self.wanted = {name: used[name] + number for name, number in free.items()}
 
     def _update(self, names: Sequence[str], live: Mapping[str, int], left: float, seconds_left: float) -> None:
         """Update the slots of each class that are wanted if new slots are not limited."""
@@ -297,7 +303,6 @@ class CheapestSlots:
         self, classes: Sequence[ComputeClass], prices: Mapping[str, float], left: int, fits: Fits
     ) -> Cheapest | None:
         names = [each.name for each in classes]
-        slots = {each.name: each.share for each in classes}
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         mix = self.proposals.mix(left)
         kinds: list[tuple[Trial, float]] = []
@@ -306,6 +311,8 @@ class CheapestSlots:
             drawn = self._draws(subspace)
             number = mix.get(subspace, 0.0) / len(drawn)
             kinds += [(trial.evolve(budget=budget), number * share) for budget, share in budgets for trial in drawn]
+        most = (self.proposals.limits.at_once or math.inf) * max(trial.slots for trial, _ in kinds)
+        slots = {each.name: min(each.share, most) for each in classes}
         asked = [trial.evolve(budget=self._units(trial.budget)) for trial, _ in kinds]
         expected = self.model.mean_seconds(asked, names, OPTIMISM).tolist()
         seconds = {

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.files import EMBEDDED, below, read_class_spec
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
-from shadho_celery.core.trial import TrialState
+from shadho_celery.core.trial import Params, TrialState
 from shadho_celery.core.units import counted, money
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.embedded.plan import CONTROL_KEY
@@ -53,7 +54,7 @@ from shadho_celery.scheduler.wishes import Demand
 from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
 from shadho_celery.session.steering import Steering
 from shadho_celery.session.workers import Signals, default_workers, visible_gpus
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import StudyState, named
 
 #: seconds for which a condition must not have been true before its end is shown
 OVER_SECONDS = 5.0
@@ -133,6 +134,8 @@ class Options(Given):
     class_spec: Path | None = None
     #: function that is called after each trial, instead of that of the study file
     on_trial: OnTrial | None = None
+    #: True if the params of failed trials of earlier runs are to run again
+    retry_failed: bool = False
     #: True if a broker or Redis is named, so that the study runs on a fleet
     fleet: bool = False
     #: True if no progress is shown
@@ -141,6 +144,13 @@ class Options(Given):
     broker_from: str = ""
     #: embedded fleet that was started for this study before it was read; None if it is still to be started
     early: Embedded | None = None
+
+
+def request_of(options: Options, file: StudyFile) -> Request:
+    """Return the request to open the study of a file with these options."""
+    given = {each.name: getattr(options, each.name) for each in fields(Given)}
+    key = None if options.early is None else options.early.directory.name
+    return Request(space=file.space, module=file.module, stated=file.stated, key=key, **given)
 
 
 class _StopNow(Exception):
@@ -174,11 +184,9 @@ class Session:
         #: moment at which the run began, on the monotonic clock
         self.began = time.monotonic()
         self._say = say
-        given = {each.name: getattr(options, each.name) for each in fields(Given)}
-        key = None if options.early is None else options.early.directory.name
         #: classes that are started on demand, by the option --class-spec
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
-        self._opening = Opening(Request(space=file.space, module=file.module, stated=file.stated, key=key, **given))
+        self._opening = Opening(request_of(options, file))
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         #: version of the study's code, and a watch that finds files that were edited since
@@ -290,7 +298,7 @@ class Session:
         )
         stack.callback(self._close_executor)
         # The known points come before the scheduler, which counts them when it is created, and sends them first.
-        known_points.enqueue(self.study, self.plan, self.options.points)
+        known_points.enqueue(self.study, self.plan, [*self.options.points, *self._to_retry()])
         self.scheduler = self.opened.scheduler(self.executor)
         if self.options.fleet and self.class_spec:
             scheduler = self.scheduler
@@ -300,6 +308,22 @@ class Session:
             scheduler.demand = self._demand
         self.watch = Watch(self)
         self.steering = Steering(self)
+
+    def _to_retry(self) -> list[Params]:
+        """Return the params of failed trials that are to run again. The limit on trials is raised if it is too low."""
+        if not self.options.retry_failed:
+            return []
+        ended = (trial for block, _ in self.study.history() for trial in block)
+        found = known_points.failed(chain(ended, self.study.pending()))
+        if not found:
+            self._say("no failed trial is left to run again")
+            return []
+        self._say(f"running the params of {named([trial.number for trial in found])} again")
+        settings, least = self.plan.settings, self.study.counted + len(self.study.pending()) + len(found)
+        if "trials" not in self.options.given and settings.trials is not None and settings.trials < least:
+            self.plan = self.plan.with_settings(replace(settings, trials=least))
+            self.opened = dataclasses.replace(self.opened, plan=self.plan)
+        return [trial.params for trial in found]
 
     def _fleet(self) -> Servers:
         """Connect to the servers of a fleet."""
@@ -409,6 +433,8 @@ class Session:
         self._say(f"study {self.study.name} (seed {self.study.record.seed}) in {self.opened.store.safe_url}")
         for line in self.opened.changes:
             self._say(line)
+        if self.plan.warning is not None:
+            self._say(f"Warning: {self.plan.warning}")
         if (other := self.opened.other_code()) is not None:
             self._say(f"Warning: {other}")
         if self.scheduler.done:

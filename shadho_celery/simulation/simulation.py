@@ -186,7 +186,7 @@ def make_plan(cluster: Cluster, given: Mapping[str, Any]) -> Plan:
     settings = read_settings(own)
     if settings.seconds is None and settings.trials is None:
         raise UsageError("a simulation needs an end; give seconds or trials")
-    limits = Limits(seconds=settings.seconds, trials=settings.trials, target=settings.target)
+    limits = Limits(seconds=settings.seconds, trials=settings.trials, target=settings.target, at_once=settings.at_once)
     plan = Plan.of(compile_space(cluster.space), settings, limits)
     needed = max(settings.widths or [widest(plan.width, plan.subspaces)])
     if needed > slots:

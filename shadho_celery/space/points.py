@@ -18,6 +18,8 @@ from shadho_celery.space.tree import Literal, Node, unshared
 
 #: maximum number of draws to find options with which all given labels are active
 TRIES = 20
+#: maximum number of draws of missing values to find a point that the space's `where` allows
+ALLOWED = 1000
 #: larger ints may be too large for a float
 _LARGEST = 2**1023
 
@@ -33,24 +35,30 @@ def complete(
     """Return the subspace and the params of a point, which is a dict of labels and values. Missing labels are drawn.
 
     The value of a choice is the index or the name of an option. Missing choices are drawn such that all given labels
-    are active. A value that differs from a grid value only by rounding becomes the grid value. If `off_grid`, other
-    values between grid values are accepted. Raises SpaceError, with the label, for a point outside the space.
+    are active. Missing labels are drawn again, up to ALLOWED times, until the space's `where` allows the point. A value
+    that differs from a grid value only by rounding becomes the grid value. If `off_grid`, other values between grid
+    values are accepted. Raises SpaceError, with the label, for a point outside the space.
     """
     given = given_values(space, point, off_grid=off_grid)
     params: Params = {}
     unused: list[str] = []
     for _ in range(TRIES):
-        params = space.sample(generator, 1, _with_choices(space, given, generator))[0]
+        pins = _with_choices(space, given, generator)
+        params = space.draw(generator, 1, pins)[0]
         unused = [label for label in given if label not in params]
         if not unused:
             break
+    if not unused and len(params) > len(given) and not space.allows(params):
+        others = (each for each in space.draw(generator, ALLOWED, pins) if {*given} <= {*each})
+        params = next(space.allowed(others), params)
     if unused:
         raise SpaceError(f"{unused[0]!r} is not active together with the other labels; leave it out")
     space.check(params)
     for subspace in subspaces:
         if subspace.contains(params):
             return subspace.name, params
-    raise SpaceError(f"{short(given, 60)} is in no subspace: it selects an option of probability 0")
+    ruled_out = ", or one for which where allows nothing" if space.left_out else ""
+    raise SpaceError(f"{short(given, 60)} is in no subspace: it selects an option of probability 0{ruled_out}")
 
 
 def given_values(space: Space, point: object, *, off_grid: bool = False) -> dict[str, Any]:
@@ -82,8 +90,8 @@ def fill(
     fixed = {**needed, **given}
     fitting: list[Params] = []
     for proposal in sorted(proposals, key=lambda each: _distance(space, fixed, each)):
-        params: Params = space.sample(generator, 1, {**proposal, **fixed})[0]
-        if all(label in params for label in given):
+        params: Params = space.draw(generator, 1, {**proposal, **fixed})[0]
+        if all(label in params for label in given) and space.allows(params):
             if is_new(params):
                 return params
             fitting.append(params)

@@ -7,25 +7,28 @@ least one option. Both are compared by identity, and a block may occur in severa
 from __future__ import annotations
 
 import re
+import traceback
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice, repeat
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from shadho_celery.core.checks import listed
-from shadho_celery.core.failures import headline
+from shadho_celery.core.checks import listed, short
+from shadho_celery.core.failures import headline, read_failure
 from shadho_celery.core.trial import Params
-from shadho_celery.errors import SpaceError
+from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.space import describe as text
 from shadho_celery.space.domains import Categorical, Continuous, Discrete, Domain
 from shadho_celery.space.literals import digest
 from shadho_celery.space.tree import Node, Switch, Value, evaluate, postorder
 
 H = TypeVar("H", bound=Hashable)
+P = TypeVar("P", bound=Params)
 
 #: by label of a choice: the index of its option
 Pins = Mapping[str, int]
@@ -36,6 +39,8 @@ MAX_CONDITIONS = 64
 _NO_PINS: Pins = MappingProxyType({})
 #: a choice with more options is described by their number and a hash
 MAX_DESCRIBED = 20
+#: number of params drawn at a time; maximum number of params in a row that the bounds between params may refuse
+BLOCK, MOST_REFUSED = 64, 100_000
 #: matches messages of exceptions that ask for an int, except those about the conversion by int()
 _ASKS_FOR_INT = re.compile(r"\b(int|integer)s?\b(?!\()")
 
@@ -98,6 +103,10 @@ class Space:
     switches: Mapping[str, Switch]
     #: hyperopt's graph of the space, for hyperopt's algorithms
     graph: Value
+    #: bounds between params: returns whether the objective's values may be tried; None without bounds
+    where: Callable[[Any], Any] | None = None
+    #: pinned choices of the subspaces in which `where` allows no point
+    left_out: Sequence[Pins] = ()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -115,10 +124,50 @@ class Space:
         return _repeated(label for block in self.blocks for label in block.labels)
 
     def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
+        """Draw `size` sets of params from the prior, as `draw` does. Only params that `where` allows are returned.
+
+        Raises UsageError if `where` refuses MOST_REFUSED draws in a row.
+        """
+        drawn = self.draw(generator, size, pins)
+        if self.where is None:
+            return drawn
+        more = (each for rows in repeat(BLOCK) for each in self.draw(generator, rows, pins))
+        found = [*islice(self.allowed(chain(drawn, more)), size)]
+        if len(found) < size:
+            raise UsageError(f"where allows none of {MOST_REFUSED} draws; widen it, or write the space so that it fits")
+        return found
+
+    def allows(self, params: Params) -> bool:
+        """Return whether `where` allows these params. Raises UsageError, which names the point, if it fails."""
+        if self.where is None:
+            return True
+        if any(pins.items() <= params.items() for pins in self.left_out):
+            return False
+        values = self.evaluate(params)
+        try:
+            found = self.where(values)
+            if found is not None:
+                return bool(found)
+            why = "it returned None"
+        except (Exception, SystemExit):
+            why = str(read_failure(traceback.format_exc()))
+        raise UsageError(f"where failed for {short(values, 200)}: {why}; return True or False for every point")
+
+    def allowed(self, points: Iterable[P]) -> Iterator[P]:
+        """Yield the params that `where` allows. End once it has refused MOST_REFUSED in a row."""
+        refused = 0
+        for params in points:
+            refused = 0 if self.allows(params) else refused + 1
+            if not refused:
+                yield params
+            elif refused == MOST_REFUSED:
+                return
+
+    def draw(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
         """Draw `size` sets of params from the prior: raw draws of the active labels, as ints and floats.
 
         A label in `pins` has the value given there. The labels of a block are drawn at once for all sets of params in
-        which it is active. Then these are divided among the options of its branches.
+        which it is active. Then these are divided among the options of its branches. `where` is not called.
         """
         drawn: list[dict[str, Value]] = [{} for _ in range(size)]
         seen: dict[Block, set[int]] = {block: set() for block in self._shared}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params
+from shadho_celery.errors import UsageError
 from shadho_celery.space.describe import option_names
 from shadho_celery.space.domains import Discrete, Domain
 from shadho_celery.space.space import Block, Branch, Pins, Space
@@ -24,6 +25,9 @@ from shadho_celery.space.tree import Value, postorder
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SUBSPACES = 64
+#: maximum number of draws from a subspace in search of points that `where` allows; number of allowed ones after which
+#: the search ends; and part of the draws below which there is a warning
+MOST_DRAWS, ENOUGH, FEW = 10_000, 100, 0.01
 #: name of the subspace that is the whole space
 UNDIVIDED = "all"
 #: values of a subspace's labels in order, None for an inactive label. A key identifies params in the subspace
@@ -105,6 +109,41 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
         named = ", ".join(only) or "none"
         logger.info("the space has more than %d combinations of choices: split on %s only", max_subspaces, named)
     return subspaces
+
+
+def bounded(subspaces: Sequence[Subspace]) -> tuple[tuple[Subspace, ...], str | None]:
+    """Return the subspaces in which `where` allows a point, and a warning if it allows few draws, or None.
+
+    A subspace counts if one of MOST_DRAWS draws is allowed. Raises UsageError if there is no such subspace.
+    """
+    if subspaces[0].space.where is None:
+        return (*subspaces,), None
+    parts = [_allowed_part(each) for each in subspaces]
+    kept = [each for each, part in zip(subspaces, parts, strict=True) if part]
+    if not kept:
+        raise UsageError(
+            f"where allows none of {MOST_DRAWS} draws from the search space; widen it. Params that must be equal, or "
+            "sum up to a number, need a space with one param less, from which the objective computes the last one"
+        )
+    left_out = [each for each, part in zip(subspaces, parts, strict=True) if not part]
+    words = [f"where allows no point of subspace {each.name}, which is left out" for each in left_out]
+    space = replace(subspaces[0].space, left_out=[each.fixed for each in left_out])
+    whole = sum(each.probability for each in kept)
+    allowed = sum(each.probability * part for each, part in zip(subspaces, parts, strict=True)) / whole
+    if allowed < FEW:
+        words.append(f"where allows about {allowed:.2%} of the draws; a search space that fits it is searched faster")
+    return tuple(replace(each, probability=each.probability / whole, space=space) for each in kept), "; ".join(
+        words
+    ) or None
+
+
+def _allowed_part(subspace: Subspace) -> float:
+    """Return the part of a subspace's draws that `where` allows, of at most MOST_DRAWS."""
+    generator, space, drawn, allowed = np.random.default_rng(0), subspace.space, 0, 0
+    while drawn < MOST_DRAWS and allowed < ENOUGH:
+        drawn += ENOUGH
+        allowed += sum(map(space.allows, space.draw(generator, ENOUGH, subspace.fixed)))
+    return allowed / drawn
 
 
 def undivided(space: Space) -> Subspace:

@@ -787,7 +787,7 @@ def named(numbers: Collection[int]) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that end a study. A field is None if there is no such limit."""
+    """The limits of a study. All but `at_once` end the study. A field is None if there is no such limit."""
 
     #: maximum number of trials that end COMPLETE, PRUNED or FAILED
     trials: int | None = None
@@ -804,6 +804,8 @@ class Limits:
     budget: float | None = None
     #: money: no trial is sent once the attempts have cost this much
     money: float | None = None
+    #: number of attempts in flight, which ends nothing
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -829,6 +831,7 @@ class Limits:
             failures=failures,
             without_gain=settings.early_stop,
             money=settings.max_cost,
+            at_once=settings.at_once,
         )
 
     def trials_left(self, trials: int) -> float:

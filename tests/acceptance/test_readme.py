@@ -27,6 +27,8 @@ CLI = ROOT / "shadho_celery" / "cli" / "README.md"
 
 #: commands of that document that steer a running study
 STEERING = ("pause", "unpause", "cancel", "enqueue", "set", "stop")
+#: parts of those that run trials themselves
+RUNNING = ("--dry-run", " again ", "--retry-failed")
 
 
 @pytest.fixture
@@ -38,6 +40,9 @@ def first_study(desk: Desk) -> Desk:
 
 #: what each command of the documents is run by, below or in one of the modules imported above
 RUN_BY = {
+    "run my_study --dry-run": "test_a_look_before_a_search_and_failed_trials_after_it",
+    "shadho-celery again": "test_a_look_before_a_search_and_failed_trials_after_it",
+    "--retry-failed": "test_a_look_before_a_search_and_failed_trials_after_it",
     "run my_study --policy": "test_the_options_of_placement_and_samplers",
     "run my_study --sampler": "test_the_options_of_placement_and_samplers",
     "run my_study --trials 30 --max-cost": "test_the_money_that_a_study_costs",
@@ -191,7 +196,8 @@ def test_the_result_commands(results: Desk) -> None:
 
     The others only print, and run within this process.
     """
-    *lines, last = [line for line in commands(CLI) if not any(f" {name} " in line for name in STEERING)]
+    others = [*(f" {name} " for name in STEERING), *RUNNING]
+    *lines, last = [line for line in commands(CLI) if not any(part in line for part in others)]
     typed = [shlex.split(line)[1:] for line in lines]
     said = {words[0]: results.told(*words).out for words in typed}
     assert "my_study" in said["studies"]
@@ -205,6 +211,22 @@ def test_the_result_commands(results: Desk) -> None:
     assert "no fleet" in said["status"]
     assert "with 5 trials" in shell(results, f"yes | {last}")
     assert results.trials() == []
+
+
+def test_a_look_before_a_search_and_failed_trials_after_it(desk: Desk) -> None:
+    """What five trials would get is printed; trial 3 fails here as it did, and after a fix all run again."""
+    look, once_more, retry = [line for line in commands(CLI) if any(part in line for part in RUNNING)]
+    desk.study(body="print('side', params['side']); assert context.trial > 5, 'broken'", settings={"trials": 6})
+    found = desk.told(*shlex.split(look)[1:])
+    assert [{*json.loads(line)} - {"n"} for line in found.out.splitlines()] == [{"side", "x"}] * 5
+    assert not (desk.folder / "shadho.db").exists()
+    desk.launch("my_study", "--workers", "cpu=2", "--max-failures", "0").wait()
+    assert desk.states() == {"FAILED": 6}
+    failed = desk.told(*shlex.split(once_more)[1:])
+    assert failed.code == 1
+    assert "AssertionError: broken" in failed.err
+    shell(desk, retry)
+    assert desk.states() == {"FAILED": 6, "COMPLETE": 6}
 
 
 def test_the_doctor(desk: Desk) -> None:

@@ -66,7 +66,7 @@ def objective(params, context):
 
 def calls(checkout: Path, trials: int = 8) -> set[tuple[str, str]]:
     """Run the study on the package of `checkout`; (module, function) of what the trials passed."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "notes").mkdir()
         (folder / "sitecustomize.py").write_text(NOTES_CALLS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,59 @@ def test_a_cancelled_point_is_asked_for_again(name: str) -> None:
     asked = sampler.ask(3, [])
     sampler.tell([told(asked[0], TrialState.CANCELLED), *(told(each, 1.0) for each in asked[1:])])
     assert sampler.ask(3, []) == asked[:1]
+
+
+BOUNDED = {
+    "x": hp.uniform("x", 0, 1),
+    "y": hp.uniform("y", 0, 1),
+    "top": hp.choice("top", [{"n": hp.randint("n", 9)}, {"q": hp.quniform("q", 0, 1, 0.25)}]),
+}
+
+
+def in_bounds(values: Any) -> bool:
+    """Allow a third of the space, at whose edge its least loss is."""
+    return bool(values["x"] < values["y"] and values["top"].get("n", 0) < 6)
+
+
+@cases("ends", [[float(place) for place in range(14)], [TrialState.FAILED, 0.5] * 8])
+def test_points_obey_the_bounds_between_params(name: str, ends: list[float | TrialState]) -> None:
+    """They do at first, once a model proposes them, and for several slots at once, which get different ones."""
+    space = replace(compile_space(BOUNDED), where=in_bounds)
+    subspace = split(space, max_subspaces=1)[0]
+    sampler = make_sampler(name, subspace, (0, 0))
+    asked = run(sampler, ends)
+    several = sampler.ask(6, waiting([]))
+    assert all(in_bounds(space.evaluate(params)) for params in [*asked, *several])
+    assert len({tuple(params.values()) for params in several}) == len(several) == 6
+
+
+@cases("sampler", [*SAMPLERS, "dehb", "own"])
+@pytest.mark.filterwarnings("ignore:ended after")
+def test_a_study_of_several_subspaces_obeys_the_bounds_between_params(sampler: str) -> None:
+    class Own:
+        def __init__(self, subspace: Subspace, entropy: Collection[int]) -> None:
+            self.subspace = subspace
+
+        def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+            return [{**self.subspace.space.draw(np.random.default_rng(0), 1, self.subspace.fixed)[0]}] * n
+
+        def tell(self, trials: Collection[Trial]) -> None:
+            pass
+
+    given: dict[str, Any] = {"sampler": sampler}
+    if sampler == "dehb":
+        given = {"fidelity": {"least": 1, "most": 9, "how": "dehb"}}
+    elif sampler == "own":
+        given = {"sampler": Own}
+    got: list[Any] = []
+
+    def objective(values: Any) -> float:
+        got.append(values)
+        return float(values["x"] - values["y"])
+
+    minimize(objective, BOUNDED, trials=24, where=in_bounds, seed=0, progress=False, **given)
+    assert len(got) == 24
+    assert all(map(in_bounds, got))
 
 
 @pytest.mark.slow

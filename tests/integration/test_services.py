@@ -45,6 +45,18 @@ def test_a_database_is_lent_again_although_a_process_wrote_to_it_after_its_test(
         assert again.get("late") is None
 
 
+def test_a_database_that_a_left_worker_still_uses_is_not_lent(
+    private_redis: services.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(lending.REDIS_VARIABLE, private_redis.url)
+    with services.redis_db(private_redis.url) as url:
+        pass
+    with redis.Redis.from_url(url) as left:
+        left.ping()
+        with services.redis_db(private_redis.url) as other:
+            assert other != url
+
+
 @pytest.fixture
 def used_redis(private_redis: services.RedisServer) -> services.RedisServer:
     """A Redis whose databases for tests all hold somebody's data."""

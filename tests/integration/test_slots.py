@@ -20,7 +20,7 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Report, Result, Started
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet import channel
-from shadho_celery.fleet.channel import SchedulerChannel
+from shadho_celery.fleet.channel import Quarantine, SchedulerChannel
 from shadho_celery.fleet.registry import Registry, Worker, place_of
 from shadho_celery.node import heartbeat
 from shadho_celery.node import slots as node_slots
@@ -152,6 +152,17 @@ def test_an_attempt_for_another_machine_is_declined_at_once(slots: Slots, client
     assert first == Lost(number=0, attempt=1, reason="it is for elsewhere, but was delivered to h", claimed=False)
     assert isinstance(second, Result)
     assert second.number == 1
+
+
+@pytest.mark.slow
+def test_a_half_open_circuit_breaker_grants_one_attempt_of_a_message_which_runs_before_the_others(
+    slots: Slots, client: Any
+) -> None:
+    slots.run(message(attempt(0)))
+    assert slots._quick, "from now on the slot claims all attempts of a message at once"
+    Quarantine(client, "k1").half_open(slots.name)
+    slots.run(message(attempt(1), attempt(2), attempt(3)))
+    assert losses(client) == dict.fromkeys(range(4), 0.25)
 
 
 @pytest.mark.slow

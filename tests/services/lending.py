@@ -117,7 +117,7 @@ def redis_db(server_url: str) -> Iterator[str]:
             url = base._replace(path=f"/{number}").geturl()
             with _lock(number) as is_ours, redis.Redis.from_url(url) as client:
                 # Data without the mark is somebody's; what a killed session left carries it.
-                if not is_ours or (client.dbsize() and not client.exists(MARK)):
+                if not is_ours or (client.dbsize() and not client.exists(MARK)) or _is_used(client, number):
                     continue
                 client.flushdb()
                 client.set(MARK, os.getpid())
@@ -134,6 +134,12 @@ def redis_db(server_url: str) -> Iterator[str]:
         _without(used)
     with private(RedisServer, used) as server:
         yield server.url
+
+
+def _is_used(client: redis.Redis, number: int) -> bool:
+    """Return whether another client is connected to this database, such as a worker that a killed session has left."""
+    own = client.client_id()
+    return any(each["db"] == str(number) and each["id"] != str(own) for each in client.client_list())
 
 
 @contextlib.contextmanager

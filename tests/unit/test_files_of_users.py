@@ -190,6 +190,7 @@ class _Deep:
             self._call(depth - 1)
 
 
+@pytest.mark.slow
 def test_an_object_that_is_collected_at_the_recursion_limit_fails_no_test(tmp_path: Path) -> None:
     """Which object it is depends on the tests before, so it is no fault of this one (`filterwarnings`)."""
     path, before = tmp_path / "points", gc.get_threshold()

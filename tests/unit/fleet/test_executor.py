@@ -209,6 +209,26 @@ def test_a_lost_worker_is_seen_although_the_schedulers_clock_is_set(machine_time
     assert not rig.executor.workers.announced
 
 
+def test_a_loss_that_an_outage_keeps_back_is_returned_once_and_its_lease_stays_until_then(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.executor.submit([queued(0)])
+    leases = [(0, 1)]
+    monkeypatch.setattr(rig.executor.channel, "ended_leases", lambda: [*leases])
+    monkeypatch.setattr(rig.executor.channel, "forget", lambda ended: [leases.remove(each) for each in ended])
+    rig.client.xread.side_effect = redis.ConnectionError("away")
+    for _ in range(2):
+        rig.clock.sleep(10)
+        assert rig.executor.poll(0.0) == []
+    rig.client.xread.side_effect = rig._read
+    rig.clock.sleep(10)
+    [lost] = rig.executor.poll(0.0)
+    assert isinstance(lost, Lost)
+    assert leases, "the loss is not recorded yet"
+    assert rig.executor.poll(0.0) == []
+    assert not leases
+
+
 def test_a_scheduler_publishes_nothing_once_another_one_has_the_study(rig: Rig) -> None:
     rig.other_holder = "elsewhere 1 1:1:"
     rig.clock.sleep(HOLD_SECONDS)

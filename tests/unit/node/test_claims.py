@@ -96,3 +96,4 @@ def test_what_is_refused_is_not_run(bundle: Bundle, channel: MagicMock) -> None:
     channel.exchange.return_value = ([], [Claim.TAKEN, Claim.REFUSED, Claim.TAKEN, Claim.BREAKER_OPEN])
     assert bundle.exchange(4)[-1] is Claim.BREAKER_OPEN
     assert [bundle.next() for _ in range(3)] == [ATTEMPTS[0], ATTEMPTS[2], None]
+    assert [*bundle.unclaimed] == [*ATTEMPTS[3:]]

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -557,3 +558,28 @@ def test_best_params_are_what_the_objective_got_by_label() -> None:
                 "e": int,
             }
             assert study.best.params == {"n": 3.0, "e": 2.0, "o": 0, "k": k}
+
+
+def test_bounds_that_fail_during_a_run_end_it_and_name_the_point() -> None:
+    calls = 0
+
+    def where(values: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls > 150:
+            raise KeyError("late")
+        return True
+
+    with pytest.raises(UsageError, match=r"where failed for .*'x': .*KeyError: 'late' \(test_study.py:\d+\)"):
+        minimize(lambda values: 0.0, {"x": hp.uniform("x", 0, 1)}, trials=200, where=where, progress=False)
+
+
+def test_other_bounds_are_another_version_of_the_code() -> None:
+    """A run that resumes says so, and so does one without bounds."""
+    found = []
+    for edge in (0.5, 0.5, 0.6, None):
+        where = None if edge is None else partial(lambda edge, values: values["x"] < edge, edge)
+        with Study({"x": hp.uniform("x", 0, 1)}, where=where) as study:
+            found += [trial.code for trial in study.run(lambda values: 0.0, trials=1, progress=False).trials]
+    assert found[0] == found[1]
+    assert len({*found}) == 3

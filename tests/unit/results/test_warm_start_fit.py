@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,3 +95,12 @@ def test_a_study_that_is_continued_has_its_warm_start() -> None:
     refuse_if_resumed("svm", resume=False)
     with pytest.raises(UsageError, match="leave out warm_start or resume"):
         refuse_if_resumed("svm", resume=True)
+
+
+def test_trials_that_break_the_bounds_between_params_are_left_out_and_counted() -> None:
+    """A trial that lacks a label gets a value with which it obeys them, if there is one."""
+    bounded = replace(SUBSPACES[0].space, where=lambda values: values["kind"] == "plain" or values["rate"] < 0.5)
+    trials = [({"rate": 0.2, "kind": 1, "depth": 3}, 1.0), ({"rate": 0.7, "kind": 1, "depth": 3}, 2.0)]
+    found = fit(source(*trials, ({"rate": 0.7}, 3.0)), split(bounded))
+    assert [(trial.params["rate"], trial.params["kind"]) for trial in found.trials] == [(0.2, 1), (0.7, 0)]
+    assert "learned from 2 of 3 trials of study svm; left out 1 refused by where" in found.words

@@ -9,7 +9,7 @@ import torch
 from services.cases import cases
 
 from shadho_celery.core.hardware import DEVICE
-from shadho_celery.runner.child import _seed
+from shadho_celery.runner.process_state import seed_generators
 
 
 @cases(("device", "calls"), [("cuda", [call(7)]), ("cpu", [])])
@@ -20,8 +20,8 @@ def test_a_gpu_is_seeded_also_before_its_first_use(
     monkeypatch.setenv(DEVICE, device)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded := Mock())
-    _seed(7)
+    seed_generators(7)
     drawn = torch.rand(3)
-    _seed(7)
+    seed_generators(7)
     assert torch.equal(torch.rand(3), drawn)
     assert seeded.mock_calls == 2 * calls

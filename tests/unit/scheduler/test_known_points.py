@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ from hyperopt import hp
 from services.cases import cases
 
 from shadho_celery import Study
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.random import RandomSampler
+from shadho_celery.scheduler import known_points
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
@@ -201,3 +206,56 @@ def test_a_point_that_was_rounded_is_tried_once(sampler: str) -> None:
         study.add([{"x": 0.7}], [0.0])
         study.run(lambda x: x, trials=11, progress=False)
         assert sorted(round(trial.params["x"] * 10) for trial in study.trials) == [*range(11)]
+
+
+def test_points_that_break_the_bounds_between_params_are_refused_in_one_line() -> None:
+    """A point that leaves labels out is completed so that it obeys them, if it can be."""
+
+    def where(values: Any) -> bool:
+        return bool(values["x"] < values["y"])
+
+    with Study(SPACE, seed=0, where=where) as study:
+        with pytest.raises(UsageError, match=r"^point 1: \{'x': 2, 'y': 1\} is refused by where"):
+            study.enqueue([{"x": 4.9}, {"x": 2, "y": 1}])
+        assert study.count() == 0
+        study.enqueue([{"x": 4.9}, {"y": -4.9}, {"x": 1, "y": 2}])
+        assert all(where(trial.values) for trial in study.trials)
+        assert [trial.params.get("x") for trial in study.trials][::2] == [4.9, 1.0]
+        with pytest.raises(UsageError, match=r"point 0: .* is refused by where"):
+            study.add([{"x": 2, "y": 1}], [0.5])
+
+
+def test_points_that_an_earlier_run_had_to_try_are_cancelled_if_new_bounds_refuse_them(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/s.db", "study": "s"}
+    with Study(SPACE, seed=0, **where) as study:
+        study.enqueue([{"x": 2, "y": 1}, {"x": 1, "y": 2}])
+    with Study(SPACE, resume=True, where=lambda values: values["x"] < values["y"], **where) as study:
+        assert study.ask().number == 1
+        assert study.trial(0).state == "CANCELLED"
+
+
+def test_failed_trials_are_those_that_were_not_tried_again() -> None:
+    def trial(number: int, x: float, state: TrialState) -> Trial:
+        return Trial(number=number, subspace="all", params={"x": x}, state=state)
+
+    failed, complete = TrialState.FAILED, TrialState.COMPLETE
+    trials = [trial(0, 1.0, failed), trial(1, 2.0, failed), trial(2, 3.0, complete), trial(3, 1.0, complete)]
+    trials += [trial(4, 4.0, failed), trial(5, 4.0, failed), trial(6, 2.0, TrialState.WAITING)]
+    assert [each.number for each in known_points.failed(trials)] == [5]
+
+
+@cases("sampler", ["random", "qmc", "tpe", "auto", "grid", Fixed])
+def test_the_first_trials_are_the_known_points_and_what_the_sampler_proposes(sampler: Any) -> None:
+    plan = Plan.of(compile_space(SPACE), StudySettings(trials=9, sampler=sampler))
+    found = known_points.first(plan, [{"x": 1.0}], 3, 5)
+    assert len(found) == 5
+    assert found[0]["x"] == 1.0
+    for params in found:
+        plan.space.check(params)
+    assert known_points.first(plan, [{"x": 1.0}, {}, {}], 3, 2) == known_points.first(plan, [{"x": 1.0}, {}], 3, 2)
+    if sampler == "random":
+        # As a run with this seed would draw them, without the known point.
+        with Study(SPACE, sampler=sampler, seed=3) as study:
+            asked = [dict(study.ask().params) for _ in range(5)]
+        drawn = known_points.first(plan, [], 3, 5)
+        assert sorted(map(repr, drawn)) == sorted(map(repr, asked))

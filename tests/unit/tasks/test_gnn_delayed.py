@@ -60,6 +60,7 @@ def test_parts_that_never_hear_of_each_other_are_worse_by_more_than_a_point() ->
     assert errors(NEVER) > errors(0) + 0.03
 
 
+@pytest.mark.slow
 def test_the_bytes_are_those_of_an_all_reduce_of_a_row_for_every_shared_vertex() -> None:
     parts = task.parts_of(task.stochastic_block_graph(), 4)
     # Features in the first layer; the hidden units' sums and their gradients in the second.
