@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, hp, space_eval
 
+    from shadho_celery.objective.script import checkpoint_dir, params, report, should_stop
     from shadho_celery.program.hyperopt_api import auto, cma, fmin, gp, qmc, rand, tpe
     from shadho_celery.program.optuna_study import optuna_study
     from shadho_celery.program.recorded import list_studies, load_study
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "anneal",
     "auto",
+    "checkpoint_dir",
     "cma",
     "fmin",
     "gp",
@@ -38,8 +40,11 @@ __all__ = [
     "load_study",
     "minimize",
     "optuna_study",
+    "params",
     "qmc",
     "rand",
+    "report",
+    "should_stop",
     "space_eval",
     "tpe",
 ]
@@ -49,6 +54,7 @@ _LAZY = {
     **dict.fromkeys(("STATUS_FAIL", "STATUS_OK", "Trials", "anneal", "hp", "space_eval"), "hyperopt"),
     **dict.fromkeys(("auto", "cma", "fmin", "gp", "qmc", "rand", "tpe"), "shadho_celery.program.hyperopt_api"),
     **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.program.recorded"),
+    **dict.fromkeys(("checkpoint_dir", "params", "report", "should_stop"), "shadho_celery.objective.script"),
     "Control": "shadho_celery.session.control",
     "minimize": "shadho_celery.program.study",
     "optuna_study": "shadho_celery.program.optuna_study",

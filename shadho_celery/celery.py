@@ -24,6 +24,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import mask, printable
 from shadho_celery.core.files import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.core.hardware import Machine
+from shadho_celery.core.names import FORMS
 from shadho_celery.core.system import BROKER_CONNECT_SECONDS
 from shadho_celery.errors import ShadhoError
 from shadho_celery.fleet import broker
@@ -99,6 +100,10 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     """
     instance.quiet = True
     refuse_nested()
+    # Celery would import a study that is no module.
+    if forms := [name for name in options.get("include") or () if name.endswith(tuple(FORMS))]:
+        options["include"][:] = [name for name in options["include"] if name not in forms]
+        conf.shadho_imports = [*conf.get("shadho_imports", ()), *forms]
     refuse_libraries(_imports(conf, options))
     start_method()
     hardware.slots_per_gpu()

@@ -13,6 +13,7 @@ if __name__ == "__main__":
 # Only imports that --help needs, because the modules of the scheduler take seconds to import.
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
@@ -28,6 +29,7 @@ from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import refusal
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
+from shadho_celery.core.names import FORMS
 from shadho_celery.core.settings import KEPT
 from shadho_celery.core.system import without_collections
 from shadho_celery.errors import UsageError
@@ -57,6 +59,15 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     return [] if path is None else points(path)
 
 
+class _Run(shared_options.Command):
+    """The command `run`, whose words after ``--`` are a command that its trials run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        place = args.index("--") if "--" in args else len(args)
+        ctx.meta["command"] = args[place + 1 :] if place < len(args) else None
+        return super().parse_args(ctx, args[:place])
+
+
 @shared_options.command(
     "run tasks.svm                          # everything on this machine",
     "run tasks.svm --trials 40 --seed 0",
@@ -66,11 +77,17 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     "run tasks.svm --resume --trials 80     # continue the latest study",
     "run tasks.svm --dry-run 5              # what five trials would get, and no more",
     "run tasks.svm --warm-start svm-3f2a    # learn from an earlier study",
+    "run study.toml                         # a command and its space in TOML",
+    "run -- python train.py --lr {lr:log:1e-4:1e-1} --opt {opt:choice:adam:sgd}",
     f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\\n"
     "      shadho-celery run tasks.svm                      # on the fleet",
+    cls=_Run,
 )
-@click.argument("study_module", metavar="STUDY_FILE", required=False)
+@click.argument("study_module", metavar="STUDY_FILE | -- COMMAND", required=False)
 @shared_options.study_options
+@click.option(
+    "--loss", "loss_name", metavar="TEXT", help="Name before the loss in the output of COMMAND, such as val_loss."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: short, such as svm-3f2a]")
 @click.option(
@@ -157,16 +174,26 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 def main(study_module: str | None, resume: str | None, local: bool, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
+    It may also be a file in TOML, such as study.toml. Without a file, run COMMAND with the values of a trial in place
+    of each {LABEL:DOMAIN}.
+
     It runs on this machine unless a broker or Redis is named, else on their fleet. Ctrl-C once lets running trials
     finish, twice stops at once; --resume continues in both cases.
     """
     Output.is_optional = True
-    if study_module is None and not resume:
+    words, loss = click.get_current_context().meta["command"], given.pop("loss_name")
+    if words is not None and study_module is not None:
+        raise UsageError(
+            f"a command after -- is a study of its own; leave out {short(study_module, 60)}, or the command"
+        )
+    if words is None and loss is not None:
+        raise UsageError("--loss is for a command after --; in a study file, set loss beside command")
+    if words is None and study_module is None and not resume:
         raise click.UsageError("Missing argument 'STUDY_FILE'.", click.get_current_context())
-    if study_module is None:
+    if words is None and study_module is None:
         raise click.UsageError(
             f"--resume has taken {short(resume, 60)} as the name of a study; write run {resume} --resume for its "
-            "latest study, or shadho-celery resume NAME"
+            "latest study, or shadho-celery resume NAME; a command is given again: run --resume NAME -- COMMAND"
         )
     connection = ("broker", "redis", "url_file", "signing_key_file")
     options = [given.pop(name) for name in connection]
@@ -177,6 +204,8 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     given["broker_from"] = shared_options.origin(found)
     os.environ.update(found)
     _refuse_misplaced({**given, "resumes": resume is not None or given["resume_if_exists"]}, is_fleet)
+    if words is not None:
+        study_module = _written(words, loss, is_fleet=is_fleet, is_shipped=given["code"] == "ship")
     # Copied now: the run itself adds the addresses of its own servers.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None
     given["ship"] = given.pop("code") == "ship"
@@ -189,7 +218,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     given["name"] = resume or given["name"]
     if_exists = given.pop("resume_if_exists") and "if-exists"
     given |= {"resume": resume is not None or if_exists, "fleet": is_fleet}
-    sys.exit(_start(study_module, given))
+    sys.exit(_start(str(study_module), given))
 
 
 def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
@@ -209,6 +238,19 @@ def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
         raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
     if is_fleet and given["verbose"]:
         raise UsageError("--verbose is for embedded mode; on a fleet give -v to shadho-celery worker")
+
+
+def _written(words: list[str], loss: str | None, *, is_fleet: bool, is_shipped: bool) -> str:
+    """Write a command as a study in TOML. Return the name of its file. Raises UsageError if workers would lack it."""
+    from shadho_celery.objective.toml_study import write_command  # needs msgspec, and no help does
+
+    name = write_command(words, loss)
+    if is_fleet and not is_shipped:
+        raise UsageError(
+            "the workers of a fleet take a command only from a study file on their machine; copy "
+            f"{name} to study.toml, start them with --import study.toml, and run that; or use --code ship"
+        )
+    return name
 
 
 def _start(study: str, given: dict[str, Any]) -> int:
@@ -257,6 +299,11 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
     with shared_options.opened(store, name) as study:
         check_continues(study.name, is_simulated=study.is_simulated)
         module, found = shared_options.file_of(study), study.name
+    if module.endswith(tuple(FORMS)):
+        raise UsageError(
+            f"study {found!r} runs a command, which is taken from your own file or command line: run "
+            f"{shlex.quote(module)} --resume {found}, or run --resume {found} -- COMMAND"
+        )
     # With =, because a name may begin like an option.
     words = [module, f"--resume={found}", f"--store={store}", *options]
     main.main(words, prog_name="shadho-celery run", standalone_mode=False)

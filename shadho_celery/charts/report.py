@@ -177,6 +177,8 @@ def _searched(data: StudyData) -> Iterator[str]:
     subspaces = len(data.report.subspaces)
     within = f" in {subspaces} subspaces" if subspaces > 1 else ""
     yield f"{counted(len(labels), 'label')}{within}: {listed([one_line(label, VALUE) for label in labels], NAMED)}."
+    if data.study.command:
+        yield f"The command: {one_line(data.study.command, VALUES)}."
     sampler = data.study.in_force.get("sampler") or UNNAMED["sampler"]
     yield f"The objective: {in_words(study.objectives)}. The sampler was {sampler}, the seed {study.seed}."
 

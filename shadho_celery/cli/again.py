@@ -71,7 +71,8 @@ def again(name: str, number: int, store: str) -> None:
             objectives=objectives,
         )
         seed_generators(trial.seed)
-        outcome = call(file.objective, lambda: space.evaluate(trial.params), context, objectives=objectives)
+        make = space.evaluate if file.values is None else file.values(space)
+        outcome = call(file.objective, lambda: make(trial.params), context, objectives=objectives)
     if outcome.warning is not None:
         say(f"Warning: {outcome.warning}", err=True)
     if outcome.state is TrialState.FAILED:

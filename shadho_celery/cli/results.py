@@ -76,7 +76,8 @@ def studies(store: str, as_json: bool) -> None:
     def row(each: StudyResults) -> Sequence[object]:
         state = f"{each.state} on {where}" if (where := each.running_on) else each.state
         counts = (each.count(*COUNTED), each.count(TrialState.FAILED))
-        return (each.name, each.module or None, state, *counts, number(each.best_loss), moment(each.created_at))
+        module = each.command[:60] or each.module or None
+        return (each.name, module, state, *counts, number(each.best_loss), moment(each.created_at))
 
     columns: list[Any] = [*map(fact, ("study", "module", "state")), ">trials", ">failed", ">best loss", last("begun")]
     _print(make_table(columns, map(row, found)))
@@ -122,6 +123,7 @@ def _show(report: StudyReport, found: StudyResults) -> None:
         _explain(found, has_workers={*report.classes} != {INLINE_CLASS})
     if in_force := {**report.in_force}:
         in_force |= {"objectives": in_words(report.objectives)} if report.objectives else {}
+        in_force |= {"command": record.command} if record.command else {}
         in_force.pop("simulated", None)
         shown = {name: UNNAMED.get(name) if value is None else value for name, value in in_force.items()}
         said = ", ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
@@ -291,6 +293,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     from shadho_celery.core.units import took
 
     yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
+    yield from [f"command: {study.command}"] * bool(study.command)
     if found.loss is not None and not found.losses:
         yield f"loss: {found.loss!r}"
     yield from _listed("losses", found.losses)
@@ -445,7 +448,8 @@ def _json(study: StudyResults, file: IO[bytes]) -> None:
     """Write the study as one JSON object. Trials are read from the store and written one by one."""
     from shadho_celery.results.schema import plain_json, trial_json
 
-    head = plain_json({"study": study.name, "module": study.module, "seed": study.seed, "space": study.space})
+    facts = {name: getattr(study, name) for name in ("module", "command", "seed", "space")}
+    head = plain_json({"study": study.name, **facts})
     file.write(f'{json.dumps(head)[:-1]}, "trials": ['.encode())
     for place, trial in enumerate(study.trials):
         file.write(f"{',' if place else ''}\n{json.dumps(plain_json(trial_json(trial)))}".encode())

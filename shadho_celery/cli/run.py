@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -23,11 +26,12 @@ from rich.console import Console
 from shadho_celery.cli import shared_options, tables
 from shadho_celery.cli.live import Fleet, LiveView, PlainView, ShownOutput, WorkerLines
 from shadho_celery.cli.messages import readable_warnings, say
-from shadho_celery.core.checks import printable_json
+from shadho_celery.core.checks import printable, printable_json
 from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
+from shadho_celery.objective.command import FACTS, Command
 from shadho_celery.results.report import report_of, run_of, state_at_rest
 from shadho_celery.results.schema import plain_json, study_json
 from shadho_celery.results.trial import Values
@@ -140,7 +144,8 @@ def dry_run(options: RunOptions, number: int) -> int:
         plan = Opening(request_of(options, file)).plan
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if options.seed is None else options.seed
         found = known_points.first(plan, options.points, seed, number)
-        values = [plan.space.evaluate(params) for params in found]
+        make = plan.space.evaluate if file.values is None else file.values(plan.space)
+        values = [_as_command(file.objective, value, trial) for trial, value in enumerate(map(make, found))]
     if plan.warning is not None:
         say_beside(f"Warning: {plan.warning}")
     if options.as_json:
@@ -150,8 +155,19 @@ def dry_run(options: RunOptions, number: int) -> int:
     return 0
 
 
+def _as_command(objective: object, value: Any, trial: int) -> object:
+    """Return the command that a trial with this value runs, or the value itself if the objective is a function."""
+    if not isinstance(objective, Command):
+        return value
+    # These facts are not known before the trial is sent.
+    unknown: Any = SimpleNamespace(trial=trial, **{name: f"{{{name}}}" for name in FACTS if name != "trial"})
+    return shlex.join(objective.arguments(value.by_label, unknown))
+
+
 def shown(values: object) -> str:
-    """Return what a trial gets as one line."""
+    """Return what a trial gets as one line: a command as a shell reads it, else JSON."""
+    if isinstance(values, str):
+        return printable(values)
     return printable_json(json.dumps(plain_json(values), ensure_ascii=False, allow_nan=False))
 
 

@@ -23,7 +23,8 @@ from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.core.checks import mask, printable, printable_json, short
 from shadho_celery.core.files import read_text
-from shadho_celery.core.names import elsewhere
+from shadho_celery.core.names import FORMS, elsewhere
+from shadho_celery.core.payload import MODULE_NAME
 from shadho_celery.core.settings import SETTINGS, Setting, read_settings
 from shadho_celery.core.units import seconds_of
 from shadho_celery.errors import ShadhoError, UsageError
@@ -88,7 +89,7 @@ def command(*examples: str, more: str = "", **settings: Any) -> Callable[[Callab
     is_whole = re.compile("[^#]*shadho[-_]celery")
     lines = (f"  {each if is_whole.match(each) else f'shadho-celery {each}'}" for each in examples)
     epilog = "\n".join(["", "\b", "Examples:", *lines, *(["", "\b", more] if more else [])])
-    return click.command(cls=Command, epilog=epilog, **settings)
+    return click.command(epilog=epilog, **{"cls": Command, **settings})
 
 
 def file_options(command: F) -> F:
@@ -334,6 +335,8 @@ def file_of(study: StudyResults) -> str:
             f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"
         )
     parts = module.split(".")
+    if module.endswith(tuple(FORMS)) and re.match(MODULE_NAME, module):
+        return module
     if not all(map(str.isidentifier, parts)) or parts[0] in sys.stdlib_module_names:
         raise UsageError(
             f"study {found!r} names {short(module)} as its study file; give the file: run FILE --resume {found}"

@@ -16,8 +16,11 @@ from shadho_celery.core.checks import one_line, resolve
 #: digest of code: twelve hexadecimal digits; "" if there is none
 Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
-#: relative path of a Python file that cannot lead out of its folder
-SourcePath = Annotated[str, Meta(pattern=r"^([^\W\d]\w*/)*[^\W\d]\w*\.py\Z", max_length=1000)]
+#: SHA-256 digest: 64 hexadecimal digits
+FullDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+#: relative path of a file that cannot lead out of its folder
+SourcePath = Annotated[str, Meta(pattern=r"^(\.?[\w-][\w.-]*/)*[\w-][\w.-]*\Z", max_length=1000)]
 
 #: maximum total bytes of the sources of a study that are shipped
 MAX_SOURCES = 1_000_000
@@ -91,6 +94,8 @@ class Sources(Struct, frozen=True, kw_only=True):
     code: Digest
     #: content of each file by its path
     files: dict[SourcePath, bytes]
+    #: digest of each file whose content is sent in pieces, by its path: files of a command
+    inputs: dict[SourcePath, FullDigest] = {}
 
     def __post_init__(self) -> None:
         if (size := sum(map(len, self.files.values()))) > MAX_SOURCES:

@@ -161,6 +161,8 @@ CHECKPOINTS = Path(".shadho/checkpoints")
 STORAGE_TOKEN = ".storage"
 #: folder of code that studies have shipped to a worker
 SHIPPED_CODE = Path(".shadho/code")
+#: folder of the studies in TOML that this package writes for commands without a study file
+COMMANDS = Path(".shadho/commands")
 #: folder of the files of embedded servers and workers
 EMBEDDED = Path(".shadho/embedded")
 #: all folders in which studies have a folder of their own

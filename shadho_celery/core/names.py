@@ -50,8 +50,10 @@ PRUNERS: Mapping[str, str] = {
 }
 #: function behind `context.launch`, which needs torch
 LAUNCH = "ranks.launch:launch"
+#: function that runs a command as a trial, only in the slot's process
+RUN_COMMAND = "objective.process:run"
 #: forms in which a study is kept, besides a module, by the suffix of its file
-FORMS: Mapping[str, str] = {}
+FORMS: Mapping[str, str] = {".toml": "objective.toml_study:TomlStudy"}
 #: value of the setting `pruner` that means no pruner, also for a resumed study that had one
 NO_PRUNER = "none"
 #: by our name, or by a text that can follow "here it is": the names in other tools, in lower case. A foreign name may

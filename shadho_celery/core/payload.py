@@ -17,10 +17,8 @@ from shadho_celery.core.trial import Attempt, Name, Objectives, ReplicaSeat, Tim
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 #: dotted name of a module; or, for a study in another form, the relative path of its file, which cannot lead out of its
 #: folder
-ModuleName = Annotated[
-    str,
-    Meta(pattern=r"^([^\W\d]\w*(\.[^\W\d]\w*)*|(\.?[\w-][\w.-]*/)*[\w-][\w.-]*\.(toml|pickle))\Z", max_length=1000),
-]
+MODULE_NAME = r"^([^\W\d]\w*(\.[^\W\d]\w*)*|(\.?[\w-][\w.-]*/)*[\w-][\w.-]*\.(toml|pickle))\Z"
+ModuleName = Annotated[str, Meta(pattern=MODULE_NAME, max_length=1000)]
 
 
 class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):

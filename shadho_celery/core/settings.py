@@ -35,6 +35,12 @@ SlotsSetting = int | str | Callable[[Any], int] | Sequence[int]
 Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
+#: relative paths or globs, and the words of a command
+_Paths = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1000)], ...], Meta(max_length=1000)]
+_Words = Annotated[tuple[Annotated[str, Meta(max_length=10_000)], ...], Meta(min_length=1, max_length=1000)]
+
+#: settings that a study has only with a command
+OF_COMMANDS = ("arg", "loss", "inputs", "outputs")
 
 #: maximum of the setting `pool`, the number of trials that are drawn ahead
 MAX_POOL = 1000
@@ -325,6 +331,18 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about("libraries that workers import once and not again for each new process: a list such as ['torch']"),
     ] = ()
     fresh: Annotated[bool, _about("whether each trial runs in a new process: True or False")] = False
+    command: Annotated[
+        _Words | None, _about("a program and its arguments, a list of texts such as ['python', 'train.py', '{args}']")
+    ] = None
+    arg: Annotated[
+        _Name | None, _about("form of the arguments in place of {args} in the command, such as '--{label}={value}'")
+    ] = None
+    loss: Annotated[
+        _Name | Mapping[str, Any] | None,
+        _about("name before the loss in the output of the command, or {'pattern': a regular expression with a group}"),
+    ] = None
+    inputs: Annotated[_Paths, _about("files that the command reads, a list of relative paths or globs")] = ()
+    outputs: Annotated[_Paths, _about("files of the command that are kept, a list of relative paths or globs")] = ()
     gang_wait_seconds: Annotated[
         Positive, _about("seconds after which a trial whose slots do not come together waits again")
     ] = 60.0
@@ -378,6 +396,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
         own |= {} if self.trials is None else {"trials": self.trials}
+        own |= {} if self.command is None else {"command": [*self.command]}
         own |= {name: dict(given) for name in BUDGETS if (given := getattr(self, name))}
         return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own
 

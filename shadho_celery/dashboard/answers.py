@@ -208,6 +208,7 @@ def studies(cache: Cache) -> Json:
         {
             "name": record.name,
             "module": record.module,
+            "command": record.command,
             "created_at": record.created_at,
             "asked": record.asked,
             "loss": next(iter(record.objectives), "loss"),
@@ -242,6 +243,7 @@ def summary(cached: CachedStudy) -> Json:
     return {
         "name": study.name,
         "module": study.module,
+        "command": study.command,
         "running_on": running_on,
         "state": state,
         "created_at": study.created_at,

@@ -24,6 +24,7 @@ breakers  hash    worker -> failures in a row that no other worker has had, ``ha
                   may claim the next trial, or ``quarantined``
 known     set     kinds of failures that are caused by the trials, for example because several workers have had them
 sources   string  sealed sources of the study's code, if it ships them
+inputs    hash    pieces of the files of the study's command, if it ships them, by digest and number
 inbox     stream  requests to the scheduler (`control`)
 holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
@@ -34,16 +35,19 @@ Redis deletes the keys a week after the study's last trial.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from itertools import chain
 
 import redis
 
-from shadho_celery.core.code import MAX_SOURCES, Digest, Sources
+from shadho_celery.core.code import MAX_SOURCES, Digest, FullDigest, Sources
 from shadho_celery.core.failures import cause_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
@@ -99,6 +103,7 @@ _TYPES = {
     "shadho:{}:done": "string",
     "shadho:{}:holder": "string",
     "shadho:{}:sources": "string",
+    "shadho:{}:inputs": "hash",
 }
 
 #: maximum of the first part of an event id (ms); no clock reaches it, and after it nothing can be added to the stream
@@ -123,6 +128,8 @@ HALF_OPEN_MS = 5000
 MAX_SEALED = 2 * MAX_SOURCES
 
 _SOURCES = Sealed[Sources](Sources, MAX_SEALED)
+#: bytes of a piece of a file that is shipped, and maximum number of its pieces
+PIECE_BYTES, MAX_PIECES = 1_000_000, 70
 
 
 def configured_lease() -> float:
@@ -449,7 +456,19 @@ class SchedulerChannel:
         taken back may still be in a queue, and their claims must be refused.
         """
         self._archive(len(self._recorded))
-        gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields", "sources", "inbox")
+        gone = (
+            "events",
+            "leases",
+            "cancel",
+            "holder",
+            "known",
+            "gangs",
+            "seats",
+            "yields",
+            "sources",
+            "inputs",
+            "inbox",
+        )
         self._client.delete(*keys(self._study, *gone))
         for kept in keys(self._study, "attempts", "breakers", "done"):
             self._client.expire(kept, ERASED_SECONDS)
@@ -566,12 +585,36 @@ class Shipping:
         self._client = client
         self._signer = signer
 
-    def send(self, study: str, sources: Sources) -> None:
-        """Store the sources for the workers. Repeat the call now and then, in case Redis has lost its data."""
-        [key] = keys(study, "sources")
+    def send(self, study: str, sources: Sources, inputs: Mapping[FullDigest, bytes] | None = None) -> None:
+        """Store the sources and inputs for the workers. Repeat the call now and then, in case Redis has lost its data.
+
+        `inputs` are the files of `Sources.inputs`. They are not signed, because their digests are.
+        """
+        [key, pieces] = keys(study, "sources", "inputs")
+        for digest, content in (inputs or {}).items():
+            # A file ends with a piece that is shorter than PIECE_BYTES.
+            count = len(content) // PIECE_BYTES + 1
+            if not self._client.hexists(pieces, f"{digest}:{count - 1}"):
+                for number in range(count):
+                    piece = content[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
+                    self._client.hset(pieces, f"{digest}:{number}", base64.b64encode(piece).decode())
+        self._client.expire(pieces, ERASED_SECONDS)
         self._client.set(key, self._signer.seal(key, sources), ex=ERASED_SECONDS)
 
     def fetch(self, study: str) -> Sources | None:
         """Return a study's sources, or None if Redis has no sources with our signature."""
         [key] = keys(study, "sources")
         return _SOURCES.read(key, self._client.get(key) or "", self._signer)
+
+    def fetch_input(self, study: str, digest: FullDigest) -> bytes | None:
+        """Return the file with a digest, or None if Redis does not have it."""
+        [key] = keys(study, "inputs")
+        content = b""
+        # What is not in base64 is not ours.
+        with suppress(ValueError):
+            for number in range(MAX_PIECES):
+                piece = base64.b64decode(self._client.hget(key, f"{digest}:{number}") or "")
+                content += piece
+                if len(piece) < PIECE_BYTES:
+                    break
+        return content if hashlib.sha256(content).hexdigest() == digest else None

@@ -82,7 +82,7 @@ class QueueExecutor:
         self.gangs = Gangs(seats, self._dispatch, workers, live, study.gang_wait_seconds)
         #: ships the sources
         sources = study.sources
-        self._ship = None if sources is None else partial(Shipping(client, signer).send, key, sources)
+        self._ship = None if sources is None else partial(Shipping(client, signer).send, key, sources, study.inputs)
         #: True until the first poll: attempts submitted before it belong to an earlier scheduler
         self._is_new = True
         #: True if `poll` has returned all events from before the last look at leases; they are handled by the next poll

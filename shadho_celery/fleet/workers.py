@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import redis
 
 from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.code import CodeVersion, Sources
+from shadho_celery.core.code import CodeVersion, FullDigest, Sources
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import Leaving, MachineRecord, Present
@@ -89,6 +89,8 @@ class FleetStudy:
     code: CodeVersion = ANY_CODE
     #: what is shipped to the workers that accept code; None to ship nothing
     sources: Sources | None = None
+    #: files of a command that are shipped beside them, by digest
+    inputs: Mapping[FullDigest, bytes] = field(default_factory=dict)
     #: fencing number of the study's lock in its store
     fence: int = 0
     #: the study's weight when slots are shared with other studies

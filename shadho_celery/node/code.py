@@ -1,8 +1,9 @@
 """Code that a worker can run: versions of its study modules, and sources that studies ship through Redis.
 
-Shipped code has one folder per version, ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest
-again after the import. A version that cannot be imported, or whose files do not have its digest, is refused for a while
-and then written again.
+Shipped code has one folder per version, ``.shadho/code/STUDY_KEY/DIGEST``. The files of a command are linked from a
+cache by their digests, ``.shadho/code/.inputs``. The slot's process compares the version's digest again after the
+import. A version that cannot be imported, or whose files do not have its digest, is refused for a while and then
+written again.
 
 By a token file in the folder of checkpoints, workers detect whether they share the folder. The first worker that finds
 no token creates one. Workers that read the same token see the same folder.
@@ -10,9 +11,11 @@ no token creates one. Workers that read the same token see the same folder.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
+import shutil
 import stat
 import threading
 import uuid
@@ -20,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.code import CodeVersion, FullDigest
 from shadho_celery.core.files import STORAGE_TOKEN, below, replacing, study_folder
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Clock
@@ -30,6 +33,10 @@ from shadho_celery.objective.sources import DiskWatch
 
 log = logging.getLogger(__name__)
 
+#: folder of the cache; a study's folder cannot have this name
+INPUTS = ".inputs"
+#: permissions of its files, which may be programs
+READ_ONLY = 0o555
 #: seconds after which a version that could not run here is tried again
 AGAIN_SECONDS = 60.0
 
@@ -81,7 +88,11 @@ class ShippedCode:
             if sources is None or sources.code != payload.code:
                 return "its study's code is not in Redis"
             try:
-                self._write(below(self._folder, payload.study, payload.code), sources.files)
+                folder = below(self._folder, payload.study, payload.code)
+                for name, digest in sources.inputs.items():
+                    if not self._link(below(folder, name), payload.study, digest):
+                        return f"the file {name} of its study is not in Redis"
+                self._write(folder, sources.files)
             except UsageError as error:
                 return str(error)
             except OSError as error:
@@ -94,8 +105,28 @@ class ShippedCode:
             path = below(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             # The folder appears in one step, because a process may be reading it.
-            with replacing(path) as file:
+            # A script can be the program of a command.
+            with replacing(path, 0o755 if content.startswith(b"#!") else None) as file:
                 file.write(content)
+
+    def _link(self, path: Path, study: str, digest: FullDigest) -> bool:
+        """Link a file from the cache, after it was fetched if needed. Return False if Redis does not have it."""
+        kept = self._folder / INPUTS / digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A trial may have changed the file.
+        if not (kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == digest):
+            if (content := self._shipping.fetch_input(study, digest)) is None:
+                return False
+            kept.parent.mkdir(exist_ok=True)
+            with replacing(kept, READ_ONLY) as file:
+                file.write(content)
+        path.unlink(missing_ok=True)
+        try:
+            path.hardlink_to(kept)
+        except OSError:
+            # The file system has no hard links.
+            shutil.copy(kept, path)
+        return True
 
 
 class Codes:

@@ -272,9 +272,9 @@ def call(
         raise
     except BaseException as error:
         outcome = _failed(error, context, max(0.0, clock.now() - began))
-    if (warning := context.reports.warning) is None:
+    if (warning := context.reports.warning) is None and not context.warnings:
         return outcome
-    return replace(outcome, warning=joined(outcome.warning, warning))
+    return replace(outcome, warning=joined(outcome.warning, warning, *context.warnings))
 
 
 def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outcome:

@@ -228,6 +228,8 @@ class LocalContext:
     #: directions of the study's losses by name; a report is a value of the first one, in its own direction
     objectives: Mapping[str, str] | None = None
     reports: Reports = field(default_factory=Reports)
+    #: lines that are added to the warning of the trial
+    warnings: list[str] = field(default_factory=list)
     stopped: Callable[[], bool] = lambda: False
     #: returns whether the worker is about to end, and the trial goes on elsewhere
     preempted: Callable[[], bool] = lambda: False

@@ -8,6 +8,7 @@ recognised by its suffix. The study's name is then the file's path relative to t
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -20,7 +21,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -28,11 +29,15 @@ from shadho_celery.core.checks import line_of, one_line, short, similar
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
 from shadho_celery.core.names import FORMS, named
-from shadho_celery.core.settings import SETTINGS, read_settings
+from shadho_celery.core.settings import OF_COMMANDS, SETTINGS, read_settings
 from shadho_celery.core.system import load_hyperopt_late, overridden
+from shadho_celery.core.trial import Params
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import check_objective
+
+if TYPE_CHECKING:
+    from shadho_celery.space.space import Space
 
 #: environment variable that is set, also for child processes, while a study file is imported or a trial runs; its value
 #: says which
@@ -47,13 +52,17 @@ class StudyFile:
 
     module: str
     space: Any
-    objective: Callable[..., Any]
+    objective: Any
     #: function that is called in the scheduler's process after each trial; None if the file defines none
     on_trial: Callable[..., Any] | None = None
     #: settings in STUDY, which command-line options override
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
     code: CodeVersion = field(default_factory=CodeVersion)
+    #: makes the function from a trial's params to the objective's values, of the space; None for those of the space
+    values: Callable[[Space], Callable[[Params], Any]] | None = None
+    #: True if trials read its files again, so that an edited file is another version at once
+    reads_disk: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +107,34 @@ def load(module: str) -> StudyFile:
     if form := form_of(name := module_name(module)):
         return form.load(name)
     found = import_file(module, ("SPACE", "objective"), "study file", "see the README's first study")
-    check_objective(found.names["objective"], f"objective of {found.module}")
-    return StudyFile(
+    file = StudyFile(
         module=found.module,
         space=found.names["SPACE"],
-        objective=found.names["objective"],
+        objective=found.names.get("objective"),
         on_trial=found.names.get("on_trial"),
         stated=found.stated,
         code=found.code,
     )
+    if found.stated.get("command") is not None:
+        return with_command(file)
+    check_objective(file.objective, f"objective of {found.module}")
+    return file
+
+
+def with_command(file: StudyFile) -> StudyFile:
+    """Return a study with the command of its settings as its objective. Raises UsageError if it is not valid."""
+    # Imported late, because most studies have a function.
+    from shadho_celery.objective.command import command_of, files_of
+
+    if file.objective is not None:
+        raise UsageError(f'{file.module} has both objective and STUDY["command"]; leave out one of them')
+    try:
+        command = command_of(file.stated, Path(file.code.root))
+        command = dataclasses.replace(command, files=files_of(command))
+        code = replace(file.code, files={**file.code.files, **command.files})
+    except UsageError as error:
+        raise UsageError(f"{file.module}: {error}") from None
+    return dataclasses.replace(file, objective=command, values=command.values, code=code, reads_disk=True)
 
 
 def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> ImportedFile:
@@ -150,7 +178,9 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
         os.chdir(here)
     # hasattr is not used: a module may compute its attributes and fail.
     names = vars(imported)
-    missing = [part for part in needed if part not in names]
+    stated = names.get("STUDY", {})
+    instead = {"objective"} if isinstance(stated, Mapping) and stated.get("command") is not None else ()
+    missing = [part for part in needed if part not in names and part not in instead]
     if missing:
         hint = "".join(similar(part, names) for part in missing)
         raise UsageError(f"{name} is not a {kind}: it lacks {' and '.join(missing)}; {hint}{remedy}")
@@ -159,7 +189,7 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
             f"the source of {name} cannot be read, because {spec.origin} is not a Python file; workers must compare it"
         )
     _refuse_twice(Path(str(spec.origin)))
-    return ImportedFile(module=name, names=names, stated=_checked(name, names.get("STUDY", {})), code=code)
+    return ImportedFile(module=name, names=names, stated=checked(f"STUDY of {name}", stated), code=code)
 
 
 def check_modules(names: Iterable[str]) -> None:
@@ -167,7 +197,7 @@ def check_modules(names: Iterable[str]) -> None:
     for name in map(module_name, names):
         if form_of(name):
             if file_of(name) is None:
-                raise UsageError(f"there is no file {name} here; run from the folder that holds it")
+                raise no_file(name)
             continue
         _refuse_no_module(name)
         if not _exists(name):
@@ -195,6 +225,13 @@ def no_module(name: str) -> UsageError:
         f"there is no module {name} here; {similar(name, sorted(known))}run from the folder that holds it, or set "
         "PYTHONPATH"
     )
+
+
+def no_file(name: str) -> UsageError:
+    """Return the error for a study in another form whose file does not exist, with a similar one in its folder."""
+    path = Path(name)
+    known = [str(each) for each in islice(path.parent.glob(f"*{path.suffix}"), MOST_FILES)]
+    return UsageError(f"there is no file {name} here; {similar(name, known)}run from the folder that holds it")
 
 
 @contextmanager
@@ -415,19 +452,21 @@ def _spec(name: str) -> ModuleSpec | None:
     return None
 
 
-def _checked(name: str, stated: object) -> dict[str, object]:
-    """Return the settings in STUDY, converted to their types. Raises UsageError, which names the invalid key."""
+def checked(where: str, stated: object) -> dict[str, object]:
+    """Return settings converted to their types. Raises UsageError, which names `where` they are and the invalid key."""
     if not isinstance(stated, Mapping):
-        raise UsageError(f"STUDY of {name} is not a dict")
+        raise UsageError(f"{where} is not a dict")
     if isinstance(stated.get("classes"), (set, frozenset)):
-        raise UsageError(f"STUDY of {name}: classes: a set has no order; {SETTINGS['classes'].meaning}")
+        raise UsageError(f"{where}: classes: a set has no order; {SETTINGS['classes'].meaning}")
     try:
         settings = read_settings(stated)
     except UsageError as error:
-        raise UsageError(f"STUDY of {name}: {error}") from None
+        raise UsageError(f"{where}: {error}") from None
+    if settings.command is None and (others := [key for key in OF_COMMANDS if getattr(settings, key)]):
+        raise UsageError(f"{where}: {others[0]} is for a command; set command, or leave it out")
     if own := [library for library in settings.preload if not _is_library(library)]:
         raise UsageError(
-            f"STUDY of {name}: preload: {short(own[0], 60)} is not an installed library; name libraries that the study "
+            f"{where}: preload: {short(own[0], 60)} is not an installed library; name libraries that the study "
             "imports, not its own modules"
         )
     # `read_settings` has replaced `direction` by `objectives`.

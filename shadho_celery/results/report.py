@@ -267,6 +267,11 @@ class StudyFacts:
         return self.record.module
 
     @property
+    def command(self) -> str:
+        """Command that its trials run, in the form of a shell; "" if they call a function."""
+        return self.record.command
+
+    @property
     def seed(self) -> int:
         """Seed of the search."""
         return self.record.seed

@@ -12,14 +12,14 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -27,18 +27,16 @@ from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.files import holds_files
 from shadho_celery.core.hardware import DEVICE, THREAD_VARIABLES, thread_variables
-from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
+from shadho_celery.core.trial import GangCall, Memory, Outcome, Params, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, PeakMemory, call, describe, joined, shared_memory, wants_context
 from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
+from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity, seed_generators
 from shadho_celery.runner.process_tree import MARK
-
-if TYPE_CHECKING:
-    from shadho_celery.space.compile import Space
 
 #: signal that interrupts a trial at its time limit; few libraries use it
 _INTERRUPT = signal.SIGVTALRM
@@ -54,10 +52,12 @@ class _Study(NamedTuple):
     #: the objective, which can be interrupted
     objective: Objective
     takes_context: bool
-    #: the compiled space
-    space: Space
+    #: makes the objective's values from a trial's params
+    values: Callable[[Params], Any]
     #: True if each trial gets a new process
     is_fresh: bool
+    #: finds a file that was edited, if trials read the files of the study again
+    edited: Callable[[], str | None] | None
 
 
 class Child:
@@ -292,7 +292,7 @@ class Child:
                 outcome = copy_context().run(
                     call,
                     study.objective,
-                    partial(study.space.evaluate, attempt.params),
+                    partial(study.values, attempt.params),
                     context,
                     takes_context=study.takes_context,
                     fatal=(ReplicaDone,) if is_replica else (),
@@ -334,6 +334,8 @@ class Child:
         if module not in self._studies:
             # The output of an import belongs to no trial.
             self._divide_output(protocol.NO_ORDER)
+        elif (edited := self._studies[module].edited) and edited():
+            del self._studies[module]
         with suppress(BaseException):
             self._study(module)
         return self._codes[module].digest == code
@@ -355,8 +357,10 @@ class Child:
                 if self._cleanup is not None:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
+            values = space.evaluate if file.values is None else file.values(space)
+            edited = partial(DiskWatch().edited, file.code) if file.reads_disk else None
             takes_context, is_fresh = wants_context(file.objective), bool(file.stated.get("fresh"))
-            self._studies[module] = _Study(self._interruptible(file.objective), takes_context, space, is_fresh)
+            self._studies[module] = _Study(self._interruptible(file.objective), takes_context, values, is_fresh, edited)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:

@@ -96,8 +96,8 @@ def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, 
     """
     given = {**request.stated, **earlier, **request.given}
     own = {*BUDGETS} if request.module or not given.keys().isdisjoint(BUDGETS) else set[str]()
-    # The losses of a module are those that its file names, whatever this study had before.
-    own |= {"objectives"} if request.module or "direction" in given else set()
+    # Losses and command of a module are those that its file names, whatever this study had before.
+    own |= {"objectives", "command"} if request.module or "direction" in given else set()
     before = {name: value for name, value in continued(in_force, given).items() if name not in own}
     settings = read_settings({**before, **given})
     settings = replace(settings, shares=settings.shares_in_force)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, fields
 from functools import partial
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +42,7 @@ from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import MAX_SLOTS, Progress, able, start_command, unable
 from shadho_celery.fleet.signing import Signer, read_key
 from shadho_celery.fleet.workers import FleetStudy, Servers
+from shadho_celery.objective.command import Command
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.placement.widths import widest
@@ -187,12 +189,20 @@ class Session:
         #: classes that are started on demand, by the option --class-spec
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
         self._opening = Opening(request_of(options, file))
+        if isinstance(file.objective, Command):
+            plan = self._opening.plan
+            file.objective.check(plan.space, has_budgets=plan.settings.fidelity is not None)
+            if not options.fleet:
+                file.objective.check_program()
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         #: version of the study's code, and a watch that finds files that were edited since
         self.code = file.code.with_space(self._opening.plan.space.describe())
         self.disk = DiskWatch()
-        self._sources = _shipped(self.code) if options.ship else None
+        self._sources: Sources | None = None
+        self._inputs: dict[str, bytes] = {}
+        if options.ship:
+            self._sources, self._inputs = _shipped(self.code, file.objective)
         self.code = replace(self.code, is_shipped=options.ship)
         #: number of trials of this run that were too wide for the embedded workers
         self._too_wide = 0
@@ -286,6 +296,7 @@ class Session:
                 ),
                 code=self.code,
                 sources=self._sources,
+                inputs=self._inputs,
                 fence=self.study.fence,
                 weight=settings.weight,
                 adopt=self.options.fleet,
@@ -534,10 +545,18 @@ class Session:
         raise UsageError(f"no embedded worker can run this study: {found[0]}")
 
 
-def _shipped(code: CodeVersion) -> Sources:
-    """Return the sources of a study to be shipped to workers. Raises UsageError if they cannot be shipped."""
+def _shipped(code: CodeVersion, objective: object) -> tuple[Sources, dict[str, bytes]]:
+    """Return the sources of a study to be shipped to workers, and by digest the files that its objective reads.
+
+    Raises UsageError if they cannot be shipped.
+    """
+    files = contents(code)
+    read = objective.files if isinstance(objective, Command) else {}
+    inputs = {name: files.pop(name) for name in read if name in files}
+    digests = {name: sha256(content).hexdigest() for name, content in inputs.items()}
     try:
-        return msgspec.convert({"code": code.digest, "files": contents(code)}, Sources)
+        sources = msgspec.convert({"code": code.digest, "files": files, "inputs": digests}, Sources)
+        return sources, {digests[name]: content for name, content in inputs.items()}
     except msgspec.ValidationError as error:
         raise UsageError(f"the study's code cannot be shipped: {error}; copy its files to the workers") from None
 

@@ -7,6 +7,7 @@ are not enough, because they may be equal in two containers, or after a reboot o
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from shadho_celery.core.trial import Moment, Name, Report, Trial
 
 #: URL of the store of commands without --store
 DEFAULT_STORE = "sqlite:///shadho.db"
+#: maximum number of characters of a command that is shown
+MAX_COMMAND = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,11 @@ class StudyRecord:
         """Limit on the number of trials in the latest run; None without a limit."""
         limit: int | None = self.in_force.get("trials") or self.settings.get("trials")
         return limit
+
+    @property
+    def command(self) -> str:
+        """Command that its trials run, in the form of a shell; "" if they call a function. It is shown, never run."""
+        return one_line(shlex.join(self.in_force.get("command") or ()), MAX_COMMAND)
 
     @property
     def is_simulated(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ import numpy as np
 
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.files import new_key
+from shadho_celery.core.files import COMMANDS, new_key
 from shadho_celery.core.settings import Resume, as_options
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import COUNTED, Params, Trial
@@ -151,7 +152,10 @@ def earlier_study(
             "resume), or resume it with the version that began it"
         )
     if record.module != module:
-        raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
+        other = f"is one of {record.module or 'no module'}, not of {module}"
+        if record.command and module.startswith(f"{COMMANDS}/"):
+            other = f"was begun with another command or other domains, {short(record.command)}; give the same ones"
+        raise StudyNotFound(f"study {record.name!r} {other}")
     changes = [
         f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
         for label in {**record.space, **space}
@@ -202,8 +206,9 @@ def _new_record(
 
 
 def _short_name(module: str, key: str, length: int) -> str:
-    """Return a name that is easy to type: the last part of the module's name, and the first characters of the key."""
-    last = module.rpartition(".")[2].encode()[: MAX_NAME - 1 - len(key)].decode(errors="ignore")
+    """Return a name that is easy to type: the last part of the study's name, and the first characters of the key."""
+    last = re.sub(r"^.*/|\.(toml|pickle)$", "", module).rpartition(".")[2]
+    last = last.encode()[: MAX_NAME - 1 - len(key)].decode(errors="ignore")
     return f"{last or 'study'}-{key[:length]}"
 
 

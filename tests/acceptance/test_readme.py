@@ -48,6 +48,8 @@ RUN_BY = {
     "run my_study --trials 30 --max-cost": "test_the_money_that_a_study_costs",
     "worker --price": "test_the_money_that_a_study_costs",
     "--metrics-port": "test_the_metrics_of_a_run_and_of_a_worker",
+    "run -- python train.py": "test_the_commands_that_are_searched",
+    "run study.toml": "test_the_commands_that_are_searched",
     "run tasks.svm": "test_the_main_job",
     "run tasks.mlp --pruner": "test_a_search_that_prunes",
     "run tasks.unet": "test_unets_that_find_cells",
@@ -158,6 +160,37 @@ def test_the_first_study(first_study: Desk) -> None:
         out = shell(first_study, command)
         assert first_study.states().total() == counted
     assert json.loads(out)["trials"]["complete"] == 60
+
+
+@pytest.mark.sample
+def test_the_commands_that_are_searched(desk: Desk) -> None:
+    """A script without a change is searched by a command alone, and by the study in TOML beside it."""
+    document = ROOT / "shadho_celery" / "objective" / "README.md"
+    [study] = blocks(document, "toml")
+    desk.write("study.toml", study)
+    desk.write("train.py", TRAIN)
+    by_command, by_file = commands(document)
+    shell(desk, by_command.replace(" -- ", " --trials 4 -- "))
+    assert [trial["loss"] for trial in desk.trials()] == [trial["params"]["lr"] for trial in desk.trials()]
+    out = shell(desk, by_file)
+    assert "20 complete, 0 failed" in out
+    assert desk.told("run", "--", *shlex.split(by_file)).code == 2
+
+
+#: a script as the document has it: it reads its params from the command line, and prints a line of JSON
+TRAIN = """
+import argparse, json
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, required=True)
+parser.add_argument("--opt", choices=["adam", "sgd"], required=True)
+parser.add_argument("--layers", type=int)
+parser.add_argument("--momentum", type=float)
+given = parser.parse_args()
+assert given.layers is None or given.layers in (1, 2, 3, 4)
+print("epoch 1")
+print(json.dumps({"loss": given.lr}))
+"""
 
 
 @pytest.fixture(scope="module")

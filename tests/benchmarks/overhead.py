@@ -8,6 +8,8 @@ A study of no-op trials on two worker processes, on Redis and on RabbitMQ, besid
 
 All of them alternate within one run, so the ratios are of figures measured side by side. And the memory that a
 scheduler grows by over 25 times as many no-op trials.
+
+With ``--part command``, only what a trial of a command takes beside `subprocess.run` of the same command in a function.
 """
 
 from __future__ import annotations
@@ -36,6 +38,25 @@ STUDY = {"sampler": "random"}
 def objective(params):
     return params["x"]
 """
+
+#: study files whose trials run one command: as their objective, and in a function
+COMMAND = ["sh", "-c", "echo loss=1"]
+COMMAND_STUDIES = {
+    "command": f"""
+from hyperopt import hp
+SPACE = {{"x": hp.uniform("x", 0, 1)}}
+STUDY = {{"sampler": "random", "command": {COMMAND}, "loss": "loss"}}
+""",
+    "function": f"""
+import subprocess
+from hyperopt import hp
+SPACE = {{"x": hp.uniform("x", 0, 1)}}
+STUDY = {{"sampler": "random"}}
+def objective(params):
+    run = subprocess.run({COMMAND}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    return float(run.stdout.partition("=")[2])
+""",
+}
 
 #: a plain Celery application with a no-op task; the last ones leave a mark, so that their end is seen
 BARE_APP = """
@@ -101,7 +122,11 @@ def main() -> None:
     parser.add_argument("--broker", choices=["redis", "rabbitmq", "both"], default="both")
     parser.add_argument("--redis-url", help="broker and channel [a database lent by tests/services]")
     parser.add_argument("--amqp-url", default="amqp://127.0.0.1", help="the other broker [amqp://127.0.0.1]")
+    parser.add_argument("--part", choices=["studies", "command"], default="studies")
     given = parser.parse_args()
+    if given.part == "command":
+        of_commands(given.trials or 200, given.repeats or 3, given.redis_url)
+        return
     trials = given.trials or (1000 if given.quick else 4000)
     repeats = given.repeats or (2 if given.quick else 5)
 
@@ -118,6 +143,27 @@ def main() -> None:
     figures["memory_mb"] = megabytes
     goals["memory_mb_per_100k"] = goal(megabytes * 100_000 / memory_trials, at_most=300)
     finish(figures, goals, {**vars(given), "trials": trials, "repeats": repeats, "workers": WORKERS})
+
+
+def of_commands(trials: int, repeats: int, redis_url: str | None) -> None:
+    """Measure the seconds of trials on one slot, and print."""
+    measured: dict[str, list[float]] = {name: [] for name in COMMAND_STUDIES}
+    with lent_redis(redis_url) as url, Fleet({"overhead": 1}, url, url, **COMMAND_STUDIES) as fleet:
+        for _ in range(repeats):
+            for name in measured:
+                measured[name] += (trial["seconds"] for trial in fleet.run(name, "--trials", str(trials)).trials)
+    milliseconds = {name: [1000 * value for value in quartiles(values)] for name, values in measured.items()}
+    texts = {
+        name: dict(zip(("lower", "median", "upper"), (f"{value:.1f}" for value in values), strict=True))
+        for name, values in milliseconds.items()
+    }
+    show(texts, "objective", f"milliseconds of a trial that runs {' '.join(COMMAND)}")
+    more = milliseconds["command"][1] - milliseconds["function"][1]
+    finish(
+        {"milliseconds": milliseconds},
+        {"command_ms_beside_subprocess_run": goal(more, at_most=20)},
+        {"trials": trials, "repeats": repeats},
+    )
 
 
 def compare(broker: str, url: str, redis_url: str, trials: int, repeats: int, slots: int) -> dict[str, list[float]]:

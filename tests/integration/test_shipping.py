@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from shadho_celery.core.code import MAX_SOURCES, Sources
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import ManualClock
 from shadho_celery.errors import UsageError
-from shadho_celery.fleet.channel import Shipping
+from shadho_celery.fleet.channel import PIECE_BYTES, Shipping
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.code import AGAIN_SECONDS, ShippedCode
 
@@ -35,6 +37,36 @@ def test_sources_arrive_to_the_byte_in_a_folder_of_their_version(client: redis.R
     assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")} == SOURCES.files
     client.flushdb()
     assert shipped.lacks(MESSAGE) == "", "they are asked for once"
+
+
+def test_files_of_a_command_arrive_in_pieces_and_are_fetched_once(client: redis.Redis, tmp_path: Path) -> None:
+    content = {
+        name: os.urandom(size) for name, size in {"data/x.bin": 2 * PIECE_BYTES, "run.sh": 10, "none": 0}.items()
+    }
+    digests = {name: hashlib.sha256(each).hexdigest() for name, each in content.items()}
+    sources = msgspec.structs.replace(SOURCES, inputs=digests)
+    shipping, clock = Shipping(client, SIGNER), ManualClock()
+    shipped = ShippedCode(shipping, tmp_path, clock)
+    shipping.send("k1", sources)
+    assert shipped.lacks(MESSAGE).endswith("of its study is not in Redis")
+    shipping.send("k1", sources, {digests[name]: each for name, each in content.items()})
+    assert shipped.lacks(MESSAGE) == ""
+    folder = shipped.folder(MESSAGE)
+    assert {name: (folder / name).read_bytes() for name in content} == content
+    assert os.access(folder / "run.sh", os.X_OK)
+    client.delete("shadho:k1:inputs")
+    later = msgspec.structs.replace(MESSAGE, code="ba9876543210")
+    shipping.send("k1", msgspec.structs.replace(sources, code=later.code))
+    assert shipped.lacks(later) == "", "the next version has the same files"
+    folder.joinpath("run.sh").chmod(0o755)
+    folder.joinpath("run.sh").write_bytes(b"changed")
+    shipped.refuse(later, "it has other files")
+    clock.sleep(AGAIN_SECONDS + 1)
+    assert shipped.lacks(later) == "the file run.sh of its study is not in Redis"
+    [digest] = [digests["run.sh"]]
+    for forged in ("QQ==", "no base64 \u00e9"):
+        client.hset("shadho:k1:inputs", f"{digest}:0", forged)
+        assert "run.sh" in shipped.lacks(later)
 
 
 def test_a_version_that_cannot_run_is_refused_for_a_while_and_then_written_again(
@@ -93,7 +125,7 @@ def test_without_a_key_there_is_no_shipping(client: redis.Redis) -> None:
         {"/tmp/my_study.py": "QQ=="},
         {"a/../../b.py": "QQ=="},
         {"a\\b.py": "QQ=="},
-        {"my_study.so": "QQ=="},
+        {"my study.py": "QQ=="},
         {".hidden.py": "QQ=="},
         {"my_study.py\n": "QQ=="},
         {"my_study.py": "no base64!"},

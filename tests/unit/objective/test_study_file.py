@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from services.cases import cases
 
-from shadho_celery.core.settings import SETTINGS, StudySettings
+from shadho_celery.core.settings import OF_COMMANDS, SETTINGS, StudySettings
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective.study_file import (
     WITHIN,
@@ -134,7 +134,8 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "preload": ["numpy"],
         "fresh": True,
     }
-    assert {*stated} == {*StudySettings.__struct_fields__} - {"direction"}, "which is short for objectives"
+    of_commands = {"command", *OF_COMMANDS}
+    assert {*stated} == {*StudySettings.__struct_fields__} - {"direction", *of_commands}, "short for objectives"
     file = load(write(GOOD + f"STUDY = {stated!r}\n"))
     assert file.stated == {**stated, "classes": ("gpu", "cpu"), "preload": ("numpy",)}
 

@@ -1,0 +1,248 @@
+"""A command that runs as a trial: its template, and the arguments that a trial's values make of it.
+
+No shell is involved: each word of the template becomes one argument of the program, except ``{args}``, which becomes
+one or more for each active label.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct
+
+from shadho_celery.core.checks import as_record, guess, one_line, short, similar
+from shadho_celery.core.code import Digest, digest_of
+from shadho_celery.core.names import RUN_COMMAND, named
+from shadho_celery.core.trial import Params
+from shadho_celery.errors import UsageError
+from shadho_celery.objective import sources
+from shadho_celery.objective.context import LocalContext
+
+if TYPE_CHECKING:
+    from shadho_celery.space.space import Space
+
+#: placeholder of all active labels, and those of facts about the trial: attributes of its context
+ARGS, FACTS = "args", ("budget", "seed", "trial", "checkpoint_dir")
+#: names that no label may have
+RESERVED = (ARGS, *FACTS)
+#: form of one argument of ``{args}``
+ARG = "--{label}={value}"
+
+#: programs whose names are guessed
+_PROGRAMS = ("python", "python3", "bash")
+
+#: maximum number of files that are inputs, and of their bytes together
+MOST_FILES, MAX_INPUTS = 1000, 2**26
+
+#: a part of a word that is not text: an escaped brace, a placeholder, or a brace that is neither
+_PART = re.compile(r"\{\{|\{([^{}]*)\}|\{")
+
+
+class LossPattern(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A regular expression, whose group matches the loss in a line of a command's output."""
+
+    pattern: Annotated[str, Meta(max_length=1000)]
+
+
+class Values(NamedTuple):
+    """What a command gets of a trial: the value of each active label, and the values in the space's own shape."""
+
+    by_label: Mapping[str, Any]
+    nested: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that is the objective of a study. Called with a trial's `Values`, it runs and returns its result."""
+
+    #: the program and its arguments, with placeholders
+    words: tuple[str, ...]
+    #: form of the arguments of one label in ``{args}``; spaces separate arguments
+    arg: str = ARG
+    #: name before the loss in the output, or pattern with one group that matches it; None for JSON lines alone
+    loss: str | re.Pattern[str] | None = None
+    #: relative paths or globs of the files that it reads, and of those that are kept
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    #: folder of the study, absolute
+    folder: Path
+    #: digest of each file below it that the words name, or that is an input, by its path
+    files: Mapping[str, Digest] = field(default_factory=dict, compare=False)
+
+    def __call__(self, params: Values, context: LocalContext) -> Any:
+        return named(RUN_COMMAND)(self, self.arguments(params.by_label, context), params.nested, context)
+
+    def values(self, space: Space) -> Callable[[Params], Values]:
+        """Return the function that makes the values of this command from a trial's params."""
+        # Imported late, because only commands need it.
+        from shadho_celery.space.flat import FlatValues
+
+        flat = FlatValues(space)
+        return lambda params: Values(flat(params), space.evaluate(params))
+
+    def arguments(self, values: Mapping[str, Any], context: LocalContext) -> list[str]:
+        """Return the program and its arguments for a trial. Raises UsageError for a value that is none of a label."""
+        found: list[str] = []
+        for word in self.words:
+            if word == f"{{{ARGS}}}":
+                found += (part for label, value in values.items() for part in self._of(label, value))
+            else:
+                found.append(_PART.sub(lambda part: _filled(part, values, context), word))
+        return found
+
+    def _of(self, label: str, value: Any) -> list[str]:
+        """Return the arguments of one label.
+
+        If the label itself is an option, True is the option alone, and False and None are left out. In another form,
+        such as that of Hydra, they are true, false and null.
+        """
+        form = self.arg
+        if re.match(r"-+\{label\}", form) and (value is None or isinstance(value, bool)):
+            if not value:
+                return []
+            form = form.partition("{value}")[0].rstrip("= ")
+        texts = {"{label}": label, "{value}": _text(label, value)}
+        return [re.sub(r"\{label\}|\{value\}", lambda found: texts[found[0]], part) for part in form.split()]
+
+    @property
+    def placeholders(self) -> Iterator[str]:
+        """Names of the placeholders, in order, with repetitions; "" for an empty one."""
+        return (part[1] for word in self.words for part in _PART.finditer(word) if part[1] is not None)
+
+    def check(self, space: Space, *, has_budgets: bool) -> None:
+        """Raise UsageError unless every trial of `space` has a value for each placeholder."""
+        from shadho_celery.space.flat import FlatValues
+
+        nested, placed = FlatValues(space).nested, [*self.placeholders]
+        for label in space.domains:
+            if label in RESERVED:
+                raise UsageError(f"label {label!r} has the name of a placeholder of commands; give it another name")
+            if label in nested and (label in placed or ARGS in placed):
+                hint = "give its options names, or read the file that SHADHO_PARAMS names"
+                raise UsageError(f"label {label!r} has an option that is no text or number; {hint}")
+        for name in placed:
+            if name == "budget" and not has_budgets:
+                raise UsageError("{budget} is in the command, but trials have no budgets; set fidelity")
+            if name in RESERVED:
+                continue
+            if name not in space.domains:
+                hint = f"{guess(name, [*space.domains, *RESERVED])}{{{{ stands for a brace"
+                raise UsageError(f"{{{one_line(name, 60)}}} in the command is no label; {hint}")
+            if space.conditions[name] != ((),):
+                raise UsageError(f"{{{name}}} in the command has no value in some trials; use {{{ARGS}}}")
+
+    def check_program(self) -> None:
+        """Raise UsageError if this machine cannot run the program."""
+        program = self.words[0]
+        path, is_path = self.folder / program, "/" in program
+        if "{" in program or shutil.which(path if is_path else program):
+            return
+        if path.is_file():
+            hint = f"run chmod +x {path}, or begin with bash or python" if is_path else f"write ./{program}"
+        else:
+            files = (each.name for each in islice(path.parent.glob("*"), MOST_FILES) if each.is_file())
+            near = [*files] if is_path else _PROGRAMS
+            hint = f"{similar(path.name, near)}install it, or give its path in {self.folder}"
+        raise UsageError(f"there is no program {short(program, 200)} that can be run; {hint}")
+
+
+def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
+    """Return the command in a study's settings. Raises UsageError if it is not valid."""
+    if isinstance(loss := stated.get("loss"), Mapping):
+        try:
+            loss = re.compile(as_record(loss, LossPattern, "loss").pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UsageError(f"loss.pattern: {short(error)}; give a regular expression") from None
+        if loss.groups != 1:
+            raise UsageError(f"loss.pattern has {loss.groups} groups; give it one, around the number")
+    names = ("inputs", "outputs")
+    paths = {name: tuple(stated.get(name) or ()) for name in names}
+    for name in names:
+        for each in map(PurePosixPath, paths[name]):
+            if each.is_absolute() or ".." in each.parts or each == PurePosixPath():
+                raise UsageError(f"{name}: {short(str(each))} is not inside the study's folder; give a relative path")
+    words, arg = tuple(stated["command"]), stated.get("arg") or ARG
+    command = Command(
+        words=words, arg=arg, loss=loss, folder=folder.absolute(), inputs=paths["inputs"], outputs=paths["outputs"]
+    )
+    _check_template(command)
+    return command
+
+
+def files_of(command: Command) -> dict[str, Digest]:
+    """Return the digest of each file of the study's folder that its command names, or that is one of its inputs.
+
+    Of a Python program, they are all sources that it imports from the folder. Raises UsageError for invalid inputs.
+    """
+    files: dict[str, Digest] = {}
+    for before, word in zip(("", *command.words), command.words, strict=False):
+        for name in (f"{word.replace('.', '/')}.py",) if before == "-m" else {word, word.rpartition("=")[2]}:
+            place = PurePosixPath(name)
+            path = command.folder / place
+            if place.is_absolute() or ".." in place.parts or not path.is_file():
+                continue
+            if place.suffix == ".py":
+                files |= sources.read(".".join(place.with_suffix("").parts), str(path)).files
+            elif path.stat().st_size <= MAX_INPUTS:
+                files[place.as_posix()] = digest_of(path.read_bytes())
+    return files | _inputs(command)
+
+
+def _inputs(command: Command) -> dict[str, Digest]:
+    """Return the digests of all inputs."""
+    found: dict[Path, int] = {}
+    for pattern in command.inputs:
+        matching = [path for path in islice(command.folder.glob(pattern), MOST_FILES + 1) if path.is_file()]
+        if not matching:
+            known = [each.name for each in islice(command.folder.glob("*"), MOST_FILES) if each.is_file()]
+            hint = f"{similar(pattern, known)}name files, such as data/*.csv"
+            raise UsageError(f"inputs: {short(pattern)} is no file in {command.folder}; {hint}")
+        found |= {path: path.stat().st_size for path in matching}
+    if outside := [path for path in found if not path.resolve().is_relative_to(command.folder.resolve())]:
+        raise UsageError(f"inputs: {short(str(outside[0]))} is a link that leads out of the study's folder; copy it")
+    if len(found) > MOST_FILES or sum(found.values()) > MAX_INPUTS:
+        most = f"more than {MOST_FILES:,} files or {MAX_INPUTS:,} bytes"
+        raise UsageError(f"inputs: {most}; leave them out, and read them from a folder that all machines share")
+    return {path.relative_to(command.folder).as_posix(): digest_of(path.read_bytes()) for path in found}
+
+
+def _check_template(command: Command) -> None:
+    """Raise UsageError for a template that no space can fill."""
+    if not command.words[0] or "\0" in "".join(command.words):
+        raise UsageError("command: its first word is the name of a program, and no word has a zero byte")
+    for word in command.words:
+        for part in _PART.finditer(word):
+            if part[0] == "{":
+                raise UsageError(f"{short(word)} in the command has an open brace; {{{{ stands for a brace")
+            if part[1] == ARGS and word != f"{{{ARGS}}}":
+                raise UsageError(f"{short(word)} in the command: {{{ARGS}}} must be a word of its own")
+    found = sorted(part[0] for part in _PART.finditer(command.arg))
+    if found != ["{label}", "{value}"]:
+        raise UsageError(f"arg: {short(command.arg)} must have {{label}} and {{value}} once each, such as {ARG}")
+
+
+def _filled(part: re.Match[str], values: Mapping[str, Any], context: LocalContext) -> str:
+    """Return the text in place of a part of a word."""
+    if (name := part[1]) is None:
+        return "{"
+    if name in FACTS:
+        fact = getattr(context, name)
+        return str(fact.absolute()) if isinstance(fact, Path) else _text(name, fact)
+    if name not in values:
+        raise UsageError(f"{{{name}}} in the command has no value in this trial")
+    return _text(name, values[name])
+
+
+def _text(label: str, value: Any) -> str:
+    """Return a value as text: a truth value and None as in JSON."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise UsageError(f"{{{label}}} in the command is {short(value, 60)}, which is no number and no text")

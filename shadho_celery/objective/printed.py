@@ -1,0 +1,160 @@
+"""Output of a command: its reports and its loss, read line by line.
+
+A line that is a JSON object has the keys of an objective's return value, and perhaps `step`. If the study names the
+loss, the lines of standard output are searched for that name and a number instead. Each line is searched in linear
+time, except with a pattern of the user.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from shadho_celery.core.checks import short
+from shadho_celery.objective.context import LocalContext
+from shadho_celery.objective.result import Unreadable
+
+#: maximum bytes of a line that is searched
+MAX_LINE = 64 * 1024
+#: bytes of the latest output that are kept for messages
+_TAIL = 5000
+
+_NUMBER = r"[-+]?(?:(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][-+]?\d{1,9})?|(?i:nan|inf(?:inity)?))"
+_END = re.compile(rb"[\r\n]")
+
+
+class CommandFailed(Unreadable):
+    """A command has failed, or has printed no loss."""
+
+
+class Lines:
+    """Divides output into lines, which a line feed or a carriage return ends."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        #: True if the beginning of the current line was dropped, because the line is longer than MAX_LINE
+        self._is_cut = False
+        self._tail = b""
+
+    def feed(self, part: bytes) -> list[str]:
+        """Return the lines that end in `part`, without those of more than MAX_LINE bytes."""
+        self._tail = (self._tail + part)[-_TAIL:]
+        *lines, rest = _END.split(self._rest + part)
+        if lines and self._is_cut:
+            lines[0], self._is_cut = b"", False
+        self._rest = rest
+        if len(rest) > MAX_LINE:
+            self._rest, self._is_cut = b"", True
+        return [line.decode(errors="replace") for line in lines if 0 < len(line) <= MAX_LINE]
+
+    @property
+    def tail(self) -> str:
+        """Last lines of the output. Of a line that overwrites itself, only the last state is kept."""
+        lines = self._tail.decode(errors="replace").rstrip().split("\n")
+        return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
+
+
+def loss_pattern(name: str) -> re.Pattern[str]:
+    """Return the pattern of a number after `name`, as in ``name=1e-05``, ``name: .3`` and ``"name": 3``.
+
+    The name is not found inside a longer word, such as val_loss or val/loss for loss.
+    """
+    between = r"[\"']?(?:\s{0,100}[:=|│]\s{0,100}|\s{1,100})"
+    return re.compile(rf"(?<![\w./-]){re.escape(name)}{between}({_NUMBER})(?!\w)")
+
+
+class Printed:
+    """Reads the lines of a command, makes its reports, and keeps its result."""
+
+    def __init__(self, loss: str | re.Pattern[str] | None, context: LocalContext) -> None:
+        """`loss` is the name or the pattern of the loss in standard output; None for JSON lines alone."""
+        self._context, self._loss = context, loss
+        self._pattern = loss_pattern(loss) if isinstance(loss, str) else loss
+        #: the last line with a loss in the file of reports, and in standard output
+        self._last: dict[str, Mapping[str, Any]] = {}
+
+    def read(self, line: str) -> None:
+        """Read a line of standard output. Raises CommandFailed."""
+        record = _record(line)
+        if self._pattern is None:
+            if record is not None:
+                self._keep("printed", line, record)
+        elif (found := self._found(line)) is not None:
+            self._keep("printed", line, {**(record or {}), **self._losses(found)})
+
+    def read_report(self, line: str) -> None:
+        """Read a line of the file of reports. Raises CommandFailed, also if the line is not a JSON object."""
+        if (record := _record(line)) is None:
+            raise CommandFailed(
+                f"a line in the file that SHADHO_REPORTS names is not a JSON object: {short(line)}; append lines such "
+                'as {"step": 1, "loss": 0.3}'
+            )
+        self._keep("reported", line, record)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The result, as an objective would return it; None without a loss.
+
+        It is the last line with a loss. A line without `step` is preferred, and then the file of reports.
+        """
+        found = [self._last[where] for where in ("reported", "printed") if where in self._last]
+        last = min(found, key=lambda record: "step" in record, default=None)
+        return None if last is None else {key: value for key, value in last.items() if key != "step"}
+
+    @property
+    def missing(self) -> str:
+        """Error of a command that has ended well without a loss."""
+        if self._pattern is None:
+            return (
+                'the command has printed no loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as '
+                'STUDY["loss"] = "val_loss"'
+            )
+        which = (
+            f"a number after {self._loss!r}" if isinstance(self._loss, str) else "a line that fits the pattern of loss"
+        )
+        return f"the command has not printed {which}"
+
+    def _keep(self, where: str, line: str, record: Mapping[str, Any]) -> None:
+        losses = record.get("losses")
+        if "loss" not in record and losses is None:
+            return
+        self._last[where] = record
+        if (step := record.get("step")) is None:
+            return
+        if isinstance(losses, Mapping):
+            losses = losses.get(next(iter(self._context.objectives or losses), ""))
+        try:
+            self._context.report(step, record.get("loss", losses))
+        except (TypeError, ValueError) as error:
+            raise CommandFailed(f"{error}, in the line {short(line)}") from None
+
+    def _found(self, line: str) -> float | None:
+        """Return the loss in a line, or None. Raises CommandFailed if there are two, or if it is not a number."""
+        assert self._pattern is not None
+        found = [match[1] for match in self._pattern.finditer(line)]
+        if len(found) > 1:
+            raise CommandFailed(
+                f"a line has {len(found)} losses, {short(found[0])} and {short(found[1])}: {short(line)}; choose one "
+                'by a pattern, such as loss = {"pattern": "best loss (\\\\S+)"}'
+            )
+        try:
+            return float(found[0]) if found else None
+        except (TypeError, ValueError):
+            raise CommandFailed(f"the pattern of loss has found {short(found[0])}, which is not a number") from None
+
+    def _losses(self, found: float) -> dict[str, Any]:
+        names = [*(self._context.objectives or ())]
+        return {"losses": {names[0]: found}} if len(names) == 1 and names != ["loss"] else {"loss": found}
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """Return the JSON object in a line, or None."""
+    if line.lstrip()[:1] != "{":
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

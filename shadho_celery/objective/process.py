@@ -1,0 +1,334 @@
+"""Process of a command that runs as a trial: its folder and files, its output, its stop, and its end.
+
+Each attempt has a folder beside the checkpoints of its study, which is removed at its end. A thread reads the output,
+because the objective itself may be interrupted at any point. A process that a command leaves behind is ended by the
+process of the slot and its reaper, as for functions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import resource
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.failures import PRINTED
+from shadho_celery.core.files import MAX_BYTES, is_locked, read_text
+from shadho_celery.core.threads import start_thread
+from shadho_celery.errors import UsageError
+from shadho_celery.objective.call import system_kills
+from shadho_celery.objective.context import LocalContext, TrialStopped, TrialTimeout
+from shadho_celery.objective.printed import CommandFailed, Lines, Printed
+from shadho_celery.objective.script import CHECKPOINT_DIR, PARAMS, REPORTS, STOP, WATCHED
+
+if TYPE_CHECKING:
+    from shadho_celery.objective.command import Command
+
+#: seconds between two looks at the stop flag and the file of reports
+_LOOK_SECONDS = 0.05
+#: seconds from a reason to stop until SIGTERM for a script that calls `should_stop`, and until SIGKILL. Other commands
+#: get SIGTERM at once. The slot's process itself is killed 0.7 s and 5 s after the first two reasons
+_GRACE = {"stopped": (0.2, 0.4), "timeout": (1.5, 3.0), "preempted": (float("inf"), float("inf"))}
+#: bytes read at a time, and number of reads of what is left at the end: as much as the largest pipe holds
+_READ, _LAST_READS = 1 << 16, 16
+#: seconds to wait for the end of a killed process, if this process is interrupted
+_LAST_SECONDS = 1.0
+#: exit code of a shell whose last program was ended by SIGKILL
+_KILLED = 128 + signal.SIGKILL
+
+#: values of a trial and its result, as the original SHADHO names them, and the archive that may hold the result
+VALUES, RESULT, ARCHIVE = "hyperparameters.json", "performance.json", "out.tar.gz"
+#: module of the original SHADHO that runs a function, and its copy here
+_WORKER = "shadho_worker.py"
+
+
+def run(command: Command, arguments: Sequence[str], params: object, context: LocalContext) -> Any:
+    """Run the `arguments` as a trial of `command`, and return what an objective would return.
+
+    `params` are the values that the command finds in the file that SHADHO_PARAMS names. Returns None if the trial was
+    cancelled, pruned or preempted. Raises CommandFailed.
+    """
+    own = Path(context.checkpoints).absolute().parent / "attempts" / f"{context.trial}.{context.attempt}"
+    try:
+        for earlier in own.parent.glob(f"{context.trial}.*"):
+            # Its process was killed, unless it holds the lock.
+            if not is_locked(earlier / REPORTS):
+                shutil.rmtree(earlier, ignore_errors=True)
+        where = _prepare(own, command, params)
+        process = _Process(arguments, where, own, Printed(command.loss, context), context)
+        process.run()
+        returned = process.returned()
+        _keep(command.outputs, where, context)
+        return returned
+    except OSError as error:
+        raise CommandFailed(f"a file of the attempt cannot be read or written: {one_line(error)}") from None
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _prepare(own: Path, command: Command, params: object) -> Path:
+    """Create the folder of an attempt, and return the folder in which the command runs. Raises OSError."""
+    own.mkdir(parents=True)
+    try:
+        own.joinpath(VALUES).write_text(json.dumps(params, default=_plain))
+    except (TypeError, ValueError) as error:
+        raise CommandFailed(f"the values of the trial cannot be written as JSON: {error}") from None
+    own.joinpath(REPORTS).touch()
+    if not command.inputs:
+        return command.folder
+    # A result of an earlier run must not count.
+    for name in command.files.keys() - {VALUES, RESULT, ARCHIVE}:
+        link = own / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(command.folder / name)
+    with suppress(FileExistsError):
+        own.joinpath(_WORKER).symlink_to(Path(__file__).with_name(_WORKER))
+    return own
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of numpy as JSON can represent it. Raises TypeError for any other one."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"there is a {type(value).__name__}: {short(value)}")
+
+
+class _Process:
+    """The process of one attempt."""
+
+    def __init__(
+        self, arguments: Sequence[str], where: Path, own: Path, printed: Printed, context: LocalContext
+    ) -> None:
+        self._arguments, self._where, self._own = arguments, where, own
+        self._printed, self._context = printed, context
+        self._lines = {stream: Lines() for stream in ("stdout", "stderr", REPORTS)}
+        #: exit code, or the negative number of the signal that ended it; None while it runs
+        self._code: int | None = None
+        #: reason to stop, the time at which it was found, and the signals that were sent because of it
+        self._reason, self._since = "", 0.0
+        self._sent: set[int] = set()
+        self._error: Exception | None = None
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Start the process and wait for its end. Raises CommandFailed if it cannot be started."""
+        self._kills = system_kills()
+        with ExitStack() as stack:
+            self._reports = stack.enter_context(self._own.joinpath(REPORTS).open("rb", buffering=0))
+            # A lock is held while the attempt is alive. Some file systems have none.
+            with suppress(OSError):
+                fcntl.flock(self._reports, fcntl.LOCK_EX)
+            process = stack.enter_context(self._started())
+            reader = threading.Thread(target=self._follow, args=(process,), name="command", daemon=True)
+            try:
+                start_thread(reader)
+                # An exception in `Thread.join` makes the thread look ended (Python 3.8 to 3.12), so an event is used.
+                while not self._ended.is_set():
+                    # The reader obeys the same flags. The objective is interrupted once.
+                    with suppress(TrialTimeout, TrialStopped):
+                        self._ended.wait()
+                reader.join()
+            except BaseException:
+                self._send(process.pid, signal.SIGKILL)
+                if reader.ident is not None:
+                    self._ended.wait(_LAST_SECONDS)
+                raise
+        if self._error is not None:
+            raise self._error
+
+    def returned(self) -> Any:
+        """Return the result of the ended process. Raises CommandFailed."""
+        if self._context.stopped() or self._context.was_told:
+            return None
+        is_late = self._context.timed_out()
+        if self._code and not is_late:
+            raise self._failure()
+        if (found := _read_result(self._own)) is None and (found := self._printed.result) is None:
+            if is_late:
+                raise CommandFailed("the command has printed no loss until then")
+            tail = self._lines["stdout"].tail
+            raise CommandFailed(self._printed.missing + (f"{PRINTED}\n{tail}" if tail else ""))
+        return found
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        # With this path, a script that is a link finds modules in the attempt's folder.
+        path = os.pathsep.join(filter(None, (str(self._own), os.environ.get("PYTHONPATH"))))
+        variables = {
+            PARAMS: str(self._own / VALUES),
+            CHECKPOINT_DIR: str(self._context.checkpoint_dir.absolute()),
+            REPORTS: str(self._own / REPORTS),
+            STOP: str(self._own / STOP),
+            "PYTHONUNBUFFERED": "1",
+            **({"PYTHONPATH": path} if self._where == self._own else {}),
+        }
+        try:
+            return subprocess.Popen(
+                self._arguments,
+                cwd=self._where,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else one_line(error)
+            raise CommandFailed(
+                f"the program {short(self._arguments[0])} cannot be run in {self._where}: {reason}; install it there, "
+                "or correct the command"
+            ) from None
+
+    def _follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Read the output of the process, make its reports, and stop it if needed, until it has ended."""
+        try:
+            with ExitStack() as stack:
+                waiting = stack.enter_context(selectors.DefaultSelector())
+                waiting.register(process.stdout or -1, selectors.EVENT_READ, "stdout")
+                waiting.register(process.stderr or -1, selectors.EVENT_READ, "stderr")
+                if sys.platform == "linux":
+                    # An old kernel has none, so the end is noticed up to _LOOK_SECONDS later.
+                    with suppress(OSError):
+                        waiting.register(end := os.pidfd_open(process.pid), selectors.EVENT_READ)
+                        stack.callback(os.close, end)
+                while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+                    self._receive(waiting, _LOOK_SECONDS)
+                    self._look(process.pid)
+                self._code = process.returncode = os.waitstatus_to_exitcode(ended[1])
+                # What it has left in the background must not keep the slot.
+                self._send(process.pid, signal.SIGKILL)
+                for _ in range(_LAST_READS):
+                    self._receive(waiting, 0)
+                self._read("stdout", b"\n")
+                self._read(REPORTS, b"\n")
+                self._count(ended[2].ru_maxrss)
+        except Exception as error:
+            self._error = error
+            self._send(process.pid, signal.SIGKILL)
+        finally:
+            self._ended.set()
+
+    def _receive(self, waiting: selectors.BaseSelector, seconds: float) -> None:
+        """Wait for output up to `seconds`. Pass it on to the log of the trial, and read it and the reports."""
+        for key, _ in waiting.select(seconds):
+            if not key.data:
+                continue
+            if not (part := os.read(key.fd, _READ)):
+                waiting.unregister(key.fileobj)
+            left = memoryview(part)
+            with suppress(OSError):
+                while left:
+                    left = left[os.write(1 if key.data == "stdout" else 2, left) :]
+            self._read(key.data, part)
+        while part := self._reports.read(_READ):
+            self._read(REPORTS, part)
+
+    def _read(self, stream: str, part: bytes) -> None:
+        for line in self._lines[stream].feed(part):
+            if stream == "stdout":
+                self._printed.read(line)
+            elif stream == REPORTS and line.strip():
+                self._printed.read_report(line)
+
+    def _look(self, pid: int) -> None:
+        """Look whether the trial should stop. If so, send the next signal that is due."""
+        if not (reason := self._context.stop_reason):
+            return
+        if reason != self._reason:
+            self._reason, self._since = reason, time.monotonic()
+            self._own.joinpath(STOP).touch()
+        polite, hard = _GRACE[reason]
+        passed = time.monotonic() - self._since
+        if passed >= hard:
+            self._send(pid, signal.SIGKILL)
+        elif signal.SIGTERM not in self._sent and (passed >= polite or not self._own.joinpath(WATCHED).exists()):
+            self._send(pid, signal.SIGTERM)
+
+    def _send(self, pid: int, number: int) -> None:
+        """Send a signal to the process group of the command."""
+        self._sent.add(number)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)
+
+    def _count(self, peak: int) -> None:
+        """Count the peak resident memory of the process tree, in the unit of the system."""
+        # A new process has the peak of the process that has started it, so a smaller one is not known.
+        if peak > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:
+            self._context.on_ranks(peak * (1 if sys.platform == "darwin" else 1024), 0)
+
+    def _failure(self) -> CommandFailed:
+        """Return the error of a process that has ended badly."""
+        code = self._code or 0
+        has_killed = system_kills() > self._kills
+        how = f"the command ended with exit code {code}"
+        if code < 0:
+            name = next((each.name for each in signal.Signals if each == -code), "")
+            how = f"the command was ended by signal {name}({code})"
+        if code == -signal.SIGKILL or (code == _KILLED and has_killed):
+            why = "the system killed it because memory ran out" if has_killed else "memory may have run out"
+            how = f"{how}, {'SIGKILL(-9) of its child, ' if code > 0 else ''}{why}"
+        tail = self._lines["stderr"].tail or self._lines["stdout"].tail
+        error = CommandFailed(f"{how}{PRINTED}\n{tail}" if tail else how)
+        if re.search(r"^MemoryError\b", tail, re.MULTILINE):
+            error.__cause__ = MemoryError()
+        return error
+
+
+def _read_result(own: Path) -> Any:
+    """Return the content of the file with the result in an attempt's folder, or in its archive; None without either.
+
+    Raises CommandFailed if it cannot be read.
+    """
+    try:
+        if own.joinpath(RESULT).exists():
+            text = read_text(own / RESULT, RESULT)
+        elif own.joinpath(ARCHIVE).is_file():
+            with tarfile.open(own / ARCHIVE) as archive:
+                file = archive.extractfile(RESULT)
+                text = "null" if file is None else file.read(MAX_BYTES).decode()
+        else:
+            return None
+        return json.loads(text, object_hook=_of_numpy)
+    except UsageError as error:
+        raise CommandFailed(str(error)) from None
+    except (KeyError, OSError, tarfile.TarError, ValueError, RecursionError, EOFError) as error:
+        raise CommandFailed(f"{RESULT} cannot be read: {short(error)}") from None
+
+
+def _of_numpy(pairs: dict[str, Any]) -> Any:
+    """Return a value as the original SHADHO writes those of numpy, without its type."""
+    return pairs["__data"] if pairs.keys() == {"__data", "__dtype"} else pairs
+
+
+def _keep(outputs: Sequence[str], where: Path, context: LocalContext) -> None:
+    """Copy the outputs of a command to the folder of its checkpoints. A missing one becomes a warning."""
+    if context.stopped():
+        return
+    for pattern in outputs:
+        found = [*_matching(where, pattern)]
+        if not found:
+            context.warnings.append(f"the command has written no output {pattern}")
+        for path in found:
+            target = context.checkpoint_dir / path.relative_to(where)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+
+
+def _matching(where: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files that an output's path or glob matches, and those in the folders that it matches."""
+    for path in sorted(where.glob(pattern)):
+        yield from (each for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())

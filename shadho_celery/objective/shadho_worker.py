@@ -1,0 +1,22 @@
+"""Module of the original SHADHO for scripts of its protocol: ``shadho_worker.run(function)``.
+
+It is linked into the folder of an attempt, and runs in the Python of the command, which may lack this package.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def run(task: Callable[[Any], Any]) -> None:
+    """Call `task` with the values of the trial, and write its result: a number, or a dict with a loss."""
+    returned = task(json.loads(Path("hyperparameters.json").read_text(encoding="utf-8")))
+    result = {**returned} if isinstance(returned, Mapping) else {"loss": returned}
+    text = json.dumps(result, default=lambda value: value.tolist())
+    Path("performance.json").write_text(text, encoding="utf-8")
+    with tarfile.open("out.tar.gz", "w:gz") as archive:
+        archive.add("performance.json")

@@ -1,0 +1,121 @@
+"""A study in TOML alone: the settings of STUDY with a command, and its space in short forms.
+
+The same short forms are in placeholders of a command that is given without a file, such as ``{lr:log:1e-4:1e-1}``. A
+study in TOML is made of them, so that workers read the command from a file on their own disk.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shadho_celery.core.checks import guess, one_line, short
+from shadho_celery.core.code import CodeVersion, digest_of
+from shadho_celery.core.files import COMMANDS, below, read_toml, replacing
+from shadho_celery.core.payload import MODULE_NAME
+from shadho_celery.core.settings import SETTINGS
+from shadho_celery.core.system import load_hyperopt_late
+from shadho_celery.errors import UsageError
+from shadho_celery.objective import sources, study_file
+from shadho_celery.objective.study_file import StudyFile
+from shadho_celery.space.forms import DOMAIN, Reader, form_of_placeholder
+
+#: a placeholder that declares a label, or an escaped brace
+_DECLARED = re.compile(r"\{\{|\{([^{}:]*):([^{}]*)\}")
+
+
+class TomlStudy:
+    """The form of studies in files with the suffix .toml; see `Form`."""
+
+    def load(self, name: str) -> StudyFile:
+        if not re.match(MODULE_NAME, name):
+            raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
+        if (path := study_file.file_of(name)) is None:
+            raise study_file.no_file(name)
+        code = self.version(name)
+        given, space = read_toml(path, name, lambda content: (_stated(content), _space(content)))
+        stated = study_file.checked(name, given)
+        file = StudyFile(module=name, space=space, objective=None, stated=stated, code=code)
+        if edited := sources.DiskWatch().edited(code):
+            raise UsageError(f"{edited} was edited while it was read; try again")
+        return study_file.with_command(file)
+
+    def settings(self, name: str) -> dict[str, object] | None:
+        if (path := study_file.file_of(name)) is None:
+            return None
+        try:
+            return read_toml(path, name, _stated)
+        except UsageError:
+            return {}
+
+    def version(self, name: str) -> CodeVersion:
+        path = study_file.file_of(name)
+        root = (path or Path(name)).absolute().parents[name.count("/")]
+        return CodeVersion(root=str(root), files={name: "" if path is None else digest_of(path.read_bytes())})
+
+
+def _stated(content: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings in the content of a file. Raises UsageError for another key."""
+    known = ["space", *SETTINGS]
+    if wrong := [key for key in content if key not in known]:
+        hint = f"{guess(wrong[0], known)}known are {', '.join(known)}"
+        raise UsageError(f"{one_line(wrong[0], 60)}: there is no such key; {hint}")
+    return {key: value for key, value in content.items() if key != "space"}
+
+
+def _space(content: Mapping[str, object]) -> dict[str, Any]:
+    """Return the space in the content of a file. Raises UsageError with the path of what is not valid."""
+    if not isinstance(table := content.get("space"), Mapping) or not table:
+        raise UsageError(f"it lacks the table [space] with a domain for each label, {DOMAIN}")
+    if not content.get("command"):
+        raise UsageError('it lacks command, such as command = ["python", "train.py", "{args}"]')
+    load_hyperopt_late()
+    return Reader().labels(table, "space")
+
+
+def write_command(words: Sequence[str], loss: str | None = None) -> str:
+    """Write a command with domains in its placeholders as a study in TOML. Return the name of the file.
+
+    The same command has the same file. Raises UsageError for an invalid placeholder.
+    """
+    forms: dict[str, Any] = {}
+
+    def declare(found: re.Match[str]) -> str:
+        if (label := found[1]) is None:
+            return found[0]
+        form = form_of_placeholder(label, found[2].split(":"), found[0])
+        if forms.setdefault(label, form) != form:
+            raise UsageError(f"{short(found[0])}: {label} has another domain before; write {{{label}}} here")
+        return f"{{{label}}}"
+
+    template = [_DECLARED.sub(declare, word) for word in words]
+    if not words or not forms:
+        raise UsageError(
+            "after -- follows a command with a domain in at least one placeholder, such as "
+            "shadho-celery run -- python train.py --lr {lr:log:1e-4:1e-1} --opt {opt:choice:adam:sgd}"
+        )
+    lines = ["# Written by: shadho-celery run -- COMMAND", f"command = {_toml(template)}"]
+    lines += [*([] if loss is None else [f"loss = {_toml(loss)}"]), "", "[space]"]
+    lines += [f"{_toml(label)} = {_toml(form)}" for label, form in forms.items()]
+    try:
+        content = "\n".join([*lines, ""]).encode()
+    except UnicodeEncodeError:
+        raise UsageError("a word of the command is not text in UTF-8; rename the file, or write a study file") from None
+    parts = [word for word in template[1:] if not word.startswith("-") and "{" not in word]
+    stem = re.sub(r"[^\w-]+", "-", Path((parts or template)[0]).name.removesuffix(".py").removesuffix(".sh")).strip("-")
+    path = below(COMMANDS, digest_of(content)) / f"{stem[:50] or 'command'}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content)
+    return path.as_posix()
+
+
+def _toml(value: Any) -> str:
+    """Return a value in TOML: a text, a number, a list of them, or a table in one line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in value.items())}}}"
+    # TOML refuses the one control character that JSON does not escape.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

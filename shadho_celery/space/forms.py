@@ -1,0 +1,150 @@
+"""Short forms of domains, of which a space of hyperopt is made: tables of TOML, and placeholders of a command.
+
+A label has a table such as ``{log = [1e-4, 1e-1]}`` or a placeholder such as ``{lr:log:1e-4:1e-1}``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from shadho_celery.core.checks import as_record, guess, one_line, short
+from shadho_celery.core.trial import Finite, Positive
+from shadho_celery.errors import UsageError
+
+#: maximum number of options of a choice, and of choices inside one another
+MOST_OPTIONS, MAX_CHOICES = 1000, 10
+
+_Range = Annotated[list[Finite], Meta(min_length=2, max_length=2)]
+
+#: name of a label; placeholders and the file itself can hold it
+_LABEL = re.compile(r"[^\s{}:\x00-\x1f\x7f]{1,200}")
+DOMAIN = "such as {uniform = [0, 1]}, {log = [1e-4, 1e-1]}, {int = [1, 9]} or {choice = ['adam', 'sgd']}"
+
+
+class Domain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The short form of one label's domain: one law with its ends, or a choice."""
+
+    uniform: _Range | None = None
+    log: _Range | None = None
+    int: _Range | None = None
+    logint: _Range | None = None
+    #: True for a choice, whose options are checked by `Reader`
+    choice: bool = False
+    #: numbers are multiples of it
+    step: Positive | None = None
+
+
+class Reader:
+    """Makes a space of hyperopt from short forms."""
+
+    def __init__(self) -> None:
+        #: form and node of each label: a label that is in two options of a choice has one node
+        self._known: dict[str, tuple[object, Any]] = {}
+
+    def labels(self, table: Mapping[str, Any], where: str, levels: int = MAX_CHOICES) -> dict[str, Any]:
+        """Return the labels of a table, each with its node. Raises UsageError with the path of what is not valid."""
+        if levels == 0:
+            raise UsageError(f"{one_line(where)}: choices are nested more than {MAX_CHOICES} deep")
+        return {label: self._label(label, form, f"{where}.{label}", levels) for label, form in table.items()}
+
+    def _label(self, label: str, form: Any, where: str, levels: int) -> Any:
+        if not _LABEL.fullmatch(label):
+            raise UsageError(f"{one_line(where)}: give the label a name without spaces, colons and braces")
+        if not isinstance(form, Mapping):
+            raise UsageError(f"{where}: {short(form, 60)} is no domain; write one, {DOMAIN}")
+        if label in self._known:
+            known, node = self._known[label]
+            if known != form:
+                raise UsageError(f"{where}: this label has another domain elsewhere; give it another name")
+            return node
+        node = self._node(label, form, where, levels)
+        self._known[label] = form, node
+        return node
+
+    def _node(self, label: str, form: Mapping[str, Any], where: str, levels: int) -> Any:
+        # Imported late, because the placeholders of a command are read before hyperopt is needed.
+        from hyperopt import hp
+        from hyperopt.pyll import scope
+
+        within = [
+            key for key, each in form.items() if isinstance(each, Mapping) and key not in Domain.__struct_fields__
+        ]
+        hint = f'a label with a dot needs quotes: "{where.partition(".")[2]}.{within[0]}"' if within else ""
+        domain = as_record({**form, "choice": True} if "choice" in form else form, Domain, where, hint)
+        given = [name for name in form if name != "step"]
+        if len(given) != 1:
+            raise UsageError(f"{where}: {' and '.join(given) or 'no domain'}; give one domain, {DOMAIN}")
+        law, step = given[0], domain.step
+        where = f"{where}.{law}"
+        if law == "choice":
+            if step is not None:
+                raise UsageError(f"{where}: a choice has no step")
+            return hp.choice(label, self._options(label, form["choice"], where, levels))
+        low, high = getattr(domain, law)
+        if not low < high:
+            raise UsageError(f"{where}: {low:g} is not below {high:g}; give [low, high]")
+        is_whole, is_log = law in {"int", "logint"}, law in {"log", "logint"}
+        if is_log and low <= 0:
+            raise UsageError(f"{where}: {low:g} is not above 0, and has no logarithm; give the ends themselves")
+        if is_whole and not all(map(float.is_integer, (low, high, step or 1.0))):
+            raise UsageError(f"{where}: give whole numbers")
+        ends = (math.log(low), math.log(high)) if is_log else (low, high)
+        if is_whole or step is not None:
+            node = (hp.qloguniform if is_log else hp.quniform)(label, *ends, step or 1)
+            return scope.int(node) if is_whole else node
+        return (hp.loguniform if is_log else hp.uniform)(label, *ends)
+
+    def _options(self, label: str, options: object, where: str, levels: int) -> list[Any]:
+        """Return the options of a choice: plain values, or with the labels of each by its name."""
+        if not isinstance(options, (list, Mapping)) or not options or len(options) > MOST_OPTIONS:
+            form = "a list of texts and numbers, or a table of named options with their labels"
+            raise UsageError(f"{where}: give {form}, at most {MOST_OPTIONS:,}")
+        if isinstance(options, Mapping):
+            return [self._option(label, name, each, f"{where}.{name}", levels) for name, each in options.items()]
+        for place, each in enumerate(options):
+            if not isinstance(each, str) and not (isinstance(each, (int, float)) and math.isfinite(each)):
+                form = f"an option with labels of its own is a table {one_line(where)}.NAME"
+                raise UsageError(f"{where}[{place}]: {short(each, 60)} is not a text or a finite number; {form}")
+        return options
+
+    def _option(self, label: str, name: str, table: object, where: str, levels: int) -> Any:
+        """Return a named option: its name, or with labels a dict whose first key is the choice's own label."""
+        if not isinstance(table, Mapping) or label in table:
+            raise UsageError(f"{one_line(where)}: give a table of labels other than {label}, such as {{}} for none")
+        return {label: name, **self.labels(table, where, levels - 1)} if table else name
+
+
+def form_of_placeholder(label: str, parts: list[str], shown: str) -> dict[str, Any]:
+    """Return the short form of a placeholder's domain, whose `parts` the colons separate."""
+    law, *given = parts
+    if law == "choice":
+        return {law: [*map(_option_of, given)]}
+    laws = [name for name in Domain.__struct_fields__ if name != "step"]
+    if law not in laws:
+        raise UsageError(
+            f"{short(shown)}: there is no domain {short(law, 60)}; {guess(law, laws)}known are {', '.join(laws)}"
+        )
+    numbers = [*map(_plain, given)]
+    if not 2 <= len(numbers) <= 3 or any(isinstance(each, (str, bool)) for each in numbers):
+        raise UsageError(f"{short(shown)}: write {{{label}:{law}:LOW:HIGH}}, and :STEP for multiples of it")
+    return {law: numbers[:2], **({"step": numbers[2]} if numbers[2:] else {})}
+
+
+def _plain(text: str) -> Any:
+    """Return a finite number or a truth value if a text is one, else the text itself."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            if math.isfinite(value := kind(text)):
+                return value
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _option_of(text: str) -> Any:
+    """Return a value that is this text as an argument: 0.1 is a number, and 0.10 remains a text."""
+    return value if str(value := _plain(text)) == text or isinstance(value, bool) else text

@@ -1,0 +1,213 @@
+"""Scripts as they are published run as trials: tuned unchanged, pruned with two more lines, resumed from a checkpoint.
+
+The two examples of the original SHADHO run unchanged, too.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+from acceptance.commands import Command, Desk, until
+from acceptance.commands import desk as make_desk
+
+pytestmark = pytest.mark.timeout(240)
+
+#: softmax regression on data of its own; it continues from its checkpoint if there is one
+TRAIN = """
+import argparse
+import os
+import time
+
+import numpy as np
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--decay", type=float, default=0.0)
+parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--checkpoint")
+parser.add_argument("--pause", type=float, default=0.0)
+args = parser.parse_args()
+
+generator = np.random.default_rng(0)
+labels = generator.integers(10, size=1797)
+data, targets = np.eye(10, 64)[labels] + generator.normal(0, 0.3, (1797, 64)), np.eye(10)[labels]
+train, test = slice(0, 1200), slice(1200, None)
+weights, first = np.zeros((64, 10)), 1
+if args.checkpoint and os.path.exists(args.checkpoint):
+    with np.load(args.checkpoint) as saved:
+        weights, first = saved["weights"], int(saved["epoch"]) + 1
+    print(f"continued at epoch {first}")
+
+
+def probabilities(rows):
+    scores = rows @ weights
+    exponents = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exponents / exponents.sum(axis=1, keepdims=True)
+
+
+for epoch in range(first, args.epochs + 1):
+    for _ in range(10):
+        gradient = data[train].T @ (probabilities(data[train]) - targets[train]) / 1200
+        weights -= args.lr * (gradient + args.decay * weights)
+    val_loss = -np.mean(np.log(probabilities(data[test])[targets[test] == 1] + 1e-12))
+    print(f"epoch {epoch}/{args.epochs} - val_loss: {val_loss:.5f}")
+    if args.checkpoint:
+        np.savez(args.checkpoint + ".tmp.npz", weights=weights, epoch=epoch)
+        os.replace(args.checkpoint + ".tmp.npz", args.checkpoint)
+    time.sleep(args.pause)
+"""
+
+STUDY = """
+command = ["python", "train.py", "{{args}}", {more}]
+loss = "val_loss"
+sampler = "random"
+{settings}
+
+[space]
+lr = {{log = [1e-4, 3.0]}}
+decay = {{uniform = [0.0, 0.01]}}
+"""
+
+
+def test_a_published_script_is_tuned_as_it_is(desk: Desk) -> None:
+    desk.write("train.py", TRAIN)
+    desk.write("study.toml", STUDY.format(more="", settings="trials = 8"))
+    command = desk.launch("study.toml", "--study", "s", "--workers", "cpu=2", "--seed", "0", "--json").wait(120)
+    assert command.code == 0, desk.said()
+    assert command.json()["trials"]["complete"] == 8
+    losses = [trial["loss"] for trial in desk.trials()]
+    assert len({*losses}) == 8
+    assert 0 < min(losses) < 1 < max(losses) < 3, losses
+    assert "epoch 8/8 - val_loss: " in desk.told("logs", "s", "0").out
+
+
+def test_with_two_more_lines_it_is_pruned(desk: Desk) -> None:
+    changed = TRAIN.replace("import numpy as np\n", "import numpy as np\nimport shadho_celery as sh\n")
+    changed = changed.replace("    if args.checkpoint:\n", "    sh.report(epoch, val_loss)\n    if args.checkpoint:\n")
+    assert len(changed.splitlines()) == len(TRAIN.splitlines()) + 2
+    desk.write("train.py", changed)
+    settings = 'trials = 12\npruner = "asha"'
+    desk.write("study.toml", STUDY.format(more='"--epochs", "27", "--pause", "0.02"', settings=settings))
+    command = desk.launch("study.toml", "--study", "s", "--workers", "cpu=2", "--seed", "0", "--json").wait(120)
+    assert command.code == 0, desk.said()
+    trials = command.json()["trials"]
+    assert trials["pruned"] > 3
+    assert trials["complete"] + trials["pruned"] == 12
+    assert all(trial["step"] < 27 for trial in desk.trials() if trial["state"] == "PRUNED")
+
+
+def test_after_a_kill_it_continues_from_its_own_checkpoint(desk: Desk) -> None:
+    desk.write("train.py", TRAIN)
+    more = '"--epochs", "40", "--pause", "0.05", "--checkpoint", "{checkpoint_dir}/last.npz"'
+    desk.write("study.toml", STUDY.format(more=more, settings="trials = 2"))
+    words = ("study.toml", "--workers", "cpu=2", "--json")
+    command = desk.launch(*words, "--study", "s")
+    until(lambda: len([*desk.folder.glob(".shadho/checkpoints/*/*/last.npz")]) == 2, 90, desk.said)
+    command.send(signal.SIGKILL)
+    until(lambda: not desk.processes(), 30, desk.said)
+    assert desk.launch(*words, "--resume", "s").wait(120).code == 0, desk.said()
+    assert [trial["state"] for trial in desk.trials()] == ["COMPLETE"] * 2
+    logs = [desk.told("logs", "s", str(number)).out for number in (0, 1)]
+    assert all("continued at epoch" in log for log in logs), logs
+    assert not [*desk.folder.glob(".shadho/checkpoints/*/attempts/*")]
+
+
+#: the examples of the original
+TASK = r"""#!/usr/bin/env bash
+sleep .2
+x=$(sed 's/.*"x": *\([-0-9.e]*\).*/\1/' hyperparameters.json)
+echo "$x $(head -c 1 offset.txt)" | awk '{printf "{\"loss\": %f}", ($1 - $2) ^ 2}' > performance.json
+"""
+SIN_TASK = """#!/usr/bin/env bash
+
+python sin.py
+"""
+SIN = """import math
+
+import shadho_worker
+
+
+def sin(params):
+    return math.sin(params['x'])
+
+
+if __name__ == '__main__':
+    shadho_worker.run(sin)
+"""
+#: their commands and input files, by the names of their studies
+EXAMPLES: dict[str, tuple[list[str], dict[str, str]]] = {
+    "shell": (["bash", "task.sh"], {"offset.txt": "3" * 2_000_000, "task.sh": TASK}),
+    "module": (["bash", "./sin_task.sh"], {"sin_task.sh": SIN_TASK, "sin.py": SIN}),
+}
+
+
+def write_examples(desk: Desk) -> None:
+    for name, (command, files) in EXAMPLES.items():
+        for each, content in files.items():
+            desk.write(each, content)
+        settings = {"command": command, "inputs": [*files], "outputs": ["out.tar.gz"]}
+        desk.write(
+            f"{name}.py", f"from hyperopt import hp\nSPACE = {{'x': hp.uniform('x', 0, 3)}}\nSTUDY = {settings}\n"
+        )
+
+
+def check_examples(desk: Desk, trials: int) -> None:
+    found = desk.trials()
+    assert [trial["state"] for trial in found] == ["COMPLETE"] * trials
+    for trial in found:
+        x = trial["params"]["x"]
+        wanted = (x - 3) ** 2 if trial["name"] == "shell" else math.sin(x)
+        assert trial["loss"] == pytest.approx(wanted, abs=1e-5)
+        assert (trial["warning"] is None) == (trial["name"] == "module")
+
+
+def test_the_examples_of_the_original_run_unchanged(desk: Desk) -> None:
+    """A shell script with one input file; and a Python script that uses the original's module."""
+    write_examples(desk)
+    for name in EXAMPLES:
+        command = desk.launch(name, "--study", name, "--workers", "cpu=2", "--trials", "4", "--json").wait(120)
+        assert command.code == 0, desk.said()
+    check_examples(desk, 8)
+    assert len([*desk.folder.glob(".shadho/checkpoints/*/*/out.tar.gz")]) == 4
+    assert not desk.folder.joinpath("performance.json").exists()
+
+
+@pytest.fixture
+def on_fleet(
+    redis_url: str, amqp_url: str, no_orphans: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Desk]:
+    """A desk on RabbitMQ and Redis with a signing key. It is cleared before the Redis of its workers is."""
+    with make_desk(tmp_path_factory.mktemp("scheduler")) as made:
+        key = made.write("shadho.key", "a key of more than sixteen bytes\n")
+        key.chmod(0o600)
+        made.environment |= {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url, "SHADHO_LEASE_SECONDS": "5"}
+        made.environment |= {"SHADHO_SIGNING_KEY_FILE": str(key), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
+        yield made
+
+
+def test_on_a_fleet_the_examples_get_their_files_and_survive_a_killed_worker(
+    on_fleet: Desk, redis_url: str, unique: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two workers in empty folders get commands and inputs through Redis, one of them of two megabytes."""
+    write_examples(on_fleet)
+    queue, folders = unique("cpu"), [tmp_path_factory.mktemp("worker") for _ in "12"]
+    for number, folder in enumerate(folders):
+        words = ["celery", "-A", "shadho_celery", "worker", "-Q", queue, "-c", "1", "-n", f"w{number}@%h"]
+        on_fleet.commands.append(Command(words, folder, on_fleet.environment))
+    workers = on_fleet.commands[:2]
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        until(lambda: len([*client.scan_iter("shadho:worker:*")]) == 2, 60, on_fleet.said)
+        options = ("--code", "ship", "--trials", "8", "--json")
+        command = on_fleet.launch("shell", "--study", "shell", *options)
+        until(lambda: all([*folder.glob(".shadho/checkpoints/*/attempts/*")] for folder in folders), 60, on_fleet.said)
+        workers[0].end()
+        assert command.wait(120).code == 0, on_fleet.said()
+        assert on_fleet.launch("module", "--study", "module", *options).wait(120).code == 0, on_fleet.said()
+        check_examples(on_fleet, 16)
+        assert not [*client.scan_iter("shadho:*:inputs")]
+    assert not [*folders[1].glob("*.sh")]
+    assert len([*folders[1].glob(".shadho/code/.inputs/*")]) == 4
