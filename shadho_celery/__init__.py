@@ -59,21 +59,21 @@ _LAZY = {
     "minimize": "shadho_celery.program.study",
     "optuna_study": "shadho_celery.program.optuna_study",
     "Study": "shadho_celery.program.study",
-    # `celery -A shadho_celery` looks for this name first, and hides the error if its import fails.
+    # `celery -A shadho_celery` looks for this name first. If its import fails, Celery hides the error.
     "app": "shadho_celery.celery",
 }
 
 
 if not TYPE_CHECKING:
-    # Hidden from type checkers, which would otherwise accept any name.
+    # Hidden from type checkers. With a `__getattr__`, they would accept any name.
 
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             from shadho_celery.core.names import elsewhere
 
             if here := elsewhere(name, __all__):
-                # For an AttributeError, ``from shadho_celery import NAME`` would show a message of Python's own. For an
-                # ImportError, hasattr() would raise it.
+                # ``from shadho_celery import NAME`` replaces the message of an AttributeError, but not that of an
+                # ImportError. Other callers need an AttributeError, because hasattr() passes an ImportError on.
                 is_from = sys._getframe(1).f_code.co_name == "_handle_fromlist"
                 raise (ImportError if is_from else AttributeError)(f"shadho_celery has no {name}; here it is {here}")
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -85,7 +85,7 @@ if not TYPE_CHECKING:
             if (told := failed_import(error)) is None:
                 raise
             if not hasattr(sys.modules["__main__"], "__file__"):
-                # In a notebook or at Python's prompt, the process must not end.
+                # In a notebook or at Python's prompt, raise an error, because the process must not end.
                 raise ImportError(told) from error
             sys.stderr.write(f"shadho_celery: {told}\n")
             raise SystemExit(2) from None

@@ -1,7 +1,7 @@
 """The Celery application, which ``celery -A shadho_celery worker -Q gpu_large`` uses.
 
-Its only task passes a message to a slot of the worker (`node.slots`), and the slot's process runs the trials in it
-(`runner`).
+Its only task gives a message to a slot of the worker (`node.slots`), whose process runs the trials of the message
+(`runner`). This module also sets up a worker when Celery starts it, and closes it at the end.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ log = logging.getLogger(__name__)
 
 
 def _refusal(message: str) -> SystemExit:
-    """Return the exception that ends a command with one line instead of a traceback."""
+    """Print an error in one line, and return the exception that ends the command with exit code 2."""
     sys.stderr.write(f"shadho_celery: {message}\n")
     return SystemExit(2)
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """End the command with one line at a ShadhoError."""
+    """At a ShadhoError, end the command with one line instead of a traceback."""
     try:
         yield
     except ShadhoError as error:
@@ -66,21 +66,21 @@ def _refusals() -> Iterator[None]:
 prefer_own()
 app = Celery("shadho_celery", amqp=AMQP)
 with _refusals(), readable_warnings():
-    # `conf.update` is not used, because Celery would first load the module that CELERY_CONFIG_MODULE names, which may
-    # belong to another project.
+    # `conf.update` is not used, because Celery would first load the module that the variable CELERY_CONFIG_MODULE
+    # names. It may belong to another project.
     app.config_from_object(configuration() | {"worker_consumer": CarefulConsumer})
 app.steps["worker"].add(Shutdown)
-#: what starts the slots' processes, if it was made before this module was imported
+#: prepared processes from which slots fork, if `shadho_celery.worker` has started them; else None
 app.shadho_fork_servers = None
-#: server of this worker's metrics; None without one
+#: server of this worker's metrics; None if they are not served
 app.shadho_metrics = None
-#: exit code of the worker in this process; 1 unless it ends well
+#: exit code of the worker in this process; it stays 1 if the worker does not shut down in order
 app.shadho_exit_code = 1
 
 
 @shared_task(name=broker.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
-    """Run the attempts of one message, or one replica. An exception of a trial becomes an outcome; it is not raised."""
+    """Run the attempts in one message, or one replica of a gang. Exceptions of a trial become its outcome."""
     slots: Slots = self.app.shadho_slots
     try:
         slots.run(broker.read_message(payload, self.request, slots.signer))
@@ -94,9 +94,9 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
 @_refusals()
 def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: object) -> None:
-    """Set the worker's queue, its number of slots and its unique name before Celery builds it.
+    """Set the worker's queue, number of slots and unique name before Celery builds the worker.
 
-    Instead of Celery's banner, the worker's own line says when it is ready (`_ready`).
+    Celery's banner is not printed; `_ready` prints a line instead.
     """
     instance.quiet = True
     refuse_nested()
@@ -120,30 +120,31 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     if not conf.worker_concurrency:
         conf.worker_concurrency = machine.slots_for(name, cores_per_trial(_imports(conf, options)))
     if sender.startswith("celery@"):
-        # Celery gives all workers of a machine the same name, and RabbitMQ refuses the control queue of the second
-        # worker. In containers, host names and process ids may be equal too, hence the random part.
+        # Celery gives all workers of a machine the same name. RabbitMQ would then refuse the second worker's control
+        # queue. The name has a random part, because in containers host names and process ids may be equal too.
         instance.hostname = f"{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}@{sender.partition('@')[2]}"
 
 
 @signals.after_setup_logger.connect  # type: ignore[untyped-decorator]
 def _quieten(loglevel: int, **_: object) -> None:
-    """Silence Celery's log lines about tasks, except errors, and about its start, because we log our own lines."""
+    """Silence Celery's log lines about its start, and about tasks except errors. This package logs its own lines."""
     if loglevel > logging.DEBUG:
-        # Celery logs each message that it receives, handles, or with a traceback returns to its queue.
+        # Celery would log each message that it receives and handles, and a traceback for each that it returns to its
+        # queue.
         logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
         logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
         logging.getLogger("celery.apps.worker").setLevel(logging.WARNING)
 
 
-#: lines of Celery at each loss of the connection, which has a line of its own: one for each running trial, whose
-#: message is delivered again and refused at its claim, and advice about a setting
+#: lines that Celery logs when the connection is lost, and which are dropped, because another line reports the loss: one
+#: for each running trial that it cannot acknowledge, and advice about a setting
 _OF_LOST_CONNECTIONS = re.compile(r"Couldn't ack |\S*consumer\.py:\d+: CPendingDeprecationWarning")
 
 
 class _Printable(logging.Filter):
-    """Makes log lines printable, because strangers may have written parts of them, such as names and error messages.
+    """Escapes control characters in log lines, because names and error messages in them may come from strangers.
 
-    Leaves out those of lost connections that say nothing more.
+    Drops the lines of `_OF_LOST_CONNECTIONS`.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -165,15 +166,15 @@ def _clean(logger: logging.Logger, **_: object) -> None:
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 @_refusals()
 def _open(sender: Any, **_: object) -> None:
-    """Start the slots' processes, which get ready while Celery connects. Also consume the queue of this machine."""
-    # Trials run as the same user, and must not read the passwords of broker and Redis in this process's memory.
+    """Start the slots' processes, which get ready while Celery connects. Also consume the queue for this machine."""
+    # Trials run as the same user, and must not read passwords of broker and Redis from this process's memory.
     hide_memory()
-    # At SIGHUP, Celery starts itself again with these arguments. After a start with -m they begin with a module's file,
-    # and Python would import this module as `celery` from the folder of that file.
+    # At SIGHUP, Celery starts itself again with `sys.argv`. After a start with -m, that begins with the path of a
+    # module's file. Python would then import this module as `celery`, from the folder of that file.
     sys.argv = sys.orig_argv[1:]
     conf = sender.app.conf
     imports = _imports(conf, {"include": sender.include})
-    # The prepared process is first, because its imports take longer than everything else here.
+    # The prepared process is started first, because its imports take longer than the rest of this function.
     fork_servers = _prepared(imports)
     machine = hardware.detect()
     name = next(iter(sender.app.amqp.queues.consume_from))
@@ -207,11 +208,11 @@ def _open(sender: Any, **_: object) -> None:
 
 
 def _prepared(imports: Sequence[str]) -> ForkServers:
-    """Return the prepared processes from which slots fork, with what these study modules preload.
+    """Return the prepared processes from which slots fork. They have imported what these study modules preload.
 
-    The command `shadho_celery.worker` has started them before, in this module's application.
+    The command `shadho_celery.worker` may have started them already, as `app.shadho_fork_servers`.
     """
-    # Without -A, the sender's application is another one.
+    # `app` is used, because without -A the application of the sender is another one.
     fork_servers: ForkServers | None = app.shadho_fork_servers
     preload = preloaded(imports)
     if fork_servers is None or fork_servers.preload != preload:
@@ -223,8 +224,9 @@ def _prepared(imports: Sequence[str]) -> ForkServers:
 
 
 def _consume(sender: Any, names: Sequence[str]) -> None:
-    """Consume the queues with these names, and nothing else of the broker."""
-    # Workers share their state in Redis instead, and a user of the broker may be limited to its own queues.
+    """Consume the queues with these names, and use no other queue or exchange of the broker."""
+    # Mingle and gossip need queues that a user of the broker may not be allowed to use. Workers share their state in
+    # Redis.
     sender.options |= {"without_mingle": True, "without_gossip": True}
     queues = sender.app.amqp.queues
     # Celery would declare an exchange for the class, which is not needed and may be forbidden.
@@ -234,7 +236,7 @@ def _consume(sender: Any, names: Sequence[str]) -> None:
 
 
 def _warn(machine: Machine, worker: Worker, *, accepts_code: bool) -> None:
-    """Warn of a worker that can run nothing, or whose unlike GPUs count as the smallest one."""
+    """Warn if the worker has no study modules and accepts no code, or if its GPUs are of several kinds."""
     if not (worker.imports or accepts_code):
         log.warning(
             "this worker has no study modules and runs nothing; start it with --import my_study, or with "
@@ -260,9 +262,10 @@ def _ready(sender: Any, **_: object) -> None:
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _close(sender: Any, **_: object) -> None:
-    # A restarted worker inherits this, so that another SIGHUP does not end it before it has installed its handler.
+    # A restarted worker inherits the ignored signal, so that another SIGHUP does not end it before it has its own
+    # handler.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Nothing is left to stop. Without this, Ctrl-C during the end of Python would end the process by the signal.
+    # All trials have ended. Without this, Ctrl-C while Python shuts down would end the process by the signal.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     await_reason()
@@ -271,9 +274,9 @@ def _close(sender: Any, **_: object) -> None:
 
 
 def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
-    """Return the modules with objectives for this worker.
+    """Return the names of this worker's study modules.
 
-    They are those of SHADHO_IMPORTS, by default the checkout's tasks, those of Celery's `imports`, and those of -I.
+    They come from SHADHO_IMPORTS (by default the checkout's tasks), Celery's setting `imports`, and the option -I.
     """
     given = [*conf.get("shadho_imports", ()), *conf.imports, *_listed(options.get("include"))]
     names = map(module_name, given)
@@ -281,5 +284,5 @@ def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
 
 
 def _listed(names: str | Iterable[str] | None) -> list[str]:
-    """Return the names in a list, or in a text in which commas separate them."""
+    """Return names that are given as a list, or as a text with commas."""
     return [name for name in (names.split(",") if isinstance(names, str) else names or ()) if name]

@@ -1,6 +1,7 @@
 """Command that runs a study: ``shadho-celery run tasks.svm``.
 
-Without the name of a broker or Redis, everything runs on this machine (embedded mode), otherwise on their fleet.
+If no broker or Redis is named, everything runs on this machine (embedded mode), otherwise on the fleet of these
+servers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from shadho_celery.cli.interrupts import end_quietly, ending_quickly
 if __name__ == "__main__":
     end_quietly()
 
-# Only imports that --help needs, because the modules of the scheduler take seconds to import.
+# The top level has only the imports that --help needs, because the modules of the scheduler take seconds to import.
 import os
 import re
 import shlex
@@ -46,7 +47,7 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     slots: dict[str, int] = {}
     for part in filter(str.strip, ",".join(values).split(",")):
         name, _, count = part.strip().partition("=")
-        # The length is limited, because Python refuses to convert thousands of digits.
+        # The number of digits is limited, because Python refuses to convert thousands of digits.
         if not (re.match(CLASS_NAME, name) and count.isdecimal() and len(count) < 10 and int(count)):
             raise refusal(UsageError(f"--workers {short(part, 60)} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
@@ -265,8 +266,8 @@ def _start(study: str, given: dict[str, Any]) -> int:
         early = start_early(study, given["given"], given["workers"], is_demo=given["demo"], secret_urls=secret_urls)
     with nullcontext() if early is None else closing(early):
         with without_collections():
-            # Imported by few nested calls. By many, numpy's import takes three times as long: CPython may then allocate
-            # a part of its stack at each call.
+            # Imported here, where few calls are nested. In deeply nested calls, numpy's import takes three times as
+            # long, because CPython may allocate a part of its stack at each call.
             import numpy  # noqa: F401
 
             from shadho_celery.cli.run import RunOptions
@@ -304,7 +305,7 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
             f"study {found!r} runs a command, which is taken from your own file or command line: run "
             f"{shlex.quote(module)} --resume {found}, or run --resume {found} -- COMMAND"
         )
-    # With =, because a name may begin like an option.
+    # The name follows after =, because it may begin with a dash.
     words = [module, f"--resume={found}", f"--store={store}", *options]
     main.main(words, prog_name="shadho-celery run", standalone_mode=False)
 

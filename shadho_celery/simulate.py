@@ -7,7 +7,7 @@ from shadho_celery.cli.interrupts import end_quietly
 if __name__ == "__main__":
     end_quietly()
 
-# Only imports that --help needs, because the modules of the simulation take a second to import.
+# The top level has only the imports that --help needs, because the modules of the simulation take a second to import.
 import csv
 import io
 import json
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from shadho_celery.simulation.simulation import Simulation
     from shadho_celery.study.state import StudyState
 
-#: the example of a cluster file, which is read as text, because importing it would import hyperopt
+#: text of the example of a cluster file; it is read, not imported, because the import would load hyperopt
 EXAMPLE = (Path(__file__).parent / "simulation" / "example.py").read_text(encoding="utf-8")
 
-#: number of turns of the loop between two updates of the progress bar
+#: number of turns of the scheduler's loop between two updates of the progress bar
 TURNS = 500
 
 COLUMNS = ("number", "subspace", "class", "slot", "start", "end", "state")
@@ -111,7 +111,7 @@ def main(
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
     found, names = [], []
-    # File and store are opened first, so that an error is reported before the simulation starts.
+    # File and store are opened before the simulation starts, so that it does not run in vain.
     with (
         nullcontext() if out is None else _rows_file(out) as write,
         nullcontext() if store is None else _kept_in(store, described.name) as keep,
@@ -134,12 +134,12 @@ def main(
 
 
 def _ignore(_: StudyState) -> None:
-    """Show no progress after a turn of the loop."""
+    """Do nothing after a turn of the scheduler's loop, because no progress bar is shown."""
 
 
 @contextmanager
 def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], None]]:
-    """Show a progress bar in a terminal. Yield the function that updates it after a turn of the loop."""
+    """Show a progress bar in a terminal. Yield the function to call after each turn of the scheduler's loop."""
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
     from shadho_celery.cli.tables import PrintableConsole
@@ -166,7 +166,7 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], 
 
 
 def _show(found: Sequence[Simulation]) -> None:
-    """Print a table of the subspaces for each policy, and a table that compares the policies."""
+    """Print a table of subspaces for each policy, a table that compares the policies, and notices."""
     from rich.text import Text
 
     from shadho_celery.cli.tables import make_console, make_table

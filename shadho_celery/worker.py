@@ -1,6 +1,7 @@
-"""Command that starts the worker for this machine's class: ``python -m shadho_celery.worker``.
+"""Command that starts the workers of this machine: ``python -m shadho_celery.worker``.
 
-It is the same as ``celery -A shadho_celery worker -Q CLASS`` with the class that is detected for this machine.
+There is one worker for each kind of GPU, or one without a GPU. One worker is the same as that of
+``celery -A shadho_celery worker -Q CLASS``, where CLASS is the class detected for this machine.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from shadho_celery.runner.starting import ForkServers
 
 COMMAND = (sys.executable, "-m", "shadho_celery.worker")
 
-#: seconds between two checks whether a worker has ended
+#: seconds between two checks whether workers have ended
 CHECK_SECONDS = 0.2
 
 
 def workers_of(machine: Machine) -> list[tuple[str, dict[str, str]]]:
-    """Return the compute class of the worker of each kind of GPU, and the environment variables of its process.
+    """Return, for each kind of GPU, the compute class of its worker and the environment variables of its process.
 
-    With several workers, those after the first one have their own ports of metrics and heartbeat files, numbered.
+    From the second worker on, the port of the metrics and the heartbeat file are changed by the worker's number.
     """
     kinds = enumerate(machine.kinds())
     return [(own.compute_class, dict(_environment(number, own, machine))) for number, own in kinds]
@@ -64,7 +65,7 @@ def _environment(number: int, own: Machine, machine: Machine) -> Iterator[tuple[
 
 
 class Workers:
-    """The workers of one machine. A signal to this process is passed to all of them."""
+    """Runs the workers of one machine as child processes. A signal to this process is passed on to all of them."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         """`arguments` are options of each worker."""
@@ -73,10 +74,10 @@ class Workers:
         self._is_ending = False
 
     def serve(self, each: Sequence[tuple[str, Mapping[str, str]]]) -> int:
-        """Run a worker for each class and environment. Return 0, or the exit code of the first one that failed.
+        """Run a worker for each class and environment. Return 0, or the exit code of the first worker that failed.
 
-        If one fails, the others end too, after their running trials. One that ends well leaves the others alone: it may
-        have been idle for too long.
+        If a worker fails, all others end too, after their running trials. If a worker ends with exit code 0, for
+        example because it was idle for too long, the others continue.
         """
         for number in {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, *stay.Stay.configured().signals}:
             signal.signal(number, self.pass_on)
@@ -84,9 +85,11 @@ class Workers:
             process = subprocess.Popen(
                 [*COMMAND, "--class", name, *self._arguments],
                 env={**os.environ, **environment},
-                # Ctrl-C in the terminal would otherwise reach a worker twice, which means that it ends at once.
+                # Without its own session, a worker would get Ctrl-C twice: from the terminal and from `pass_on`. At the
+                # second one it would end at once.
                 start_new_session=True,
-                # Linux ends a worker at once, its trials given back, when the process that started it is killed.
+                # If this process is killed, Linux sends SIGQUIT to the worker, which gives its trials back and ends at
+                # once.
                 preexec_fn=partial(prctl, PR_SET_PDEATHSIG, signal.SIGQUIT),  # noqa: PLW1509 -- this process has one thread
             )
             self._processes.append(process)
@@ -100,13 +103,13 @@ class Workers:
         return code or self._failed()
 
     def pass_on(self, number: int, _: object = None) -> None:
-        """Send a signal to the workers."""
+        """Send a signal to all workers. This is the handler of the signals that this process gets."""
         self._is_ending |= number != signal.SIGHUP
         for process in self._processes:
             process.send_signal(number)
 
     def _failed(self) -> int:
-        """Return the exit code of a worker that failed, as shells show it, or 0."""
+        """Return the exit code of the first worker that failed, in the form that shells use, or 0."""
         code = next((process.returncode for process in self._processes if process.returncode), 0)
         return 128 - code if code < 0 else code
 
@@ -199,7 +202,7 @@ def main(
     given = {server.PORT: metrics_port, server.HOST: metrics_host}
     given |= {"SHADHO_IMPORTS": ",".join(modules)} if imports else {}
     os.environ.update({variable: str(value) for variable, value in given.items() if value is not None})
-    # What the environment holds is checked, too.
+    # Also check the values that come from the environment.
     stay.Stay.configured()
     hardware.slots_per_gpu()
     hardware.price()
@@ -207,7 +210,7 @@ def main(
 
 
 def _serve(compute_class: str | None, slots: int | None, level: str) -> NoReturn:
-    """Run the worker of this class, or one for each kind of GPU of this machine, as the environment says."""
+    """Run the worker of the given class, or without a class a worker for each kind of GPU of this machine."""
     machine = hardware.detect()
     each = workers_of(machine) if compute_class is None else []
     name = compute_class or (" and ".join(name for name, _ in each) if len(each) > 1 else machine.compute_class)
@@ -219,16 +222,16 @@ def _serve(compute_class: str | None, slots: int | None, level: str) -> NoReturn
         if slots:
             raise UsageError("--slots is for one worker, and this machine gets one a kind of GPU; give --slots-per-gpu")
         raise SystemExit(Workers(["--loglevel", level]).serve(each))
-    # The imports of the prepared process take as long as those of Celery.
+    # The prepared process is started first, because its imports can then run beside the import of Celery.
     fork_servers = ForkServers(preloaded(os.environ.get("SHADHO_IMPORTS", "").split(",")))
     fork_servers.prepare()
-    # Imported late, because the application reads the environment, which is complete only now.
+    # Imported here, because the application reads the environment when it is imported.
     from shadho_celery.celery import app
 
     app.shadho_fork_servers = fork_servers
     arguments = ["worker", "-Q", name, "-l", level, "--without-gossip", "--without-mingle"]
     app.worker_main(arguments + (["-c", str(slots)] if slots else []))
-    # Celery returns no exit code.
+    # `worker_main` returns no exit code.
     raise SystemExit(app.shadho_exit_code)
 
 

@@ -1,7 +1,8 @@
-"""The command line: commands, their options, views of a run, and tables of results.
+"""The command line: commands, their options, live views of a running study, and tables of results.
 
-`group` is the console command. `run` shows one run, and prints its results at the end. `live` is the view of a run, and
-`tables` shows the report of a study. `shared_options` has what the commands share: their base and options. Why it is
-so: a user's error is shown in one line with the remedy, without a traceback, and the exit code is 2. Recorded trials
-are kept. The help of a command is fast, because it does not import what the command needs to run.
+`group` is the console command. `run` runs a study and prints its report at the end; `live` shows it meanwhile, and
+`tables` formats the report. `shared_options` has the base class of all commands, and the options that several commands
+have. `interrupts` ends a command without a traceback. A user's error is shown in one line with the remedy, and the exit
+code is 2; trials in the store are kept. The help of a command is fast, because a command imports large libraries only
+when it runs.
 """

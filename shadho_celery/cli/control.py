@@ -1,6 +1,7 @@
-"""Commands that steer what runs: `stop` and others for a study, `drain` and `undrain` for a worker.
+"""Commands that act on a running study or on a worker, and the reader of files of known points.
 
-Files of known points, which the commands `run` and `enqueue` read.
+There is one command for each action in `core.records.ACTIONS`, such as `stop` or `drain`. Files of known points are
+read by `run --enqueue` and `enqueue`.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.store.base import DEFAULT_STORE
 
-#: remedy that describes the format of a file of known points
+#: remedy in error messages: describes the format of a file of known points
 FORM = 'write one JSON object a line, such as {"rate": 0.1}, or one list of them'
 
 
 def points(path: Path) -> list[object]:
-    """Return the known points in a file. The error for an invalid file names it, and the line that is not JSON."""
+    """Return the known points in a file. An error message names the file, and the line that is not JSON."""
     return points_in(read_text(path, f"the points in {path}", FORM), str(path))
 
 
 def points_in(text: str, where: str) -> list[object]:
-    """Return the known points in a text, which errors call `where`. Raises UsageError if it is not JSON."""
+    """Return the known points in `text`, which error messages call `where`. Raises UsageError if it is not JSON."""
     if text.lstrip().startswith("["):
         found = _parsed(text, where)
         return found if isinstance(found, list) else [found]
-    # splitlines is not used, because a JSON text may contain U+2028 and U+0085.
+    # splitlines is not used, because it also splits at U+2028 and U+0085, which a JSON text may contain.
     lines = enumerate(text.split("\n"), 1)
     return [_parsed(line, f"line {number} of {where}") for number, line in lines if line.strip()]
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object as a dict. Raises ValueError if a name occurs twice, because either value may be meant."""
+    """Return a JSON object as a dict. Raises ValueError if a name occurs twice, because its value is then ambiguous."""
     found = dict(pairs)
     if len(found) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -82,7 +83,7 @@ _PARAMETERS: Mapping[str, Callable[..., Any]] = {
 
 
 def command(kind: type[Deed]) -> click.Command:
-    """Return the command of an action."""
+    """Return the command that requests an action."""
 
     def run(**given: Any) -> None:
         answer = None
@@ -128,11 +129,11 @@ def _points(given: Mapping[str, Any]) -> tuple[list[Any], Answer | None]:
 def _asked(deed: Any, given: Mapping[str, Any]) -> Answer:
     """Ask for an action, and return the answer.
 
-    The request is sent on the fleet that the options in `given` name, or to the embedded fleets of this folder.
+    The request goes to the fleet that the options in `given` name, else to the embedded fleets of this folder.
     """
     connection = {name: given[name] for name in ("broker", "redis", "url_file", "signing_key_file")}
     os.environ.update(shared_options.environment(**connection))
-    # Imported late, because `--help` needs none of it.
+    # Imported here, so that `--help` stays fast.
     from shadho_celery.session.control import Control
 
     return Control(store=given.get("store", DEFAULT_STORE)).act(deed, given.get("name", ""))

@@ -1,7 +1,7 @@
 """Command that checks what a fleet needs, before trials fail without it: `doctor`.
 
-A check is a function that judges one thing of the `Site`, and returns a `Finding` or None if the thing does
-not exist here. Its name is shown in the finding.
+A check is a function that examines one thing in the `Site`. It returns a `Finding`, or None if the thing does not exist
+here. Its docstring says what it expects. `Finding.name` is made from the name of the function.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
     from shadho_celery.fleet.limits import BrokerFacts, RabbitLimits, RedisFacts
     from shadho_celery.fleet.registry import Worker
 
-#: seconds of the longest trial that is expected without --longest-trial
+#: expected seconds of the longest trial, if --longest-trial is not given
 LONGEST_SECONDS = 86400.0
 
-#: seconds of one write to the store from which on it is too slow
+#: a store whose write takes this many seconds is too slow
 SLOW_SECONDS = 0.25
 
-#: difference of clocks in seconds from which on signed requests, valid for ten seconds, may be refused
+#: difference in seconds between two clocks from which on the check `clocks` reports a fault
 CLOCK_SECONDS = 5.0
 
 #: free bytes below which a disk counts as full
 FREE_BYTES = 256 * 2**20
 
-#: open files and processes that a command needs, and a worker for each slot
+#: open files that a command needs, and more for each slot of a worker; the same for processes
 BASE_FILES, SLOT_FILES, BASE_PROCESSES, SLOT_PROCESSES = 256, 16, 64, 32
 
-#: stands for the fleet of a site without one
+#: stands in a `Site` for servers that the user has not named
 NO_FLEET = ServiceError("no fleet is named")
 
 T = TypeVar("T")
 
-#: maximum number of names in a line
+#: maximum number of names that a finding lists
 NAMES = 4
 
 
@@ -63,22 +63,22 @@ class State(Enum):
     """Result of a check."""
 
     OK = "ok"
-    #: it could not be found out
+    #: the check could not get the information that it needs
     UNKNOWN = "unknown"
     WRONG = "wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check has found, for one line."""
+    """Result of one check, which is printed in one line."""
 
     #: name of the check; set by `examine`
     name: str = ""
     state: State
     text: str
-    #: what to do about it; "" if nothing
+    #: what the user can do about the fault; "" for nothing
     remedy: str = ""
-    #: check that has found the fault because of which this one could not be made; "" if there is none
+    #: name of the check, broker or redis, whose fault is the reason why this check could not be made; else ""
     needs: str = ""
 
 
@@ -95,26 +95,26 @@ def _wrong(text: str, remedy: str) -> Finding:
 
 
 class Unknown(Exception):
-    """What a check needs could not be found out, because of an error."""
+    """Raised if a check cannot be made, because `error` occurred when its data was read."""
 
     def __init__(self, error: ShadhoError) -> None:
-        # The check of the server itself has cause and remedy.
+        # Cause and remedy, in brackets, are left out, because the check of the server itself shows them.
         super().__init__(one_line(error).partition(" (")[0])
         self.error = error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What the checks judge. In place of what could not be read there is the error."""
+    """Data that the checks examine. Where reading failed, a field holds the error."""
 
     #: URL of the store
     store: str
-    #: seconds of the longest trial that is expected
+    #: expected seconds of the longest trial
     longest: float
     machine: hardware.Machine
     broker: BrokerFacts | ShadhoError = NO_FLEET
     rabbitmq: RabbitLimits | None = None
-    #: a client of Redis, and facts about the server
+    #: a client of Redis, and below it the facts about the server
     redis: Any | ShadhoError = NO_FLEET
     redis_facts: RedisFacts | ShadhoError = NO_FLEET
     fleet: FleetState | ShadhoError = NO_FLEET
@@ -126,18 +126,18 @@ class Site:
 
 
 def needed(found: T | ShadhoError) -> T:
-    """Return what was found. Raises Unknown if it is an error."""
+    """Return a field of a `Site`. Raises Unknown if the field holds an error."""
     if isinstance(found, ShadhoError):
         raise Unknown(found)
     return found
 
 
 def look(store: str, longest: float) -> Site:
-    """Return what can be read of this machine, and of the fleet at the URLs in the environment if there is one."""
+    """Return the data about this machine, and about the fleet if the environment has its URLs."""
     site = Site(store=store, longest=longest, machine=hardware.detect())
     if not urls.is_fleet({}):
         return site
-    # Imported late: Celery's libraries take half a second, and read the environment.
+    # Imported here, because Celery's libraries take half a second to import, and read the environment.
     from shadho_celery.fleet.limits import broker_facts, rabbit_limits, redis_facts
     from shadho_celery.fleet.redis import connect
 
@@ -178,7 +178,7 @@ def broker(site: Site) -> Finding:
 
 
 def broker_alarms(site: Site) -> Finding | None:
-    """RabbitMQ accepts messages, so neither its memory nor its disk is nearly full."""
+    """RabbitMQ accepts messages, which it does not do if its memory or disk is nearly full."""
     facts, limits = needed(site.broker), site.rabbitmq
     if limits is None:
         return None
@@ -211,7 +211,7 @@ def consumer_timeout(site: Site) -> Finding | None:
 
 
 def visibility_timeout(site: Site) -> Finding | None:
-    """Redis as the broker delivers no message again while its trial runs."""
+    """If Redis is the broker, it does not deliver a message again while its trial runs."""
     if (seconds := needed(site.broker).visibility) is None:
         return None
     if seconds < site.longest:
@@ -262,7 +262,7 @@ def clocks(site: Site) -> Finding:
         for worker in needed(site.fleet).workers.values()
         if worker.clock_offset is not None and worker.machine.host != site.machine.host
     }
-    # Compared with one another: the Redis server's own clock matters only as the measure.
+    # The offsets are from the clock of the Redis server, from which no machine may differ too much either.
     first, last = min(offsets, key=offsets.__getitem__), max(offsets, key=offsets.__getitem__)
     apart = offsets[last] - offsets[first]
     if max(apart, *map(abs, offsets.values())) > CLOCK_SECONDS:
@@ -333,7 +333,7 @@ def gpus(site: Site) -> Finding:
 
 
 def workers(site: Site) -> Finding:
-    """Each queue that has messages or is wanted by a study has workers that take them."""
+    """Each compute class with waiting messages, or from which a study wants slots, has workers that take trials."""
     fleet = needed(site.fleet)
     serving = {worker.compute_class for worker in fleet.workers.values() if not worker.draining}
     waiting = [f"{name} ({depth:,} waiting)" for name in fleet.depths if (depth := fleet.waiting(name) or 0)]
@@ -362,7 +362,7 @@ def queues(site: Site) -> Finding:
 
 
 def protocol(site: Site) -> Finding:
-    """All workers speak this version's protocol."""
+    """All workers use the same version of the protocol as this package."""
     from shadho_celery.fleet.broker import PROTOCOL
 
     other = [
@@ -415,7 +415,7 @@ def checkpoints(site: Site) -> Finding:
 
 Check = Callable[[Site], Finding | None]
 
-#: the checks of this machine, and those of a fleet, in the order in which they are shown
+#: the checks of this machine, and below them the checks of a fleet, both in the order in which they are shown
 OF_MACHINE: Sequence[Check] = (store, disks, open_files, processes, gpus)
 OF_FLEET: Sequence[Check] = (
     broker,
@@ -451,7 +451,7 @@ def _judged(check: Check, site: Site) -> Finding | None:
     except OSError as error:
         return _unknown(one_line(error))
     except ShadhoError as error:
-        # An error says cause and remedy in one sentence.
+        # The text of an error is the cause, a semicolon, and the remedy.
         text, _, remedy = one_line(error, 500).partition("; ")
         return _wrong(text, remedy)
 
@@ -517,7 +517,7 @@ def _slots(site: Site) -> int:
 
 
 def _shared_gpus(workers: Mapping[str, Worker]) -> list[str]:
-    """Return the GPUs that several workers of a machine use, each with their names."""
+    """Return a text for each GPU that several workers of a machine use, with the names of the workers."""
     users: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for name, worker in sorted(workers.items()):
         for gpu in worker.machine.gpus_for(worker.compute_class):

@@ -1,4 +1,4 @@
-"""The group of all commands. A command's module is imported only when the command runs or shows its own help."""
+"""The console command, as a group of all commands. The module of a command is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shadho_celery.cli.shared_options import refusals
 from shadho_celery.core.checks import guess
 from shadho_celery.core.records import ACTIONS
 
-#: name -> module, its click command, and one line of help, so that `--help` need not import the modules
+#: by command name: its module, the name of the click command there, and its line in `--help`, which imports no module
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("shadho_celery.launch", "main", "Run a study, here or on a fleet."),
     "resume": ("shadho_celery.launch", "resume", "Continue a study by its name."),
@@ -56,7 +56,7 @@ Completion of commands and options by the Tab key:
 
 
 class Commands(click.Group):
-    """Group of the commands in `COMMANDS`, each of which is imported when click asks for it."""
+    """Group of the commands in `COMMANDS`. It imports a command when click looks it up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS]
@@ -82,7 +82,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
-        # Used here and not in each command, because Ctrl-C may arrive while the module of a command is imported.
+        # `refusals` is used here, not in each command, because Ctrl-C may arrive while a command's module is imported.
         with refusals():
             return super().invoke(ctx)
 

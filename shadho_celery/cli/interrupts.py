@@ -1,10 +1,11 @@
-"""Quick end of a command, without a traceback while it starts.
+"""End of a command's process, without traceback and delay, and standard streams whose writes may fail.
 
-While a command starts, Ctrl-C ends it without a traceback, and so does a file that hides a library which it imports.
+While a command starts, it ends without a traceback at Ctrl-C, and if a file hides a library that it imports.
 
-Standard streams of a command. All that it prints passes through them, also what libraries and study files print.
+All that a command prints passes through `Output` and `Stream`, also what libraries and study files print. A write fails
+on a full disk, on a closed stream (``>&-``), and in a pipe that nobody reads any more.
 
-A write may fail: on a full disk, after ``>&-``, and in a pipe that nobody reads any more.
+
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Stream(io.FileIO):
-    """Standard error of a command. What cannot be written is dropped, because there is no place to say so."""
+    """Standard error of a command. Text that cannot be written is dropped, as an error could not be shown either."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -43,14 +44,14 @@ class Stream(io.FileIO):
 
 
 class Output(Stream):
-    """Standard output of a command, which ends with one line and exit code 2 if it cannot be written.
+    """Standard output of a command. A failed write ends the command with one line and exit code 2.
 
-    A closed pipe ends the command as click and rich decide, without a line.
+    If a pipe is closed, the error is raised without a line, because click and rich handle it.
     """
 
-    #: True for a command that runs a study or serves trials: it gets a warning and goes on
+    #: True for a command that runs a study, or serves trials: it continues after a failed write
     is_optional = False
-    #: True once a write has failed
+    #: True after a write has failed
     is_lost = False
 
     def lost(self, error: OSError) -> None:
@@ -66,16 +67,16 @@ class Output(Stream):
 
 
 def guard_streams() -> None:
-    """Let this process print through `Output` and `Stream`, and open the streams that its caller has closed."""
+    """Replace this process's standard output and error by `Output` and `Stream`. Also open closed standard streams."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(_opened(os.O_RDONLY), encoding="utf-8")
-    # Standard output is opened for reading, so that a write to it still fails.
+    # A closed standard output is opened for reading, so that a write to it still fails.
     for name, number, kind, mode in (("stdout", 1, Output, os.O_RDONLY), ("stderr", 2, Stream, os.O_WRONLY)):
         stream = getattr(sys, name)
-        # A test or a program may have its own stream here.
+        # A stream that a test or a program has put here is kept.
         if stream is getattr(sys, f"__{name}__"):
             raw = kind(_opened(mode) if stream is None else number, "w", closefd=False)
-            # A trial's text may have an unpaired surrogate, or characters that the terminal's encoding lacks.
+            # Backslash escapes are for unpaired surrogates in texts of trials, and characters that the encoding lacks.
             how: dict[str, Any] = {name: getattr(stream, name, False) for name in ("line_buffering", "write_through")}
             encoding = getattr(stream, "encoding", None)
             made = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", **how)
@@ -84,21 +85,21 @@ def guard_streams() -> None:
 
 
 def _opened(mode: int) -> int:
-    """Open the null device in place of a closed stream, whose number a file that is opened later would get."""
+    """Open the null device in place of a closed stream. Otherwise, the next opened file would get its descriptor."""
     number = os.open(os.devnull, mode)
     os.set_inheritable(number, True)
     return number
 
 
-#: exit code after Ctrl-C, as in shells: 128 plus the signal's number
+#: exit code after Ctrl-C, as in shells: 128 plus the number of SIGINT
 INTERRUPTED = 130
 
 
 def end_quietly() -> None:
-    """Guard the standard streams, and install a hook that ends this process without a traceback.
+    """Call `guard_streams`, and install a hook that ends this process without a traceback.
 
-    The hook is for Ctrl-C, and for a file that hides a library, while modules are imported. Once a command runs,
-    `shared_options.refusals` does this.
+    The hook is for the time in which modules are imported. It handles Ctrl-C, and the import error that occurs if a
+    file hides a library. When a command runs, `shared_options.refusals` handles both.
     """
     guard_streams()
     sys.excepthook = _hook
@@ -106,7 +107,7 @@ def end_quietly() -> None:
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
-        # The exception is not raised again, because Python would then end the process by the signal.
+        # `os._exit` is used because Python would otherwise end the process by SIGINT.
         os._exit(INTERRUPTED)
     if is_import(error) and (told := failed_import(error)):
         sys.stderr.write(f"Error: {told}\n")
@@ -117,10 +118,10 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 @contextmanager
 def ending_quickly() -> Iterator[None]:
-    """End this process when a command in the block exits, without clearing its memory.
+    """End this process when a command in the block exits, without freeing its objects one by one.
 
-    With large libraries, Python takes up to a second to do that. Threads, functions of `atexit` and open files end as
-    usual; finalizers of objects do not run.
+    With large libraries, freeing them takes Python up to a second. Threads are joined, functions of `atexit` are
+    called, and files are flushed as usual. Finalizers of objects are not called.
     """
     try:
         yield
@@ -129,7 +130,7 @@ def ending_quickly() -> Iterator[None]:
         if not isinstance(code, int) and code is not None:
             sys.stderr.write(f"{code}\n")
             code = 1
-        # What the interpreter does at its end, in the same order.
+        # The interpreter does the same at its end, in this order.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         _flush_files()
@@ -143,10 +144,9 @@ def _flush_files() -> None:
             stream.flush()
     if not _has_open_files():
         return
-    # Objects of imported libraries are hidden from the collector (`without_collections`), but their files must be
-    # flushed, too.
+    # `without_collections` has hidden the objects of imported libraries, but their files must be flushed, too.
     gc.unfreeze()
-    # Types are compared, because `isinstance` runs code of some objects.
+    # Types are compared, because `isinstance` would run code of objects that define `__class__`.
     kinds = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
     for each in [each for each in gc.get_objects() if type(each) in kinds]:
         with suppress(ValueError, OSError):
@@ -156,7 +156,7 @@ def _flush_files() -> None:
 def _has_open_files() -> bool:
     """Return whether this process has opened a file or pipe that is still open.
 
-    To look for them among a million objects takes longer than the rest of a command's end.
+    If there is none, `_flush_files` need not search all objects, of which there may be a million.
     """
     try:
         numbers = [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208 -- names alone
@@ -165,7 +165,7 @@ def _has_open_files() -> bool:
     for number in numbers:
         with suppress(OSError):
             mode = os.fstat(number).st_mode
-            # Descriptors that the shell has passed on are inheritable, and those that Python opens are not.
+            # A descriptor that was inherited from the shell is inheritable; one that Python has opened is not.
             if (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)) and not os.get_inheritable(number):
                 return True
     return False

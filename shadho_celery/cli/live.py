@@ -1,7 +1,7 @@
-"""Views of a running study: in a terminal a picture that is updated, otherwise a line every few seconds.
+"""Views of a running study, in a terminal or as plain lines, and printers of the output of its trials and workers.
 
-They show the trials per minute and the time that is left, and on request the output of embedded trials and the log
-lines of their workers (`--show-output`, `--verbose`).
+Both views show the rate of trials and the remaining time (`Pace`). In embedded mode they also print the output of
+trials with `--show-output` (`ShownOutput`), and the workers' log lines with `--verbose` (`WorkerLines`).
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ from shadho_celery.study.state import Limits, StudyState, named
 #: seconds between two checks of the logs
 TAIL_SECONDS = 0.1
 
-#: seconds after the end of an attempt within which the end of its log is written
+#: seconds after the end of an attempt in which its log is still read
 LAST_SECONDS = 0.5
 
 
 class ShownOutput:
-    """Prints new output in the logs of running attempts."""
+    """Prints the output that running attempts add to their logs."""
 
     def __init__(self, study: StudyState, say: Callable[[str], None]) -> None:
         """`say` prints a text."""
         self._study = study
         self._say = say
-        #: by trial and attempt: the position in its log, and the moment at which it was last seen running
+        #: by trial and attempt: the position up to which its log was printed, and when it was last seen running
         self._positions: dict[tuple[int, int], int] = {}
         self._seen_at: dict[tuple[int, int], float] = {}
         self._looked_at = 0.0
 
     def update(self) -> None:
-        """Print new output.
+        """Print the output since the last call.
 
-        Call this in every turn of the scheduler's loop, because an attempt may start and end within one turn.
+        It must be called in every turn of the scheduler's loop, or it may miss an attempt that runs for a short time.
         """
         now = time.monotonic()
         for attempt in self._study.attempts:
@@ -88,7 +88,7 @@ class ShownOutput:
                 self._positions.pop(key, None)
 
     def close(self) -> None:
-        """Print the remaining output."""
+        """Print the rest of the output, when the study has ended."""
         if self._seen_at:
             time.sleep(LAST_SECONDS / 2)
         for key in sorted(self._seen_at):
@@ -109,7 +109,7 @@ class ShownOutput:
 
 
 class WorkerLines:
-    """Prints the new lines in the logs of the embedded workers, each after its class, such as [cpu]."""
+    """Prints the lines that embedded workers add to their logs, each after the worker's class, such as [cpu]."""
 
     def __init__(self, logs: Iterable[tuple[str, Path]], say: Callable[[str], None]) -> None:
         """`logs` are pairs of class and log file. Lines of earlier runs are not printed."""
@@ -117,10 +117,10 @@ class WorkerLines:
         self._positions = {(name, path): path.stat().st_size if path.exists() else 0 for name, path in logs}
 
     def update(self) -> None:
-        """Print the new lines."""
+        """Print the lines since the last call."""
         for (name, path), position in self._positions.items():
             with suppress(OSError), path.open("rb") as file:
-                # The supervisor cuts a long log.
+                # The log is shorter than before if the supervisor has cut it.
                 file.seek(position if position <= path.stat().st_size else 0)
                 content = file.read()
                 lines = content[: content.rfind(b"\n") + 1]
@@ -129,22 +129,22 @@ class WorkerLines:
                     self._say(f"[{name}] {line}")
 
     def close(self) -> None:
-        """Print the remaining lines."""
+        """Print the last lines, when the study has ended."""
         self.update()
 
 
-#: minimum seconds, and minimum number of ended trials, over which the rate is computed
+#: minimum time in seconds, and minimum number of trials ended in it, over which the rate is computed
 PACE_SECONDS, PACE_TRIALS = 120.0, 40
 
-#: the time left is known once this many trials of the run, or this part of them, have ended
+#: the remaining time is shown when this many trials of the run, or this part of them, have ended
 ENOUGH_ENDED, ENOUGH_PART = 20, 0.1
 
-#: seconds without a running trial, and without the end of one, after which the time left is not known
+#: the remaining time is not shown if no trial runs, and none has ended for this many seconds
 STILL_SECONDS = 5.0
 
 
 class Pace:
-    """Measures the pace of one run, from the moment at which its first trial began."""
+    """Measures the rate at which trials end in one run, from the start of its first trial."""
 
     def __init__(self, study: StudyState, limits: Callable[[], Limits]) -> None:
         """`limits` returns the limits of the study, which may change."""
@@ -153,14 +153,14 @@ class Pace:
         #: number of counted trials of earlier runs
         self._before = study.counted
         self._ended_at = study.clock.now()
-        #: moments, and how many trials had ended by then
+        #: pairs of a time and the number of trials that had ended by then
         self._samples = deque([(self._ended_at, self._before)])
 
     def note(self) -> None:
-        """Record how many trials have ended by now. To be called a few times per second."""
+        """Record how many trials have ended by now. The view calls this a few times per second."""
         now, counted = self._study.clock.now(), self._study.counted
         if counted == self._before and not self._study.count(TrialState.RUNNING):
-            # Workers are still starting, so this time is not representative of the pace.
+            # No trial has started yet. The measurement begins again, because workers are still starting.
             self._samples = deque([(now, counted)])
         elif counted != self._samples[-1][1]:
             self._ended_at = now
@@ -175,7 +175,7 @@ class Pace:
 
     @property
     def since_last(self) -> float:
-        """Seconds since a trial ended last, or since the start."""
+        """Seconds since the latest end of a trial, or since the start of the run before the first one."""
         return self._study.clock.now() - self._ended_at
 
     @property
@@ -186,23 +186,24 @@ class Pace:
         return 60 * (self._study.counted - before) / seconds if seconds > 0 else 0.0
 
     def seconds_left(self) -> float | None:
-        """Return the expected seconds until the limit on trials, or None as long as they are not known.
+        """Return the expected seconds until the limit on trials: infinity without a limit, None if they are not known.
 
-        They are those of the recent rate. That some slots will end later than others is not counted.
+        They are the number of remaining trials divided by the recent rate. At the end of the run some slots are idle,
+        so it may take longer.
         """
         left = self._limits().trials_left(self._study.counted)
         if math.isinf(left):
             return math.inf
         is_known = self.ended >= min(ENOUGH_ENDED, ENOUGH_PART * (self.ended + left)) and self.a_minute > 0
-        # Nothing runs while a server does not answer, or while no worker is there.
+        # Nothing runs while a server does not answer, or while no worker is live.
         is_still = self.since_last > STILL_SECONDS and not self._study.count(TrialState.RUNNING)
         return 60 * left / self.a_minute if left > 0 and is_known and not is_still else None
 
 
-#: seconds between two lines of the plain view, between two pictures, and between two checks of recent placement
+#: seconds between two lines of `PlainView`, two updates of the picture, and two updates of its placement lines
 PLAIN_SECONDS, REFRESH_SECONDS, LOOK_SECONDS = 5.0, 0.25, 30.0
 
-#: maximum number of running trials in the picture, and of other studies in the state of a class
+#: maximum number of running trials that the picture lists, and of other studies in the row of a class
 RUNNING, STUDIES = 4, 2
 
 _S = TrialState
@@ -210,12 +211,12 @@ _S = TrialState
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The live workers as they announce themselves, including workers that cannot run trials of the study."""
+    """The live workers of the fleet by their announcements, including workers that cannot run trials of the study."""
 
     workers: Callable[[], Mapping[str, Worker]] = dict
-    #: module that the workers of the study need
+    #: study module that a worker needs to run the trials
     module: str = ""
-    #: returns the slots of each gang, by number and attempt
+    #: returns how many slots each gang has and wants, by trial and attempt
     gangs: Callable[[], Mapping[tuple[int, int], Seated]] = dict
 
     def of(self, compute_class: str) -> list[Worker]:
@@ -223,12 +224,12 @@ class Fleet:
         return [worker for worker in self.workers().values() if worker.compute_class == compute_class]
 
     def has_module(self, worker: Worker) -> bool:
-        """Return whether a worker can get the study's code: it has the module, or accepts shipped code."""
+        """Return whether a worker has the study's module, or accepts shipped code."""
         return self.module in worker.imports or worker.accepts_code
 
     @property
     def lack(self) -> str:
-        """Reason why no live worker can run trials of the study, for the user."""
+        """Message that says why no live worker can run trials of the study."""
         live = self.workers().values()
         taking = [worker for worker in live if not worker.draining]
         if not taking:
@@ -238,20 +239,20 @@ class Fleet:
         return "no live worker can run this study" if able else f"no live worker has {self.module}"
 
 
-#: fleet of a study without workers
+#: fleet of a study that runs without workers
 NO_FLEET = Fleet()
 
 
 class LostTrials:
-    """Trials of this run that their workers lost or gave back, and that have neither restarted nor ended."""
+    """Trials of this run that were lost or given back by their workers, and have neither restarted nor ended since."""
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        #: by number of such a trial: "lost" or "given back"
+        #: "lost" or "given back", by the trial's number
         self.how: dict[int, str] = {}
 
     def news(self) -> Iterator[str]:
-        """Yield a line about the trials that each worker has lost since the last call, and about restarted ones."""
+        """Yield lines about newly lost or returned trials, and about earlier ones that have restarted or ended."""
         lost: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         while self._study.losses:
             attempt, reason, is_given_back = self._study.losses.popleft()
@@ -275,7 +276,7 @@ class LostTrials:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each way in which trials came back that wait for a slot."""
+        """Up to two lines: about lost trials that wait for a slot, and about returned trials that wait for a slot."""
         found: defaultdict[str, list[int]] = defaultdict(list)
         for number, how in self.how.items():
             found[how].append(number)
@@ -288,23 +289,23 @@ def _were(numbers: Iterable[int]) -> str:
 
 
 class _View:
-    """Base class of both views, with what both need: the state of the run, its pace, and its lost trials."""
+    """Base class of both views: measures the rate, prints lines about lost trials, and calls `show` at intervals."""
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> None:
         self._scheduler, self._fleet = scheduler, fleet
         self._began = scheduler.study.clock.now()
-        #: moments of the last look, and of the last line or the last check of placement
+        #: when `show` was last called, and when it last printed a line or updated the lines about placement
         self._looked_at = self._shown_at = self._began
         self._pace = Pace(scheduler.study, lambda: scheduler.limits)
         self._lost = LostTrials(scheduler.study)
-        #: what else is printed in each turn
+        #: printers of output and log lines, which are updated in each turn
         self.also: list[ShownOutput | WorkerLines] = []
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def update(self) -> None:
-        """Show the current state, and what has happened to lost trials."""
+        """Show the current state, and print lines about lost trials. Called in each turn of the scheduler's loop."""
         study = self._scheduler.study
         now = study.clock.now()
         if now - self._looked_at >= REFRESH_SECONDS or study.losses:
@@ -313,7 +314,7 @@ class _View:
             for line in self._lost.news():
                 self.note(line)
             self.show(now)
-        # After the lost trials, before the output of their next attempts.
+        # Lines about lost trials come before the output of their next attempts.
         for each in self.also:
             each.update()
             if self._scheduler.done:
@@ -324,7 +325,7 @@ class _View:
         say(text, err=True)
 
     def show(self, now: float) -> None:
-        """Show the state at this moment."""
+        """Show the current state. `now` is the time of the study's clock."""
 
 
 class LiveView(_View):
@@ -333,9 +334,9 @@ class LiveView(_View):
     def __init__(self, scheduler: Scheduler, space: Space, console: Console, fleet: Fleet = NO_FLEET) -> None:
         super().__init__(scheduler, fleet)
         self._made = Values(scheduler.study.record, space)
-        #: lines about recent placement
+        #: lines about the params by which recent trials were placed
         self._preferred: list[str] = []
-        #: number of the best trial, and text of its values
+        #: number of the best trial, and a text with its values
         self._best: tuple[int, str] = (-1, "")
         description = TextColumn("{task.description}", style="bold", markup=False)
         self._progress = Progress(description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
@@ -358,7 +359,7 @@ class LiveView(_View):
         self._live.console.print(Text(text, style=WARN if text.startswith("Warning") else ""), soft_wrap=True)
 
     def picture(self) -> Group:
-        """Return the picture of the current state."""
+        """Return the whole view of the current state."""
         study = self._scheduler.study
         self._progress.update(self._task, completed=study.counted, total=self._scheduler.limits.trials)
         known = overview_of(study, self._made)
@@ -380,7 +381,7 @@ class LiveView(_View):
 
 
 def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:
-    """Yield lines that are cut at the edge of the terminal, because the view would jump if one were wrapped."""
+    """Yield texts that are cut at the edge of the terminal. Wrapped lines would change the height of the view."""
     yield from (Text(unbroken(line), style=style, no_wrap=True, overflow="ellipsis") for line in lines if line)
 
 
@@ -422,9 +423,9 @@ def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:
 
 
 def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
-    """Return text with the trials per minute and, if known, the time until the first limit of the run.
+    """Return text with the trials per minute and, if known, the time until the run reaches a limit.
 
-    `began` is the moment at which the run started.
+    `began` is the time at which the run started.
     """
     study, limits = scheduler.study, scheduler.limits
     if not pace.ended:
@@ -446,7 +447,7 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
 
 
 def cheapest_lines(scheduler: Scheduler) -> list[str]:
-    """Return a line with the expected money, and what an hour more or less costs, if trials are placed by money."""
+    """Return a line with the expected money, and the cost of an hour more or less, for `--place-by money`."""
     return [] if scheduler.cheapest is None else [*filter(None, [scheduler.cheapest.words])]
 
 
@@ -460,7 +461,7 @@ def waiting_lines(scheduler: Scheduler) -> list[str]:
 
 
 def waiting_gangs(study: StudyState, fleet: Fleet) -> list[str]:
-    """Return text about each running trial whose gang is not complete."""
+    """Return a text about each running trial whose gang waits for slots."""
     gangs = fleet.gangs()
     return [
         f"trial {attempt.number} {gang_text(gang)}"
@@ -470,7 +471,7 @@ def waiting_gangs(study: StudyState, fleet: Fleet) -> list[str]:
 
 
 def gang_text(gang: Seated) -> str:
-    """Return text with the numbers of slots and backup replicas that a gang has and wants. It waits for no backup."""
+    """Return text with the numbers of slots and backups that a gang has and wants. It does not wait for backups."""
     has = f"has {gang.taken} of {counted(gang.slots, 'slot')}"
     if gang.waits:
         return f"waits for its gang, which {has}" + (" and is starting" if gang.taken == gang.slots else "")
@@ -478,7 +479,7 @@ def gang_text(gang: Seated) -> str:
 
 
 def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:
-    """Return a line for each of the first few running trials, and a line with the number of further ones."""
+    """Return a line for each of the first RUNNING running trials, and a line with the number of further ones."""
     running = [attempt for attempt in study.attempts if attempt.state is _S.RUNNING]
     workers, gangs = fleet.workers(), fleet.gangs()
     lines = [_running_line(study, each, workers, gangs.get((each.number, each.attempt))) for each in running[:RUNNING]]
@@ -487,7 +488,7 @@ def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:
 
 
 def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Worker], gang: Seated | None) -> str:
-    """Return a line about a running trial: where it runs, for how long, its gang, and its last report."""
+    """Return a line about a running trial: machine, duration, gang, last report, and whether its worker is silent."""
     now = study.clock.wall()
     seconds = duration(max(0.0, now - (attempt.started_at or now)))
     facts = [f"trial {attempt.number} runs on {attempt.host} ({attempt.compute_class}), {seconds}"]
@@ -505,26 +506,26 @@ def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Wor
 
 @dataclass(frozen=True, kw_only=True)
 class ClassRow:
-    """State of a compute class, as a row of its table."""
+    """State of a compute class, for a row of `class_table`."""
 
     name: str
     #: True if live workers of the class take trials of the study
     is_live: bool
     workers: int
-    #: number of slots that run trials of the study, and number of all slots
+    #: number of slots that run trials of the study, and below it the number of all slots
     busy: int
     slots: int
-    #: state in one word or a few
+    #: text of `class_state`
     state: str
-    #: texts about the slots of other studies, and about workers that are draining
+    #: texts about slots that other studies use, and below it a text about draining workers
     others: tuple[str, ...] = ()
     leaving: str = ""
-    #: text about the slots that the study could use, if no worker is live; "" for none
+    #: text about the slots that the study wants, if no worker of the class is live; else ""
     wanted: str = ""
 
     @property
     def words(self) -> str:
-        """State and all further texts. A class whose slots are used by other studies is not called idle."""
+        """State and all further texts. The word idle is left out if other studies use slots of the class."""
         state = "" if self.state == "idle" and self.others else self.state
         return "; ".join(filter(None, (state, *self.others, self.leaving, self.wanted)))
 
@@ -535,9 +536,9 @@ class ClassRow:
 
 
 def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
-    """Return the state of each compute class that is live, has trials or should have workers.
+    """Return a row for each compute class that has live workers or trials, or from which the study wants slots.
 
-    The classes keep their order: the expected ones first, then the others by name.
+    The order is always the same: first the study's expected classes, then all others by name.
     """
     study, live = scheduler.study, {c.name: c for c in scheduler.classes}
     busy, rows = busy_slots(study), []
@@ -545,8 +546,8 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
     names = {*live, *study.compute_classes, *scheduler.wanted_slots}
     for name in sorted(names, key=lambda name: (places.get(name, len(places)), name)):
         shown, workers = live.get(name) or ComputeClass(name=name, slots=0, workers=0), fleet.of(name)
-        # Slots of silent workers count until their leases run out. The number is at least `busy`, because a worker that
-        # is quarantined or drains still finishes its trials, although its slots take no new ones.
+        # Slots of silent workers are included until their leases run out. A quarantined or draining worker has no slots
+        # here, but its running trials count as busy, so the number is at least that of busy slots.
         slots = max(shown.slots + shown.silent, busy[name])
         draining = sum(worker.draining for worker in workers)
         state = class_state(shown, busy[name], workers, fleet)
@@ -568,10 +569,9 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
 
 
 def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]:
-    """Return texts with the number of slots that run trials of each of the first few studies other than `ours`.
+    """Return texts with the slots of each of the STUDIES studies, other than `ours`, that use the most slots.
 
-    The numbers add up to at most `most`: announcements are seconds old, but the study knows exactly which slots it
-    uses.
+    Their sum is at most `most`, the slots that `ours` does not use, because announcements are some seconds old.
     """
     names, slots = dict[str, str](), Counter[str]()
     for worker in workers:
@@ -587,10 +587,10 @@ def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]
 
 
 def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), fleet: Fleet = NO_FLEET) -> str:
-    """Return the state of a class with `busy` slots of the study and these live `workers`.
+    """Return the state of a class: `busy` slots run trials of the study, and `workers` are its live workers.
 
-    It is busy or idle if a worker can take trials. Otherwise its workers are draining, quarantined or silent (their
-    leases run out), or lack the module, or it has no workers.
+    It is "busy" or "idle" if a worker can take trials. Otherwise it says why none can: they are draining, quarantined
+    or silent (their leases run out), they lack the module, or there are none.
     """
     if shown.workers:
         return "busy" if busy else "idle"
@@ -607,7 +607,7 @@ def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), 
 
 
 def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
-    """Return a table with one row for each compute class that is live or has trials."""
+    """Return a table of `class_rows`."""
     study, rows = scheduler.study, []
     for row in class_rows(scheduler, fleet):
         waiting = study.count(_S.QUEUED, compute_class=row.name)
@@ -621,7 +621,7 @@ def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
 
 
 def busy_slots(study: StudyState) -> Counter[str | None]:
-    """Return the number of busy slots by class. A running attempt uses the slots of its trial."""
+    """Return the number of slots that run trials of the study, by class. One trial may use several slots."""
     busy: Counter[str | None] = Counter()
     for attempt in study.attempts:
         if attempt.state is _S.RUNNING:

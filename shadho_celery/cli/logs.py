@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: seconds between two checks of a log with --follow
 FOLLOW_SECONDS = 0.5
 
-#: number of latest attempts of a trial that are searched for a log
+#: number of a trial's latest attempts whose logs are looked for
 LATEST = 5
 
 
@@ -53,7 +53,7 @@ def logs(
     """
     named = shared_options.environment(**connection)
     os.environ.update(named)
-    # Imported late, because `--help` needs none of it.
+    # Imported here, so that `--help` stays fast.
     from shadho_celery.session.control import TrialLogs
 
     with shared_options.opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet(named))) as found:
@@ -69,7 +69,7 @@ def logs(
             if not follow or trial.state.is_finished:
                 break
             time.sleep(FOLLOW_SECONDS)
-            # The trial is read before the log, so that the log of an ended trial is complete.
+            # The trial is read first: if it has ended by then, the log that is read next is complete.
             trial = study.trial(number)
         if not shown.attempt:
             _explain(trial, shown.missing)
@@ -78,19 +78,20 @@ def logs(
 
 
 class Shown:
-    """The log of one trial as far as it was printed."""
+    """Prints the log of one trial, and remembers how much of it was printed."""
 
     def __init__(self, study: StudyResults, logs: TrialLogs, *, is_raw: bool = False) -> None:
         """With `is_raw`, logs are printed unchanged."""
         self._study, self._logs, self._is_raw = study, logs, is_raw
-        #: attempt that is shown, 0 before there is one; the position in its log; and the worker that has it
+        #: attempt whose log is printed (0: none yet), the position up to which it was printed, and the worker that has
+        #: the log
         self.attempt = self._position = 0
         self._source: str | None = None
-        #: why the last attempt that was tried has no log
+        #: why no log was found for the attempt that was tried last
         self.missing: NoLog | None = None
 
     def show(self, trial: TrialResult, attempts: Iterable[int]) -> None:
-        """Print new output from the log of the first attempt in `attempts` that has a log."""
+        """Print the new output in the log of the first attempt in `attempts` that has a log."""
         from shadho_celery.session.control import NoLog
 
         hosts = {row["attempt"]: row["host"] for row in self._study.records.of_trial(trial.number)}
@@ -110,7 +111,7 @@ class Shown:
 
 
 def _explain(trial: TrialResult, why: NoLog | None) -> None:
-    """Print why there is no log. For a failed trial, print the last lines, which were sent with its result."""
+    """Print why there is no log, and the last lines of the output if the result of the trial has them."""
     reason = f"trial {trial.number} has not been sent to a worker yet" if why is None else why.reason
     if trial.log:
         say(f"{reason}; the last lines of its output were sent with its result:", err=True)

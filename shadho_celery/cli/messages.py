@@ -1,7 +1,7 @@
 """Output of the commands, in which control characters are escaped.
 
-The commands print through this module only, because a text from a store, from Redis or of a trial may contain control
-codes for the terminal.
+Commands print only through this module and `tables.PrintableConsole`, because a text from a store, from Redis or from a
+trial may contain control codes for the terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shadho_celery.core.checks import one_line, printable
 def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     """Print a text on standard output, or with `err` on standard error. Control characters are escaped.
 
-    Standard error of a program may fail, for instance on a full disk. Its search goes on without the text.
+    A failed write to standard error, for example on a full disk, is ignored, so that a program's search continues.
     """
     with suppress(OSError) if err else nullcontext():
         click.echo(printable(str(text)), err=err, nl=nl)
@@ -39,7 +39,7 @@ def readable_warnings() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            # Other warnings, such as a DeprecationWarning, are for the maintainer of the line of code.
+            # Other warnings, such as a DeprecationWarning, are for the developer, and are shown as usual.
             if category is UserWarning:
                 say(f"Warning: {one_line(message, 1000)}", err=True)
             else:

@@ -1,6 +1,6 @@
 """Commands about recorded studies: `studies`, `show`, `trials`, `trial`, `best`, `export`, `report`, `rm`.
 
-Reading takes no lock: all but `rm` work while a study runs.
+All commands except `rm` work while the study runs, because they read its store without a lock.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from shadho_celery.results.study import Deleted, StudyResults
     from shadho_celery.results.trial import TrialResult
 
-#: default of the option --limit: number of trials that `trials` shows
+#: number of trials that `trials` shows without --limit
 LIMIT = 50
 
-#: width of a terminal in columns below which `trials` leaves out the machines
+#: in a terminal with fewer columns than this, `trials` leaves out the machines
 NARROW = 80
 
-#: number of last intermediate losses that `trial` shows
+#: maximum number of reports that `trial` shows, the latest ones
 REPORTS = 10
 
-#: number of trials up to which `show` says which params matter, which takes about a second for that many
+#: `show` says which params matter up to this number of trials, for which it takes about a second
 MOST_EXPLAINED = 50_000
 
 MIB = 2**20
@@ -259,7 +259,7 @@ def best(name: str, store: str, as_json: bool) -> None:
             say(line)
 
 
-#: sort keys of `trials`, by the value of the option --sort
+#: sort key of trials by value of `trials --sort`
 SORTED: Mapping[str, Callable[[TrialResult], Any]] = {
     "number": lambda trial: trial.number,
     "loss": lambda trial: trial.merit,
@@ -270,10 +270,10 @@ SORTED: Mapping[str, Callable[[TrialResult], Any]] = {
 def _chosen(
     study: StudyResults, fits: Callable[[TrialResult], bool], key: Callable[[TrialResult], Any], most: int | None
 ) -> tuple[list[TrialResult], int]:
-    """Return the trials that fit, sorted by `key`, and their number. At most the first `most` trials are returned."""
+    """Return the first `most` of the matching trials, sorted by `key`, and the number of all matching trials."""
     counter = count()
     fitting = (each for each in study.trials if fits(each) and next(counter) >= 0)
-    # A study may have a million trials, of which `nsmallest` keeps only so many in memory.
+    # A study may have a million trials; `nsmallest` keeps only `most` of them in memory.
     found = sorted(fitting, key=key) if most is None else nsmallest(most, fitting, key=key)
     return found, next(counter)
 
@@ -282,14 +282,14 @@ def _trials_table(found: Sequence[TrialResult], *, with_errors: bool) -> Table:
     from shadho_celery.cli import tables
 
     where = ["class", "host"] if tables.make_console().width >= NARROW else []
-    # The version of the code shows which failures are from before a fix.
+    # The column shows which failures occurred before the user fixed the code.
     code = ["code"] * (with_errors and len({each.code for each in found}) > 1)
     facts = [">trial", "state", *tables.RESULT, ">time", *where, *code]
     return tables.trial_table(found, *facts, "error" if with_errors else tables.GOT)
 
 
 def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
-    """Yield all that is known about a trial, one fact per line."""
+    """Yield the lines that describe a trial, one fact per line."""
     from shadho_celery.core.units import took
 
     yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
@@ -336,7 +336,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
 
 
 def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
-    """Yield lines on the attempts of a trial, and one on what was known when the last of them was placed."""
+    """Yield a line for each attempt of a trial, and lines on why the last one was placed on its class."""
     lost = f", {found.lost} of them lost" if found.lost else ""
     yield f"attempts: {found.attempts}{lost}; code: {found.code or 'not recorded'}"
     attempts = study.records.of_trial(found.number)
@@ -344,13 +344,13 @@ def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if attempts:
         yield from _why_here(study, attempts[-1])
         return
-    # An earlier version has recorded only the live attempts.
+    # A study of an earlier version has records of live attempts only.
     for each in found.live:
         yield f"  attempt {each.attempt}: {each.state.lower()} on {each.host or each.compute_class}"
 
 
 def _attempt(each: Mapping[str, Any]) -> str:
-    """Return a line on an attempt: where it ran and how it ended."""
+    """Return a line that says where an attempt ran and how it ended."""
     from shadho_celery.core.units import cost_of, money, took
 
     slot = "" if each["slot"] is None else f", slot {each['slot']}"
@@ -366,7 +366,7 @@ def _attempt(each: Mapping[str, Any]) -> str:
 
 
 def _why_here(study: StudyResults, each: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on what was known of the compute classes when an attempt was placed, and on why it went there."""
+    """Yield lines with the predictions for each class when an attempt was placed, and the reason for its class."""
     from shadho_celery.charts.machines import free_slots, has_shadow_prices, reasons
     from shadho_celery.charts.study import StudyData
     from shadho_celery.core.units import took
@@ -388,7 +388,7 @@ def _why_here(study: StudyResults, each: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _on_rung(study: StudyResults, found: TrialResult, budget: float) -> Iterator[str]:
-    """Yield a line on the budget of a trial, and one on the trial to which it was promoted, if any."""
+    """Yield a line on the budget of a trial, and a line on the trial that continues it on the next rung, if any."""
     rung = "" if found.rung is None else f", rung {found.rung}"
     yield f"budget: {budget:g}{rung}{_continuation(study, found)}"
     if (above := study.above(found)) is not None:
@@ -396,7 +396,7 @@ def _on_rung(study: StudyResults, found: TrialResult, budget: float) -> Iterator
 
 
 def _continuation(study: StudyResults, found: TrialResult) -> str:
-    """Return how a promoted trial has continued the trial on the rung below; "" for other trials."""
+    """Return text that says whether a promoted trial has found the files of the trial that it continues, else ""."""
     if found.origin is None:
         return ""
     below = study.below(found)
@@ -413,7 +413,7 @@ def _continuation(study: StudyResults, found: TrialResult) -> str:
 
 
 def _memory(found: TrialResult) -> Iterator[str]:
-    """Yield lines on a trial's peaks of memory, and on the classes on which memory ran out."""
+    """Yield lines on a trial's peaks of memory, and on the classes on which it ran out of memory."""
     for name, peak in (("memory", found.memory), ("GPU memory", found.gpu_memory)):
         if peak is not None:
             yield f"{name}: {peak / MIB:.1f} MiB at its peak"
@@ -422,12 +422,12 @@ def _memory(found: TrialResult) -> Iterator[str]:
 
 
 def _listed(title: str, found: Any) -> Iterator[str]:
-    """Yield a title, then the items of a mapping, one per line, as Python writes them. Any other value is one line."""
+    """Yield the lines of `found`: a title and one line for each item of a mapping, or one line for any other value."""
     if not isinstance(found, Mapping):
         yield f"{title}: {found!r}"
     elif found:
         yield f"{title}:"
-        # A name with a line feed could imitate lines of this output.
+        # A name with a line feed is escaped, because it could imitate other lines of this output.
         yield from (f"  {name if name.isprintable() else repr(name)}: {found[name]!r}" for name in found)
 
 
@@ -440,7 +440,7 @@ def _print(table: Table) -> None:
 def _csv(study: StudyResults, file: IO[bytes], *, plain: bool = False) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     study.write_csv(text, plain=plain)
-    # Closing the wrapper would close the underlying binary file.
+    # Without detach, the end of the wrapper would close the binary file.
     text.detach()
 
 
@@ -541,7 +541,7 @@ study: of large studies, fewer marks are drawn, and each chart says by which rul
 @shared_options.store_option
 def report(name: str, output: Path, store: str) -> None:
     """Write a report with charts to FILE: one HTML file, also while the study runs."""
-    # Imported late, because the charts take a third of a second.
+    # Imported here, because the charts take a third of a second to import.
     from shadho_celery.charts.report import report_html
     from shadho_celery.charts.study import StudyData
 
@@ -594,7 +594,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
 
 def _leave_fleet(deleted: Deleted) -> None:
     """Stop the trials of a deleted study on the fleet, or print why they continue."""
-    # Imported late: Celery's libraries take half a second, and read the environment.
+    # Imported here, because Celery's libraries take half a second to import, and read the environment.
     from shadho_celery.fleet.executor import remove
 
     try:

@@ -1,6 +1,6 @@
-"""One run of a study from the command line: its view, and the results that are printed at its end.
+"""One run of a study from the command line, with its view and its printed report, and the dashboard beside it.
 
-The dashboard beside a run (`run --dashboard`) is a process of its own, which ends with the run.
+The dashboard (`run --dashboard`) is a separate process, which ends with the run.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from shadho_celery.scheduler import known_points
 from shadho_celery.session.opening import Opening
 from shadho_celery.session.session import Options, Session, request_of
 
-#: seconds for which the dashboard may take to end
+#: seconds that the dashboard may take to end before it is killed
 END_SECONDS = 5.0
-#: text before the URL in the line that it prints first
+#: text before the URL in the first line that the dashboard prints
 _SAID = "dashboard: "
 
 
 @contextmanager
 def dashboard_beside(store: str, environment: Mapping[str, str], say: Callable[[str], None]) -> Iterator[None]:
-    """Serve the studies of a store on web pages, and `say` their URL once. Raises UsageError without its packages.
+    """Run a dashboard for a store, and `say` its URL once. Raises UsageError if its packages are not installed.
 
-    `environment` is that of the command, before it knows of servers of its own.
+    `environment` is the command's environment as it was before the run added the URLs of its own servers.
     """
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise UsageError('--dashboard needs the extra dashboard; in the checkout: pip install -e ".[dashboard]"')
-    # By a variable, because a URL may have a password, and other users see the arguments of a process.
+    # The store is passed in a variable, because other users can see arguments, and the URL may have a password.
     process = subprocess.Popen(
         [sys.executable, "-m", "shadho_celery", "dashboard", "--port", "0", "--with-parent"],
         env={**environment, shared_options.STORE_VARIABLE: store},
@@ -61,7 +61,7 @@ def dashboard_beside(store: str, environment: Mapping[str, str], say: Callable[[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # Ctrl-C is for the run.
+        # Ctrl-C must reach only the run.
         start_new_session=True,
     )
     reader = threading.Thread(target=_pass_on, args=(process, say), daemon=True)
@@ -78,7 +78,7 @@ def dashboard_beside(store: str, environment: Mapping[str, str], say: Callable[[
 
 
 def _pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
-    """Say the first URL, or why there is none. Read all other lines, so that the process never waits for a reader."""
+    """Say the dashboard's URL or error. Read and drop all other lines, so that the process never waits for a reader."""
     is_said = False
     for line in process.stdout or ():
         if not is_said and line.startswith((_SAID, "Error")):
@@ -99,9 +99,9 @@ class RunOptions(Options):
     #: True if the log lines of the embedded workers are to be printed
     verbose: bool = False
     as_json: bool = False
-    #: environment of the process that shows the study on a web page while it runs; None without one
+    #: environment of the dashboard beside the run; None without a dashboard
     dashboard: Mapping[str, str] | None = None
-    #: server of the run's metrics; None without one
+    #: server of the run's metrics; None if they are not served
     metrics: MetricsServer | None = None
 
 
@@ -109,11 +109,11 @@ def run_study(options: RunOptions) -> int:
     """Run the study and return the exit code. Raises ShadhoError."""
     study_file.refuse_nested(study_file.module_name(options.study))
     with readable_warnings():
-        # What the study's code prints in this process must not be mixed with the JSON object.
+        # Text that the study's code prints in this process must not be mixed with the JSON object.
         beside = redirect_stdout(sys.stderr) if options.as_json else nullcontext()
         with beside:
             file = study_file.load(options.study)
-        # The objects of the libraries that it imports need no collections either (`without_collections`).
+        # The collector need not visit the objects of the libraries that the study file has imported.
         gc.freeze()
         console = tables.make_console(stderr=options.as_json)
         with Session(options, file, say_beside) as session:
@@ -124,7 +124,7 @@ def run_study(options: RunOptions) -> int:
             if options.verbose and session.embedded is not None:
                 view.also.append(WorkerLines(session.embedded.logs.items(), view.note))
             if options.metrics is not None:
-                # Imported late, because most runs serve no metrics.
+                # Imported here, because most runs serve no metrics.
                 from shadho_celery.metrics.run import collector
 
                 options.metrics.serve(collector(session))
@@ -184,7 +184,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     """Print the report as tables or as a JSON object, and the reason if the study has ended early."""
     session.study.commit()
     store, study = session.opened.store, session.study
-    # For JSON, values are those that the store has, so that later commands print the same JSON.
+    # JSON has the values as they are in the store, so that later commands print the same JSON.
     values = Values(study.record, None if options.as_json else session.plan.space)
     subspaces = session.scheduler.subspaces if options.as_json else ()
     state = state_at_rest(study.record, store.steered(study.record.key), study.counted)

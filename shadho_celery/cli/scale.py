@@ -1,4 +1,4 @@
-"""Command that starts and ends workers to the number of slots that the running studies want: `scale`."""
+"""Command that starts and ends workers, so that there are as many slots as the running studies want: `scale`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from shadho_celery.fleet.drains import Starts
     from shadho_celery.session.scaling import ScaledFleet, Scaling
 
-#: seconds between two looks at the fleet
+#: seconds between two readings of the fleet's state
 LOOK_SECONDS = 2.0
 
-#: seconds after which a command that has not returned is ended, and seconds from SIGTERM to SIGKILL
+#: seconds in which a command must return before it gets SIGTERM, and further seconds before SIGKILL
 RETURN_SECONDS, KILL_SECONDS = 60.0, 5.0
 
-#: end of a warning that Redis does not answer
+#: second half of the warning that Redis does not answer
 OUTAGE = "no worker is started or ended meanwhile"
 
-#: maximum number of bytes of a command's output that are read
+#: number of bytes that are read from the end of a command's output
 MAX_OUTPUT = 2000
 
 
@@ -122,13 +122,13 @@ def scale(
 
 
 def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _Starter) -> None:
-    """Look at the fleet every LOOK_SECONDS, and start and end workers."""
-    # Imported late, because `--help` needs none of it.
+    """Read the state of the fleet every LOOK_SECONDS, and start and end workers accordingly."""
+    # Imported here, so that `--help` stays fast.
     from shadho_celery.session.scaling import LONGEST_PAUSE, ScaledFleet, Scaling
 
     fleet = ScaledFleet(lambda text: say(f"Warning: {text}", err=True))
     scaling = Scaling(spec, most, cooldown)
-    # Until the workers would be given up, and longer than any pause.
+    # How long Redis keeps the records: until the workers would be given up, plus the longest pause.
     seconds = {name: each.come_seconds + LONGEST_PAUSE for name, each in spec.items()}
     say(f"scaling {', '.join(map(one_line, spec))} to at most {most} workers")
     redis = Outage("Redis")
@@ -146,7 +146,8 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
             for name in decision.overdue:
                 starter.give_up(name)
             try:
-                # Before they are started, or a scaler that is killed between would start them twice.
+                # The records are written before the workers start. Otherwise, a scaler that is killed in between and
+                # restarts would start the workers twice.
                 fleet.keep(starter.with_jobs(scaling.starting), seconds)
             except ServiceError:
                 for name in decision.starts:
@@ -162,7 +163,7 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
 
 
 def _note(redis: Outage, error: ServiceError | None) -> None:
-    """Say once that Redis does not answer, and that it answers again."""
+    """Print one line when Redis stops answering, and one when it answers again."""
     text = None if error is None else f"Warning: {one_line(error, 300)}; {OUTAGE}"
     if (line := redis.see(text, time.monotonic())) is not None:
         say(line, err=True)
@@ -171,7 +172,7 @@ def _note(redis: Outage, error: ServiceError | None) -> None:
 def _resume(
     fleet: ScaledFleet, scaling: Scaling, starter: _Starter, spec: Mapping[str, ClassSpec], redis: Outage
 ) -> float:
-    """Go on where an earlier scaler was killed. Return the seconds by which Redis's clock is ahead of ours."""
+    """Restore the state of an earlier scaler. Return how many seconds Redis's clock is ahead of `time.monotonic`."""
     while True:
         try:
             kept, (*_, workers), now = fleet.recall(spec), fleet.look(), fleet.time()
@@ -196,7 +197,7 @@ class _Call:
 
     @property
     def text(self) -> str:
-        """End of its output."""
+        """The last MAX_OUTPUT bytes of the command's output."""
         self.output.seek(max(0, self.output.seek(0, os.SEEK_END) - MAX_OUTPUT))
         return self.output.read().decode(errors="replace").strip()
 
@@ -207,26 +208,26 @@ class _Starter:
     def __init__(self, spec: Mapping[str, ClassSpec], words: Sequence[str], *, is_slurm: bool) -> None:
         self._spec, self._words, self._is_slurm = spec, words, is_slurm
         self._calls: dict[str, _Call] = {}
-        #: latest job of SLURM by class
+        #: id of the latest SLURM job, by class
         self._jobs: dict[str, str] = {}
-        #: reasons why a command could not be called, by class
+        #: reason why the command could not be called, by class
         self._refused: dict[str, str] = {}
 
     @property
     def calling(self) -> Collection[str]:
-        """Classes whose command has not returned."""
+        """Classes whose command has been called and has not returned."""
         return self._calls.keys()
 
     def with_jobs(self, starting: Mapping[str, Starts]) -> dict[str, Starts]:
-        """Return the records of the workers that start, with the latest job of SLURM."""
+        """Return the records of starting workers, with the id of each class's latest SLURM job."""
         return {name: replace(record, job=self._jobs.get(name, "")) for name, record in starting.items()}
 
     def resume(self, kept: Mapping[str, Starts]) -> None:
-        """Know the jobs of an earlier scaler."""
+        """Take over the ids of SLURM jobs from the records of an earlier scaler."""
         self._jobs.update({name: record.job for name, record in kept.items() if record.job})
 
     def check(self) -> None:
-        """Raise UsageError unless the options of `slurm` are valid."""
+        """Raise UsageError unless the command `slurm` accepts the user's options."""
         name = next(iter(self._spec))
         words = self._command(name, 1, submit=False)
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -235,13 +236,13 @@ class _Starter:
             raise UsageError(f"--slurm: {problem.removeprefix('Error: ')}")
 
     def start(self, name: str, count: int, now: float) -> None:
-        """Call the command for so many workers of a class."""
+        """Call the command that starts `count` workers of a class."""
         own = {"SHADHO_CLASS": name, "SHADHO_COUNT": str(count)}
         price = self._spec[name].price
         own |= {} if price is None else {"SHADHO_PRICE": f"{price:g}"}
         output = tempfile.TemporaryFile()  # noqa: SIM115 -- it is open until the command returns
         try:
-            # A session of its own, so that Ctrl-C does not reach the workers.
+            # The workers get their own session, so that Ctrl-C does not reach them.
             process = subprocess.Popen(
                 self._command(name, count),
                 env=os.environ | own,
@@ -257,7 +258,7 @@ class _Starter:
         self._calls[name] = _Call(process=process, output=output, since=now)
 
     def failures(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield each class whose command has failed since the last call, with the reason. End those that hang."""
+        """Yield each class whose command has failed since the last call, with the reason. End commands that hang."""
         refused, self._refused = self._refused, {}
         yield from refused.items()
         for name, call in [*self._calls.items()]:
@@ -267,7 +268,7 @@ class _Starter:
                     call.process.kill()
                 elif now - call.since > RETURN_SECONDS and not call.is_told:
                     call.is_told = True
-                    # Not its children: these may be workers.
+                    # Only the command itself is ended, because its children may be workers.
                     call.process.terminate()
                     yield name, f"the command did not return within {RETURN_SECONDS:.0f} s and is ended"
                 continue
@@ -281,14 +282,14 @@ class _Starter:
                 self._jobs[name] = job[1]
 
     def give_up(self, name: str) -> None:
-        """Cancel what is left of the latest start of a class: tasks of a SLURM job that wait."""
+        """Cancel the tasks of a class's latest SLURM job that have not started."""
         if job := self._jobs.pop(name, None):
             cancel_waiting(job)
 
     def _command(self, name: str, count: int, *, submit: bool = True) -> list[str]:
         if not self._is_slurm:
             return [*self._words]
-        # The options of sbatch follow two dashes.
+        # The user's options of sbatch follow after two dashes.
         place = self._words.index("--") if "--" in self._words else len(self._words)
         options, others = self._words[:place], self._words[place + 1 :]
         memory = self._spec[name].memory_gib

@@ -1,7 +1,7 @@
-"""What the commands share: their base, the options of several commands, and the output of recorded studies.
+"""Base class and error handling of all commands, options that several commands have, and output of recorded studies.
 
-The options are those of the fleet, of the store, of metrics, and those made from the settings. The URLs of broker and
-Redis may also come from a file or the environment.
+There are options for the servers of a fleet, the store, metrics, JSON and the settings of a study. The URLs of broker
+and Redis may also come from a file or the environment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 
-#: environment variable with the URL of the store
+#: environment variable with the URL of the store, if --store is not given
 STORE_VARIABLE = "SHADHO_STORE"
 
 
@@ -56,7 +56,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # it is not generic 
 
 
 class Command(click.Command):
-    """A command that refuses an option that is given twice; click would silently use the last value."""
+    """A command that refuses an option which is given twice. click itself would silently use the last value."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -82,9 +82,9 @@ class Command(click.Command):
 
 
 def command(*examples: str, more: str = "", **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return a decorator that makes a `Command` with examples below its help, and `more` text after them.
+    """Return a decorator that makes a `Command` whose help ends with `examples` and the text `more`.
 
-    An example is one of shadho-celery unless it names its program.
+    An example gets the prefix "shadho-celery" unless it contains that name.
     """
     is_whole = re.compile("[^#]*shadho[-_]celery")
     lines = (f"  {each if is_whole.match(each) else f'shadho-celery {each}'}" for each in examples)
@@ -112,7 +112,7 @@ def fleet_options(command: F) -> F:
 
 
 def variable_option(variable: str, *names: str, **form: Any) -> Callable[[F], F]:
-    """Return a decorator that adds an option which sets an environment variable, from which its value is read."""
+    """Return a decorator that adds an option whose value is put into an environment variable, and is read there."""
 
     def note(_: object, __: object, value: Any) -> None:
         if value is not None and value is not False:
@@ -122,7 +122,7 @@ def variable_option(variable: str, *names: str, **form: Any) -> Callable[[F], F]
 
 
 def control_option(command: F) -> F:
-    """Add the option --allow-unsigned-control to a command that starts a process which obeys requests."""
+    """Add --allow-unsigned-control to a command that starts a process which carries out users' requests."""
     return variable_option(
         UNSIGNED_CONTROL,
         "--allow-unsigned-control",
@@ -135,9 +135,9 @@ def control_option(command: F) -> F:
 def environment(
     broker: str | None, redis: str | None, url_file: str | None, signing_key_file: str | None = None
 ) -> dict[str, str]:
-    """Return the environment variables that the options set. Options override the file.
+    """Return the environment variables for these options. An option overrides the same setting in the file of URLs.
 
-    Raises UsageError for a file that cannot be read or parsed. Warns about passwords that other users can see.
+    Raises UsageError if a file cannot be read or parsed. Warns about passwords that other users can see.
     """
     urls.prefer_own()
     found = _read(Path(url_file).expanduser()) if url_file else {}
@@ -154,18 +154,18 @@ def environment(
 
 
 def warn_of_password(option: str, url: str, better: str) -> None:
-    """Warn if an option's URL has a password, because all users of the machine can see command lines.
+    """Warn if the URL of an option has a password, because all users of the machine can see command lines.
 
-    `better` names a safer way to give the URL.
+    `better` names a safer place for the password.
     """
     if mask(url) != url:
         say(f"Warning: {option} shows its password to all users of this machine; better in {better}", err=True)
 
 
 def origin(found: Mapping[str, str]) -> str:
-    """Return the environment variable that has the URL of the broker.
+    """Return the name of the environment variable from which the URL of the broker comes.
 
-    Return "" if the URL is from an option or a file, or if there is no broker.
+    Return "" if the URL comes from an option or a file, or if there is no broker.
     """
     if BROKER in found or not os.environ.get(BROKER):
         return ""
@@ -173,7 +173,7 @@ def origin(found: Mapping[str, str]) -> str:
 
 
 def refusal(error: ShadhoError) -> click.ClickException:
-    """Return an exception that click shows as one line, and that ends the command with the error's exit code."""
+    """Return an exception from which click prints the error in one line, and ends with the error's exit code."""
     shown = click.ClickException(printable(" ".join(str(error).split())))
     shown.exit_code = error.exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
     return shown
@@ -183,7 +183,7 @@ def refusal(error: ShadhoError) -> click.ClickException:
 def refusals() -> Iterator[None]:
     """Show a ShadhoError as click shows its errors, and each warning in one line. End at Ctrl-C without a traceback.
 
-    The group uses it for its commands. It is also a decorator for the commands that run as modules.
+    `group.Commands` uses it for all commands. It is also a decorator for commands that run with ``python -m``.
     """
     try:
         with readable_warnings():
@@ -229,7 +229,7 @@ def metrics_options(command: F) -> F:
 
 
 class Value(click.ParamType):  # type: ignore[type-arg]  # it is not generic before click 8.4
-    """Type of an option for a setting. The value is checked like that of the same setting in STUDY."""
+    """Type of the option of a setting. Values are checked in the same way as in the STUDY of a study file."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -247,10 +247,10 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # it is not generic bef
 
 
 def study_options(command: F, *, is_change: bool = False) -> F:
-    """Add to a command the options of all settings that have one, in the order of the settings.
+    """Add to a command the options of all settings that have an option, in the order of SETTINGS.
 
-    With `is_change`, they are for a running study. Those of settings that may not change are hidden, so that the
-    command can say why it refuses them.
+    With `is_change`, the command changes a running study. Options of settings that cannot be changed are then hidden,
+    not missing, so that the command can say why it refuses them.
     """
     for setting in [*SETTINGS.values()][::-1]:
         if setting.help:
@@ -261,7 +261,8 @@ def study_options(command: F, *, is_change: bool = False) -> F:
 def option(setting: Setting, *, multiple: bool = False, is_change: bool = False) -> Callable[[F], F]:
     """Return a decorator that adds the option of a setting. Its default is None, or an empty tuple if `multiple`.
 
-    With `is_change`, it is for a running study: help shows no default, and only options of settings that may change.
+    With `is_change`, the command changes a running study. Its help then shows no default, and hides the option if the
+    setting cannot be changed.
     """
     default = setting.default if setting.shown_default is None else setting.shown_default
     shown = "" if is_change or default in (None, "") else f"  [default: {default}]"
@@ -311,11 +312,12 @@ study_argument = click.argument("name", metavar="STUDY", shell_complete=_complet
 
 @contextmanager
 def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyResults]:
-    """Open the study called `name`, which may be shortened. At the end, print a note if values were shown as texts.
+    """Open the study called `name`, or the only one whose name begins with it.
 
-    Unless `exactly`, `name` may also be a module, for its latest study. That study is then named on standard error.
+    Unless `exactly`, `name` may also be a module, which means its latest study. Standard error then names the study. At
+    the end, a warning is printed if values were read that the store has only as texts.
     """
-    # Imported late: the database's library takes a third of a second.
+    # Imported here, because SQLAlchemy takes a third of a second to import.
     from shadho_celery.results.study import StudyResults
     from shadho_celery.store.sql import SqlStore
 
@@ -352,5 +354,5 @@ def print_json(found: Mapping[str, Any]) -> None:
 
 
 def moment(seconds: float | None) -> str:
-    """Return a moment (seconds since the epoch) as text in local time; "-" for None."""
+    """Return a time in seconds since the epoch as text in local time; "-" for None."""
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,4 +1,4 @@
-"""Command that writes the script of a SLURM job whose tasks are workers, and submits it: `slurm`."""
+"""Command that prints or submits the script of a SLURM job array, each task of which is a worker: `slurm`."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from shadho_celery.fleet import urls
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED_CONTROL
 from shadho_celery.node import stay
 
-#: signal that SLURM sends before the end of a job
+#: signal that SLURM sends to the worker before the job's time limit
 SIGNAL = "USR1"
 
-#: seconds between the end of the grace and that of the job, in which a worker gives its trials back
+#: seconds from the end of the grace to the end of the job, in which a worker gives its trials back
 END_SECONDS = 10
 
-#: seconds by which SLURM may send a signal too early
+#: SLURM may send a signal this many seconds too early
 EARLY_SECONDS = 60
 
-#: seconds that a program of SLURM may take
+#: seconds after which a call of `sbatch` or `scancel` is given up
 CALL_SECONDS = 50.0
 
-#: variables that mean the same on all machines and are no secrets; the script has their values
+#: environment variables whose values are written into the script: not secret, and valid on all machines
 CARRIED = (
     "SHADHO_ACCEPT_CODE",
     "SHADHO_LEASE_SECONDS",
@@ -50,13 +50,13 @@ CARRIED = (
     urls.KEY,
 )
 
-#: an option of sbatch and its value: no backslash, which sbatch takes for an escape even in quotes, and no line feed
+#: pattern of an option of sbatch, without line feeds, and without backslashes, which sbatch unescapes even in quotes
 OPTION = r"--[a-z][a-z-]*(=[^\\\x00-\x1f\x7f]+)?"
 
-#: options of sbatch on which the worker relies: it would not know that its job ends earlier
+#: options of sbatch that a user may not give, because the worker relies on the values in the script
 KEPT = ("--time", "--time-min", "--signal")
 
-#: numbers of GPUs, with or without their type
+#: pattern of the value of --gpus: numbers of GPUs, with or without their type
 GPUS = r"([\w.-]+:)?0*[1-9]\d{0,3}(,([\w.-]+:)?0*[1-9]\d{0,3})*"
 
 
@@ -131,7 +131,7 @@ def slurm(
     variables = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
     variables |= {stay.FOR: f"{stays}s", stay.GRACE: f"{math.ceil(grace)}s", stay.SIGNAL: SIGNAL}
     variables |= {} if idle is None else {stay.IDLE: f"{math.ceil(idle)}s"}
-    # A key from the environment is known by its path, too.
+    # The path of the signing key may come from the environment, too.
     key = files.get(KEY_FILE) or os.environ.get(KEY_FILE)
     variables |= {KEY_FILE: _absolute(key)} if key else {}
     words = ["exec", sys.executable, "-m", "shadho_celery", "worker", f"--class={compute_class}"]
@@ -156,25 +156,25 @@ def _directives(compute_class: str, count: int, minutes: int, grace: int) -> lis
         # A job that runs again continues the log of its first run.
         "--open-mode=append",
         "--export=ALL",
-        # To the worker alone, not to its trials.
+        # B: the signal is sent only to the worker, not to its trials.
         f"--signal=B:{SIGNAL}@{grace + END_SECONDS}",
     ]
 
 
 def _checked(others: Sequence[str]) -> Sequence[str]:
-    """Return a user's options of sbatch. Raises UsageError for those on which the worker relies."""
+    """Return a user's options of sbatch. Raises UsageError if one of them is in KEPT."""
     for each in others:
         name = each.partition("=")[0]
-        # sbatch knows a long option by its first letters, too.
+        # sbatch also accepts the first letters of a long option.
         if len(name) > len("--") and any(kept.startswith(name) for kept in KEPT):
             raise UsageError(f"{short(each, 60)} would end workers before they know; give --for and --grace instead")
     return others
 
 
 def script(directives: Sequence[str], variables: dict[str, str], words: Sequence[str]) -> str:
-    """Return the script: options of sbatch, environment variables, and the command that takes the shell's place.
+    """Return the script: options of sbatch, environment variables, and the worker's command, run with `exec`.
 
-    Raises UsageError for what is not an option of sbatch, and for texts that cannot be printed as they are.
+    Raises UsageError for a word that is not an option of sbatch, and for control characters.
     """
     lines = [
         "#!/bin/bash",
@@ -201,7 +201,7 @@ def _directive(option: str) -> str:
 
 
 def submitted(text: str) -> str:
-    """Give a script to sbatch, and return its answer. Raises UsageError."""
+    """Submit a script with sbatch, and return what it prints. Raises UsageError if that fails."""
     program = shutil.which("sbatch")
     if program is None:
         raise UsageError("--submit: there is no sbatch on PATH; use a login node of the cluster, or print the script")
@@ -217,7 +217,7 @@ def submitted(text: str) -> str:
 
 
 def cancel_waiting(job: str) -> None:
-    """Cancel the tasks of a job that have not started. What does not succeed is left to SLURM."""
+    """Cancel the tasks of a job that have not started. Errors are ignored."""
     with suppress(OSError, subprocess.SubprocessError):
         words = ["scancel", "--state=PENDING", job]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=CALL_SECONDS)

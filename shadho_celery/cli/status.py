@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from shadho_celery.fleet.registry import Progress, StudyWants, Worker
     from shadho_celery.fleet.signing import Signer
 
-#: seconds for which a study that starts or ends is waited for
+#: seconds to wait for a study whose servers do not answer because it is starting or ending
 PASSING_SECONDS = 3.0
 
-#: heading of the ages of announcements; what a row shows was true then
+#: heading of the column with the age of the announcement from which a row is made
 AS_OF = "as of"
 
-#: number of trials shown for a worker; --json has more
+#: maximum number of trials shown for a worker; --json lists all
 TRIALS = 8
 
 NO_FLEET = (
@@ -69,9 +69,9 @@ def status(as_json: bool, **connection: str | None) -> None:
 
 
 def places_of(named: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the facts of the fleet at the URLs in the environment and in `named`.
+    """Return the state of the fleet whose URLs are in the environment or in `named`, as one JSON object.
 
-    If no fleet is named, return those of each study that runs in this folder with its own workers.
+    If no fleet is named, return an object for each study that runs in this folder with its own workers.
     """
     if not urls.is_fleet(named):
         return _embedded()
@@ -80,7 +80,7 @@ def places_of(named: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _embedded() -> list[dict[str, Any]]:
-    """Return the facts of each study that runs in this folder with its own workers."""
+    """Return a JSON object for each study that runs in this folder with its own workers."""
     from shadho_celery.embedded.plan import running
 
     found = []
@@ -88,7 +88,7 @@ def _embedded() -> list[dict[str, Any]]:
         place = _place(folder)
         deadline = time.monotonic() + PASSING_SECONDS
         while "trouble" in place and time.monotonic() < deadline and is_locked(folder / LOCK):
-            # It starts, or it ends.
+            # The study is starting or ending.
             time.sleep(0.1)
             place = _place(folder)
         if "trouble" not in place or is_locked(folder / LOCK):
@@ -97,7 +97,7 @@ def _embedded() -> list[dict[str, Any]]:
 
 
 def _place(folder: Path) -> dict[str, Any]:
-    """Return the facts of a study that runs with its own workers, or the reason why they cannot be read."""
+    """Return a JSON object for the study with embedded workers in `folder`, or the reason why it cannot be read."""
     from shadho_celery.embedded.plan import CONTROL_KEY, reached
     from shadho_celery.fleet.signing import Signer, read_key
 
@@ -116,39 +116,39 @@ def _place(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetState:
-    """What workers and schedulers of a fleet announce, and what waits in its queues."""
+    """Announcements of a fleet's workers and schedulers, and the depths of its queues."""
 
-    #: live workers and running studies by name and by key
+    #: live workers by name, and below it running studies by key
     workers: Mapping[str, Worker]
     studies: Mapping[str, StudyWants]
     #: number of announcements that are malformed or not signed with this machine's key
     refused: int
-    #: drained workers by place; None for one that has lost its record in Redis
+    #: drained workers by place (`place_of`), with the record of the drain; None if Redis has lost the record
     drained: Mapping[str, Drain | None]
-    #: number of messages that wait in each queue, by compute class and by the queue's name; None without such a queue
+    #: number of waiting messages, by compute class and by name of the queue; None if the queue does not exist
     depths: Mapping[str, Mapping[str, int | None]]
-    #: seconds since the latest announcement of each worker and each study, by name and by key
+    #: seconds since the latest announcement, by the name of a worker or the key of a study
     ages: Mapping[str, float]
 
     def wanted(self, *studies: StudyWants) -> Mapping[str, int]:
-        """Return the number of slots of each class that these studies want together, by default all studies."""
+        """Return the number of slots of each class that these studies want in total; without arguments, all studies."""
         from shadho_celery.fleet.registry import wanted_slots
 
         return wanted_slots(studies or self.studies.values(), self.workers.values())
 
     def waiting(self, name: str) -> int | None:
-        """Return the number of messages in the queues of a compute class, or None if it has no queue."""
+        """Return the number of messages in the queues of a compute class, or None if no queue of it exists."""
         known = [depth for depth in self.depths[name].values() if depth is not None]
         return sum(known) if known else None
 
 
 def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> FleetState:
-    """Return the state of the fleet at the URLs in the environment. Raises ServiceError.
+    """Return the state of the fleet whose URLs are in the environment. Raises ServiceError.
 
-    `control` is the signer of drains, if it is another one than that of announcements. If `has_broker` is False, the
+    `control` is the signer of drains, if it differs from the signer of announcements. If `has_broker` is False, the
     depths of queues are None.
     """
-    # Imported late: Celery's libraries take half a second, and read the environment.
+    # Imported here, because Celery's libraries take half a second to import, and read the environment.
     from shadho_celery.fleet.broker import depths, machine_queue
     from shadho_celery.fleet.drains import Drains
     from shadho_celery.fleet.redis import connect, refusals
@@ -166,7 +166,7 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
             place: drain for place, drain in drains.all(obeyed).items() if place in workers or not drain.alone
         }
         for place in sorted({place_of(name) for name, worker in workers.items() if worker.drained} & obeyed.keys()):
-            # A worker that ends is drained as well, and has a record of its own.
+            # Without `& obeyed`, a worker that `scale` ends would be included. Its drain is recorded for it alone.
             if (latest := drains.latest(place)) is None or latest.sequence < obeyed[place]:
                 drained.setdefault(place, None)
     classes = {worker.compute_class for worker in workers.values()}
@@ -187,7 +187,7 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
 
 
 def _look(control: Signer | None = None) -> dict[str, Any]:
-    """Return the facts of the fleet at the URLs in the environment: its studies by name, and its workers by class."""
+    """Return the fleet whose URLs are in the environment as a JSON object: studies, workers, classes and drains."""
     fleet = read_fleet(control)
     wanted = fleet.wanted()
     by_class: dict[str, list[Worker]] = defaultdict(list)
@@ -233,14 +233,14 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
 
 
 def _numbers(progress: Progress) -> dict[str, int | None]:
-    """Return the numbers of a study's trials by name."""
+    """Return the numbers of a study's trials, such as ended and running ones."""
     return {name: fact for name, fact in asdict(progress).items() if name not in {"state", "unsent_slots"}}
 
 
 def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:
-    """Return the facts of a worker, with the trials in its slots in order of their start.
+    """Return a worker as a JSON object, with its running trials, the longest-running first.
 
-    They are those of its latest announcement, `age` seconds ago. Its trials may have ended since.
+    The data is from the worker's latest announcement, `age` seconds ago. Its trials may have ended since.
     """
     told_at = time.time() - (age or 0.0)
     runs = [
@@ -271,7 +271,7 @@ def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:
 
 
 def codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
-    """Return the hosts for each module and each version of its code. The version of a module that fails is ""."""
+    """Return the hosts by module and version of its code. The version is "" if the import of the module fails."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for worker in workers.values():
         for module, code in worker.codes.items():
@@ -339,12 +339,12 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _ago(age: float | None) -> str:
-    """Return text with how old an announcement is; "-" if it has expired meanwhile."""
+    """Return the age of an announcement as text; "-" if the announcement has expired meanwhile."""
     return "-" if age is None else f"{duration(age)} ago"
 
 
 def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return text with the trials that have run the longest, grouped by study, and the number of further trials."""
+    """Return text with the TRIALS longest-running trials, grouped by study, and the number of further trials."""
     by_study: dict[str, list[str]] = defaultdict(list)
     for run in runs[:TRIALS]:
         replica = "" if run["replica"] is None else f" replica {run['replica']}"

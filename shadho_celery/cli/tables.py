@@ -1,6 +1,6 @@
-"""Tables and lines that show the report of a study, at the end of a run and by `show`.
+"""Tables and lines of a study's report, for `show` and the end of a run, and the console on which tables are printed.
 
-The console for tables and live views, which shows every text without markup and makes it printable.
+The console does not interpret markup in texts, and escapes control characters.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from shadho_celery.study.table import OnClass, RungSummary
 class PrintableConsole(Console):
     """Console that does not interpret markup in texts, and escapes control characters in them.
 
-    Its own styles and control codes are kept.
+    Styles and control codes that rich itself adds are kept.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False)
 
     def __exit__(self, *error: object) -> None:
-        """Write what was printed. If a program's stream cannot be written, the program goes on without it."""
+        """Write the buffered text. If a program's stream cannot be written, the error is ignored."""
         try:
             super().__exit__(*error)
         except OSError:
             self.quiet = True
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the segments of `renderable` with printable texts."""
+        """Yield the segments of `renderable`, with control characters in their texts escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
@@ -62,10 +62,10 @@ NAME = 14
 #: maximum number of rows of the table of subspaces and classes
 PLACED = 12
 
-#: maximum number of lines about failures, about subspaces, and about placement
+#: maximum number of lines about failures, and of lines about subspaces, and of lines about placement
 MESSAGES = 3
 
-#: maximum number of machines, and of versions of the code, that the summary names
+#: maximum number of machines that the summary names, and of versions of the code
 HOSTS = 8
 
 #: maximum number of steps that the line about pruned trials names
@@ -77,10 +77,10 @@ LEAST_WIDTH = 12
 #: width in characters of results that are not printed in a terminal
 PLAIN_WIDTH = 120
 
-#: styles of text about failures and standstill, and about what needs attention
+#: styles of texts about failures and studies that make no progress, and of warnings
 BAD, WARN = "red", "yellow"
 
-#: number of requests to a study that its report lists
+#: number of latest users' requests that the report lists
 ACTIONS = 5
 
 _S = TrialState
@@ -94,14 +94,14 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def further_trials(asked: int | None, counted: int) -> int:
-    """Return the limit for the next run of a study: `asked`, or twice the counted trials if `asked` is reached."""
+    """Return the limit on trials to propose for the next run: `asked`, or if reached, twice the counted trials."""
     return asked if asked and asked > counted else 2 * max(1, counted)
 
 
 def resume_command(module: str, name: str, store: str, trials: int, workers: Mapping[str, int] | None = None) -> str:
     """Return the command that continues a study up to `trials` trials.
 
-    `store` is the store's URL without a password, and `workers` the number of slots by class that the user has given.
+    `store` is the store's URL without a password. `workers` is the option --workers: the number of slots by class.
     """
     words = ["shadho-celery", "run", module, "--resume", name]
     if store != DEFAULT_STORE:
@@ -111,12 +111,12 @@ def resume_command(module: str, name: str, store: str, trials: int, workers: Map
 
 
 def rate_text(a_minute: float) -> str:
-    """Return text for a rate in trials per minute, with three digits, or as a whole number if it is large."""
+    """Return text for a rate in trials per minute, with three digits, or as a whole number from 1000 on."""
     return f"{a_minute:{'.3g' if a_minute < 999.5 else '.0f'}} trials a minute"
 
 
 def best_line(study: Overview) -> str:
-    """Return the best loss so far in one line."""
+    """Return a line with the best loss so far."""
     best = study.best
     if best is None:
         return study.best_words
@@ -125,22 +125,22 @@ def best_line(study: Overview) -> str:
 
 
 def right(name: str) -> Column:
-    """Return a column of numbers."""
+    """Return a column whose cells are aligned to the right, for numbers."""
     return Column(Text(name), justify="right", no_wrap=True)
 
 
 def fact(name: str) -> Column:
-    """Return a column that never shrinks, because the last column could not be understood without it."""
+    """Return a column that keeps its width in a narrow terminal."""
     return Column(Text(name), no_wrap=True)
 
 
 def last(name: str) -> Column:
-    """Return the last column, the only one that shrinks in a narrow terminal; see `cut`."""
+    """Return the last column of a table, the only one that shrinks in a narrow terminal. `cut` makes its cells."""
     return Column(Text(name), min_width=LEAST_WIDTH, overflow="ellipsis")
 
 
 def cut(text: str) -> Text:
-    """Return a cell of the last column. A long text is cut; `trial` and `trials --json` show all of it."""
+    """Return a cell of the last column. A long text is cut; `trial` and `trials --json` show the whole text."""
     return Text(unbroken(text), no_wrap=True, overflow="ellipsis")
 
 
@@ -152,7 +152,7 @@ def summary(
 ) -> None:
     """Print the report of a study: best trials, failures, notices, the store, and the command to continue, if any.
 
-    `run` has the facts of the run, if this process has run the study.
+    `run` describes the run, if this process has run the study.
     """
     if front := report.front:
         console.print(trial_table(spread_out(front), *BEST_COLUMNS))
@@ -188,12 +188,12 @@ def summary(
     lines += [f"{then}: {resume_command}"] if resume_command and not report.is_spent else []
     styles = {**dict.fromkeys(wrong, BAD), **dict.fromkeys(notices, WARN)}
     for line in lines:
-        # A soft wrap, because a user may copy commands from these lines.
+        # No line feeds are inserted, so that a user can copy commands from these lines.
         console.print(Text(unbroken(line), style=styles.get(line, "")), soft_wrap=True)
 
 
 def action_lines(actions: Sequence[Action]) -> list[str]:
-    """Return a line for each of the latest actions of people on the study, and a line with the number of others."""
+    """Return a line for each of the latest ACTIONS requests of users, and a line with the number of earlier ones."""
     lines = [
         f"{each.action}, asked by {one_line(each.by)}{'' if each.answer.is_done else ', refused'}: "
         f"{one_line(each.answer.text)}"
@@ -206,8 +206,8 @@ def action_lines(actions: Sequence[Action]) -> list[str]:
 def wrong_lines(report: StudyReport, run: Run | None) -> tuple[Sequence[FailureCount], list[str]]:
     """Return the failures to show, and lines about them.
 
-    They are those of this run, if it has any, because the code may have been fixed since earlier runs. If there were
-    others, the lines say which ones they count.
+    If trials failed in this run, only these failures are returned, because the code may have been fixed since earlier
+    runs. A line then has the number of earlier failures.
     """
     ours = () if run is None else run.failures
     before = 0 if run is None else report.counts[_S.FAILED] - sum(each.trials for each in ours)
@@ -220,7 +220,7 @@ def wrong_lines(report: StudyReport, run: Run | None) -> tuple[Sequence[FailureC
 
 
 def failure_lines(failures: Sequence[FailureCount], when: str = "failed") -> list[str]:
-    """Return a line for each of the most frequent kinds of failure, and a line with the number of other failures."""
+    """Return a line for each of the MESSAGES most frequent kinds of failure, and a line with the number of others."""
     lines = [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
@@ -236,7 +236,7 @@ def counts_line(report: Overview) -> str:
 
 
 def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
-    """Return lines on the duration of the search, its machines, and the versions of its software and code."""
+    """Return lines with the duration of the search, its machines, and the versions of its software and code."""
     if run is not None:
         time = [time_line(run.seconds, run.trials, _kinds(report))]
     else:
@@ -248,15 +248,15 @@ def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
 
 
 def _kinds(report: Overview) -> str:
-    """Return which trials a number of ended trials counts, in brackets; "" if all of them are complete."""
+    """Return text in brackets that says which states ended trials have; "" if all of them are complete."""
     found = [state.lower() for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED) if report.counts[state]]
     return "" if found == ["complete"] else f" ({', '.join(found)})"
 
 
 def time_line(seconds: float, trials: int, kinds: str = "", *, has_run: bool = True) -> str:
-    """Return a line with a duration, the number of trials in it, which they are (`kinds`), and their rate.
+    """Return a line with a duration, the number of trials that ended in it, their states (`kinds`), and their rate.
 
-    `has_run` is True for the duration of this run, and False for that of all runs.
+    `has_run` is True if the duration is that of this run, and False if it is that of all runs.
     """
     rate = f", {rate_text(60 * trials / seconds)}" if trials and seconds > 0 else ""
     words = f"{counted(trials, 'trial')}{kinds if trials else ''}{rate}"
@@ -264,7 +264,7 @@ def time_line(seconds: float, trials: int, kinds: str = "", *, has_run: bool = T
 
 
 def place_lines(hosts: Mapping[str, int], codes: Iterable[str], versions: Iterable[str] = ()) -> list[str]:
-    """Return lines on the machines, with the number of trials on each, and on the versions of code and software."""
+    """Return lines with the number of trials on each machine, and the versions of code and software."""
     named = [f"{host} ({count})" for host, count in sorted(hosts.items(), key=lambda pair: -pair[1])]
     code = [*codes]
     found = [*versions, *([f"code {', '.join(code[:HOSTS])}"] if code else [])]
@@ -275,24 +275,24 @@ def place_lines(hosts: Mapping[str, int], codes: Iterable[str], versions: Iterab
 
 
 def number(value: float | None) -> str:
-    """Return text for a number with six digits, or - without one."""
+    """Return a number as text with six digits, or "-" for None."""
     return "-" if value is None else f"{value:.6g}"
 
 
 def make_table(columns: Iterable[str | Column], rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
-    """Return a table of texts. A > before a column's name marks it as one of numbers, and None is shown as -."""
+    """Return a table. A column whose name begins with > is aligned to the right, for numbers. None is shown as "-"."""
     shown = (right(each[1:]) if isinstance(each, str) and each.startswith(">") else each for each in columns)
     table = Table(*shown, title=title, title_justify="left")
     for row in rows:
-        # Text: rich would read square brackets in a str as its markup.
+        # Cells are `Text`, because rich takes square brackets in a str for markup.
         table.add_row(*(each if isinstance(each, Text) else Text("-" if each is None else str(each)) for each in row))
     return table
 
 
-#: column of a trial's values, columns of its result, and those of the table of the best trials
+#: heading of the column with a trial's values, and names of the columns with its result
 GOT, RESULT = "what the objective got", ("losses", ">budget", ">step", ">violation")
 BEST_COLUMNS = (">trial", "losses", ">budget", ">violation", "class", GOT)
-#: columns of a trial's facts, and their texts
+#: functions that return the text of a trial's cell, by column
 _TEXTS: Mapping[str, Callable[[TrialResult], str]] = {
     ">trial": lambda trial: str(trial.number),
     "state": lambda trial: trial.state.lower(),
@@ -306,7 +306,7 @@ _TEXTS: Mapping[str, Callable[[TrialResult], str]] = {
     "error": lambda trial: one_line(read_failure(trial.error), 1000),
     GOT: given,
 }
-#: columns that are left out if no trial has their fact
+#: columns that are left out unless this function returns True for a trial
 _OPTIONAL: Mapping[str, Callable[[TrialResult], bool]] = {
     ">budget": lambda trial: trial.budget is not None,
     ">step": lambda trial: trial.step is not None,
@@ -315,7 +315,7 @@ _OPTIONAL: Mapping[str, Callable[[TrialResult], bool]] = {
 
 
 def trial_table(trials: Sequence[TrialResult], *facts: str) -> Table:
-    """Return a table with a row for each trial, and these facts as columns. "losses" stands for a column for each."""
+    """Return a table with a row for each trial, and the columns `facts`. "losses" means a column for each loss."""
     shown = [name for name in facts if name not in _OPTIONAL or any(map(_OPTIONAL[name], trials))]
     place, losses = shown.index("losses"), [*dict.fromkeys(name for each in trials for name in each.losses)]
     before, after = shown[:place], shown[place + 1 :]
@@ -333,13 +333,13 @@ def trial_table(trials: Sequence[TrialResult], *facts: str) -> Table:
 
 
 def spread_out(front: Sequence[T]) -> list[T]:
-    """Return FRONT trials of a front: its ends, and others evenly spread between them. A smaller front is unchanged."""
+    """Return FRONT trials of a front: its ends, and trials evenly spread between them. A smaller front is unchanged."""
     step = (len(front) - 1) / (FRONT - 1)
     return [*front] if len(front) <= FRONT else [front[round(place * step)] for place in range(FRONT)]
 
 
 def front_lines(report: StudyReport) -> list[str]:
-    """Return a line on the front of several losses: its hypervolume, and the command that prints the whole front."""
+    """Return a line with the hypervolume of a front, and the command that prints the whole front if it is long."""
     covered = report.coverage
     if covered is None:
         return []
@@ -366,10 +366,10 @@ def placement_table(report: StudyReport) -> Table:
 
 
 def rung_table(rungs: Sequence[RungSummary]) -> Table:
-    """Return a table of budgets: complete trials by class, and the agreement of ranks with those at the next budget.
+    """Return a table of budgets: complete trials by class, and how far losses have the same order at the next budget.
 
-    The agreement is Kendall's rank correlation, or 0 if that is negative. It is how far the fidelity `auto` trusts a
-    budget.
+    The agreement is Kendall's rank correlation, or 0 if that is negative. The fidelity `auto` uses it to decide whether
+    a budget predicts the next one.
     """
     rows = {}
     for rung in rungs:
@@ -384,7 +384,7 @@ def _by_class(
 ) -> Table:
     """Return a table of trials by class, with the further columns `more`.
 
-    `rows` have, by name, the counts by class and the cells of the further columns.
+    `rows` has, by the name of each row, the numbers of trials by class and the cells of the further columns.
     """
     classes = sorted({name for placed, _ in rows.values() for name in placed})
     has_pruned = any(each.pruned for placed, _ in rows.values() for each in placed.values())
@@ -403,7 +403,7 @@ def _placed(found: OnClass) -> str:
 
 
 def share_lines(report: StudyReport) -> list[str]:
-    """Return a line if the subspaces' parts of the trials differ from their probabilities in the space."""
+    """Return a line if the subspaces' shares of the trials differ from their probabilities in the space."""
     shares, found = report.in_force.get("shares"), report.subspaces
     if shares == "paper" and len(found) > 1:
         return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
@@ -411,7 +411,7 @@ def share_lines(report: StudyReport) -> list[str]:
 
 
 def choice_lines(report: Overview) -> list[str]:
-    """Return a line for each of the subspaces with the most trials: the last choice of the sampler `auto`, and why."""
+    """Return lines with the last choice of the sampler `auto` and its reason, for the MESSAGES largest subspaces."""
     choices = [*report.record.choices.items()]
     lines = [f"sampler auto{f', {name}' if len(choices) > 1 else ''}: {why}" for name, why in choices[:MESSAGES]]
     left = len(choices) - MESSAGES
@@ -419,7 +419,7 @@ def choice_lines(report: Overview) -> list[str]:
 
 
 def rung_lines(report: Overview) -> list[str]:
-    """Return a line on the number of complete trials of each budget; no line for a study without budgets."""
+    """Return a line with the number of complete trials of each budget; no line for a study without budgets."""
     shown = ", ".join(f"{count} at {budget:.6g}" for budget, count in sorted(report.budgets.items()))
     return [f"budgets: {shown}"] * bool(shown)
 
@@ -439,8 +439,9 @@ def budget_lines(report: Overview) -> list[str]:
 
 
 def pruner_lines(report: StudyReport) -> list[str]:
-    """Return a line on the pruned trials by the step of their last report; no line without a pruner and without pruned
-    trials.
+    """Return a line with the number of pruned trials by the step of their last report.
+
+    Return no line for a study that has neither a pruner nor pruned trials.
     """
     given = report.in_force.get("pruner")
     name = (given.get("how") if isinstance(given, Mapping) else given) or NO_PRUNER
@@ -449,21 +450,21 @@ def pruner_lines(report: StudyReport) -> list[str]:
         return [] if name == NO_PRUNER else [f"stopped by their reports: no trial; pruner: {name}"]
     shown = ", ".join(f"{each} at step {step}" for step, each in steps[:STEPS])
     more = f", {sum(each for _, each in steps[STEPS:])} at later ones" if len(steps) > STEPS else ""
-    # Earlier runs may have had another pruner.
+    # The name of the pruner is that of the last run; earlier runs may have had another one.
     return [f"stopped by their reports: {counted(count, 'trial')}, {shown}{more}; pruner: {name}"]
 
 
 def preference_lines(found: Sequence[Preference], subspaces: int) -> list[str]:
-    """Return a line for each of the first few preferences `found`. `subspaces` is the number of all subspaces."""
+    """Return a line for each of the first MESSAGES preferences. `subspaces` is the number of all subspaces."""
     return [
         f"placed by {f'params of {each.subspace}' if subspaces > 1 else 'params'}: {each}" for each in found[:MESSAGES]
     ]
 
 
 def best_values(trial: TrialResult, study: str = "") -> str:
-    """Return the values of the best trial in short form, with a note if they are rounded.
+    """Return the values of the best trial as a short text, with a note if they are rounded.
 
-    With the name of its `study`, the note also covers the loss, and names the command that shows all digits.
+    If `study` is given, the note also appears if the loss is rounded, and names the command that shows all digits.
     """
     try:
         words = "rounded" if _is_rounded(trial.values) else ""

@@ -1,9 +1,9 @@
-"""A web page about the studies of a store: what runs where, how the search goes, and why.
+"""Dashboard: web pages about the studies of a store: what runs where, how the search progresses, and why.
 
-`access` decides who may ask, `cache` keeps the trials of a study as columns, `answers` makes the answers of the pages,
-`server` has the routes, and `command` starts it and closes the connections of slow clients. `static` has the
-pages: plain scripts without a build step.
+`access` decides which requests are allowed, `cache` keeps the trials of a study as columns, and `answers` computes the
+content of the pages. `server` has the routes; `command` starts the server and closes the connections of slow clients.
+`static` has the pages, as plain scripts without a build step.
 
-Why it is so: the dashboard only reads the store, so it needs no lock and may run anywhere the store can be reached. All
-that a trial has written is sent as JSON and shown as text.
+The dashboard only reads the store, so it needs no lock and may run anywhere the store can be reached. Everything that a
+trial has written is sent as JSON and shown as text.
 """

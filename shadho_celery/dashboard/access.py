@@ -1,8 +1,10 @@
-"""Who may ask the dashboard: a token, a cookie, and checks against requests that other pages make.
+"""Access to the dashboard: login by a token or a code, sessions by a cookie, and checks against requests of other
+sites.
 
-Other users of a login node can reach its loopback addresses, so a token is always needed. The printed URL has a code
-after ``#``, which browsers do not send to servers or proxies. The page exchanges it for a cookie; a code works once.
-Source of the checks of Host and Origin: OWASP Cheat Sheet Series, "Cross-Site Request Forgery Prevention", 2024.
+Other users of a login node can reach its loopback address, so a login is always required. The printed URL has a code
+after ``#``, a part that browsers do not send to servers or proxies. The page exchanges the code for a cookie. A code
+works once. Source of the checks of Host and Origin: OWASP Cheat Sheet Series, "Cross-Site Request Forgery Prevention",
+2024.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from shadho_celery.errors import UsageError
 
 #: number of random bytes in a token, a code or a session
 RANDOM_BYTES = 24
-#: maximum number of browsers that stay logged in; an older one must log in again
+#: maximum number of browsers that are logged in; if there are more, the one that logged in first must log in again
 MOST_SESSIONS = 100
 #: maximum length of a request's URL and of its body, in bytes
 MOST_URL, MOST_BODY = 4096, 1_000_000
-#: names by which the dashboard may be asked: those of this machine's loopback address
+#: host names that requests may use, which are those of the loopback address
 HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 #: beginning of the cookie's name
 COOKIE = "shadho_celery_"
 _TOO_LARGE = f"send at most {MOST_BODY} bytes"
 #: names that a URL's query must not have
 _SECRETS = {"token", "access_token", "authorization", "code", "key", "password"}
-#: answers to requests without a session
+#: beginnings of the paths that need no session
 _FREE = ("/static/", "/pages/", "/login")
 
 HEADERS = {
@@ -58,25 +60,25 @@ class Access:
     """The token of a dashboard, its codes, and the sessions of browsers."""
 
     def __init__(self, token: str | None = None) -> None:
-        """A random token is made unless one is given."""
+        """Use `token`, by default a random one."""
         self._token = token or secrets.token_urlsafe(RANDOM_BYTES)
         self._codes: set[str] = set()
-        #: sessions, the oldest first
+        #: sessions as keys, the oldest first
         self._sessions: dict[str, None] = {}
 
     def new_code(self) -> str:
-        """Return a new code that logs in one browser once. It replaces codes that were not used."""
+        """Return a new code, which logs in one browser once. An earlier code that was not used becomes invalid."""
         code = secrets.token_urlsafe(RANDOM_BYTES)
         self._codes = {code}
         return code
 
     @property
     def has_code(self) -> bool:
-        """True if there is a code that was not used."""
+        """True if there is a code that was not used yet."""
         return bool(self._codes)
 
     def log_in(self, secret: str) -> str | None:
-        """Return a new session for a code or the token; None for anything else."""
+        """Return a new session if `secret` is the code or the token, else None."""
         is_code = _is_one_of(secret, self._codes)
         if not is_code and not _is_one_of(secret, [self._token]):
             return None
@@ -89,24 +91,27 @@ class Access:
         return session
 
     def knows(self, session: str) -> bool:
-        """Return whether a browser is logged in."""
+        """Return whether this session is one of a browser that is logged in."""
         return _is_one_of(session, self._sessions)
 
     def is_secret(self, text: str) -> bool:
-        """Return whether a text is the token or the code that was not used."""
-        # Shorter texts, of which a URL may have many, are not compared.
+        """Return whether a text is the token or the unused code."""
+        # Do not compare shorter texts, of which a URL may have many.
         return len(text) >= RANDOM_BYTES and _is_one_of(text, [self._token, *self._codes])
 
 
 def _is_one_of(secret: str, known: Iterable[str]) -> bool:
-    """Compare in constant time, so that the time of the answer says nothing about a secret."""
+    """Return whether `secret` is one of `known`.
+
+    The comparison takes constant time, so that the time of an answer does not reveal a secret.
+    """
     given = secret.encode("utf-8", "replace")
-    # A list, because a generator would stop at the first one that is equal.
+    # Use a list, because a generator would stop at the first match.
     return any([hmac.compare_digest(given, each.encode()) for each in known])  # noqa: C419
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file, which is made with a new token, readable by its owner only, if it does not exist.
+    """Return the token in a file. If the file does not exist, create it with a new token, readable only by its owner.
 
     Raises UsageError if the file cannot be used, or if others may read it.
     """
@@ -122,7 +127,7 @@ def read_token(path: Path) -> str:
 
 
 class Guard:
-    """ASGI middleware that refuses requests that are not from a page of this dashboard, and adds security headers."""
+    """ASGI middleware that refuses requests that no page of this dashboard has sent, and adds security headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -131,7 +136,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Headers that a route sets itself are kept.
+        # Keep headers that the route has set itself.
         refused = self._refusal(scope)
 
         async def guarded(message: Message) -> None:
@@ -148,7 +153,7 @@ class Guard:
         await self._app(scope, _limited(receive), guarded)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return status and reason if a request is refused."""
+        """Return the status and the reason if a request is refused, else None."""
         headers, path = Headers(scope=scope), scope["path"]
         found = (
             _size_refusal(scope, headers)
@@ -160,8 +165,10 @@ class Guard:
         return 401, "not logged in: open the URL that was printed, or restart the dashboard for a new one"
 
     def _secret_refusal(self, query: str) -> tuple[int, str] | None:
-        """Return why a query is refused that has a secret by its name or its value, or None."""
-        # Some programs separate the parts with semicolons. The words of a value are compared, too: ``Bearer TOKEN``.
+        """Return the status and the reason if a URL's query has a secret, by its name or its value. Return None
+        otherwise.
+        """
+        # Some programs separate parameters with semicolons. Also compare the words of a value, as in ``Bearer TOKEN``.
         parts = [unquote_plus(part).partition("=") for part in re.split("[&;]", query)]
         if any(name.lower() in _SECRETS for name, _, _ in parts) or any(
             self._access.is_secret(text)
@@ -182,14 +189,14 @@ def _size_refusal(scope: Scope, headers: Headers) -> tuple[int, str] | None:
 
 
 def _origin_refusal(method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-    """Return why a request was not made by a page of this dashboard, or None."""
-    # The port may be another one, if the browser uses a tunnel. A page of another name has another host.
+    """Return the status and the reason if a request does not come from a page of this dashboard, else None."""
+    # Ignore the port, which is another one if the browser uses a tunnel. A page on another host has another name.
     host = headers.get("host", "").lower()
     if re.sub(r":\d+\Z", "", host) not in HOSTS:
         return 421, "this dashboard has another address; open the URL that was printed"
     is_own = headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
     if method in {"GET", "HEAD"}:
-        # A link to the page, as in the terminal of a notebook, is followed: the page itself has nothing of a study.
+        # Allow a link to the page, as in the terminal of a notebook, because the page itself contains no data.
         is_link = path == "/" and headers.get("sec-fetch-mode") == "navigate"
         return None if is_own or is_link else (403, "another page has made this request")
     if not is_own or headers.get("origin", "").lower() != f"http://{host}":
@@ -205,12 +212,12 @@ def session_of(headers: Mapping[str, str]) -> str:
 
 
 def cookie_name(headers: Mapping[str, str]) -> str:
-    """Return the name of the cookie. It has the port, because all ports of a host share its cookies."""
+    """Return the name of the cookie. It contains the port, because all ports of a host share cookies."""
     return COOKIE + headers.get("host", "").rpartition(":")[2]
 
 
 def _limited(receive: Receive) -> Receive:
-    """Return a `receive` that refuses a body without a stated length after MOST_BODY bytes."""
+    """Return a `receive` that refuses a body of more than MOST_BODY bytes, even if its length was not announced."""
     received = 0
 
     async def limited() -> Message:
@@ -218,7 +225,7 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MOST_BODY:
-            # Starlette answers with it while the route waits for the body.
+            # Starlette turns this error into the answer, because the route is waiting for the body.
             raise HTTPException(413, _TOO_LARGE)
         return message
 

@@ -1,7 +1,8 @@
-"""Answers of the dashboard: plain values for JSON, made from the columns of a study and from the store.
+"""Answers of the dashboard, as plain values for JSON: studies, trials, charts, logs, actions and the fleet.
 
-The ends of logs are kept in memory: many open pages cost one reading a second for each log. Buttons of the pages are
-requests to running studies and to workers, as the command line makes them.
+They are computed from the columns of a study (`cache`) and from the store. The ends of logs are kept in memory, so each
+log is read once a second, however many pages are open. A button of a page sends the same request to a running study or
+a worker as the command.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from shadho_celery.results.trial import TrialResult, given
 from shadho_celery.session.control import Control, NoLog, TrialLogs
 from shadho_celery.store.base import DEFAULT_STORE
 
-#: maximum number of bytes of a log that are kept and sent: its end
+#: maximum number of bytes at the end of a log that are kept and sent
 MOST_BYTES = 100_000
-#: maximum number of logs that are kept; those that were asked for longest ago are dropped
+#: maximum number of logs that are kept; the least recently requested ones are dropped
 MOST_LOGS = 20
 #: seconds between two readings of a log
 FRESH_SECONDS = 1.0
-#: seconds to wait for a worker's answer; a worker looks for requests every two seconds
+#: seconds to wait for a worker's answer; a worker checks for requests every two seconds
 ANSWER_SECONDS = 5.0
 
 
@@ -56,10 +57,10 @@ class _End(NamedTuple):
     """The end of a log as it was last read."""
 
     data: bytes = b""
-    #: position of its end in the whole log, and worker that has it
+    #: position of the end in the whole log, and the worker that has sent it
     position: int = 0
     source: str | None = None
-    #: why the log could not be read
+    #: reason why the log could not be read, or ""
     why: str = ""
 
 
@@ -69,12 +70,12 @@ class _Kept:
     def __init__(self) -> None:
         self.end = _End()
         self.read_at = -math.inf
-        #: held by the thread that reads the log; the others answer with what is known
+        #: held by the thread that reads the log; other threads answer with the end that is known
         self.reading = threading.Lock()
 
 
 class LogEnds:
-    """The ends of logs that pages show. Safe for several threads."""
+    """The ends of logs that pages show. Any thread may call the methods."""
 
     def __init__(self, logs: TrialLogs, clock: Clock) -> None:
         self._logs, self._clock = logs, clock
@@ -82,12 +83,14 @@ class LogEnds:
         self._kept: OrderedDict[tuple[str, int, int], _Kept] = OrderedDict()
 
     def read(self, study: StudyResults, number: int, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Return the part of a log after a position, or all that is kept if more is missing.
+        """Return the part of a log after a position. If that part is no longer kept as a whole, return everything that
+        is kept.
 
-        `asked` may have `attempt`, by default the latest, and `after`, the position `end` of the answer before. The
-        text begins at the position `start` of the log. Raises UsageError for a trial or an attempt that does not exist.
+        `asked` may have `attempt`, by default the latest attempt, and `after`, which is `end` of the previous answer.
+        In the answer, `start` is the position in the log at which the text begins. Raises UsageError for a trial or an
+        attempt that does not exist.
         """
-        # The trial is read before the log, so that the log of an ended trial is complete.
+        # Read the trial before the log, so that the log of a trial that has ended is complete.
         trial = study.trial(number)
         attempt, after = (_whole(asked, name) for name in ("attempt", "after"))
         attempt = attempt or trial.attempts
@@ -107,7 +110,7 @@ class LogEnds:
         return facts | {"text": data.decode(errors="replace"), "start": start, "end": end.position, "why": end.why}
 
     def _end(self, study: StudyResults, trial: TrialResult, attempt: int) -> _End:
-        """Return the end of a log, which is read again if that was long ago and no other thread reads it."""
+        """Return the end of a log. It is read again after FRESH_SECONDS, unless another thread is just reading it."""
         key = study.key, trial.number, attempt
         with self._lock:
             kept = self._kept.setdefault(key, _Kept())
@@ -130,14 +133,14 @@ class LogEnds:
         except (ServiceError, UsageError) as error:
             found = NoLog(str(error), is_error=True)
         if isinstance(found, NoLog):
-            # What was read before stays on the page.
+            # Keep the text that was read before.
             return before._replace(why=found.reason)
         if found.end < before.position:
-            # The attempt was started again, and its log with it.
+            # The log is shorter than before, because the attempt was started again with a new log.
             return self._read(study, trial, attempt, _End())
         data = before.data + found.text.encode(errors="replace")
         if len(data) > MOST_BYTES:
-            # A log has whole lines.
+            # Begin with a whole line.
             data = data[-MOST_BYTES:].partition(b"\n")[2]
         return _End(data, found.end, found.source)
 
@@ -150,7 +153,7 @@ def _whole(asked: Mapping[str, str], name: str, default: int = 0) -> int:
 
 
 class _Points(Struct, frozen=True, tag_field="action", tag=name_of(Enqueue), forbid_unknown_fields=True):
-    """Request to run the known points in a text, which is as in a file of the command `enqueue`."""
+    """Request to run known points, given as a text in the format of a file for the command `enqueue`."""
 
     points: str
 
@@ -160,9 +163,9 @@ _ON_WORKER = msgspec.json.Decoder[Any](OfWorker)
 
 
 def act(control: Control, body: bytes, study: str = "") -> Answer:
-    """Do what the JSON `body` asks for with a running study, or with a worker that it names.
+    """Carry out the action in the JSON `body`, on a running study or on the worker that it names. Return the answer.
 
-    Raises ShadhoError if the study or worker cannot be asked.
+    Raises ShadhoError if the action is not valid, or if the study or worker does not answer.
     """
     try:
         deed = (_ON_STUDY if study else _ON_WORKER).decode(body)
@@ -174,9 +177,12 @@ def act(control: Control, body: bytes, study: str = "") -> Answer:
 
 
 def buttons(scope: str, *, is_held: bool = False, **named: Any) -> list[dict[str, Any]]:
-    """Return the buttons for the actions of a scope on what is `named`, which is paused or drained if `is_held`.
+    """Return the buttons for the actions on a study, a trial or a worker (`scope`).
 
-    Each has its text, its question, the request that it sends, and the name of the argument that the user fills in.
+    `named` are the known arguments of the actions. `is_held` is True if the study is paused or the worker drained.
+
+    A button has a text, a question, the request that it sends, and the name of the argument that the user fills in, if
+    any.
     """
     made = []
     for name, kind in sorted(ACTIONS.items(), key=lambda each: each[1].while_held is None):
@@ -189,12 +195,12 @@ def buttons(scope: str, *, is_held: bool = False, **named: Any) -> list[dict[str
     return made
 
 
-#: number of trials on a page by default, and at most; and maximum number of studies in the list
+#: default and maximum number of trials on a page; and maximum number of studies in the list
 PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
-#: maximum number of latest trials from which the present rate is computed, and the seconds within which they have
-#: ended if that leaves the least number: a study that is resumed has had a pause
+#: the current rate is computed from at most RATE_TRIALS latest ends. Only ends in the last RATE_SECONDS before the
+#: latest one count, because a study may have paused, unless these are fewer than RATE_LEAST
 RATE_TRIALS, RATE_SECONDS, RATE_LEAST = 50, 120.0, 10
-#: maximum length of a text that is searched for
+#: maximum length of a search text
 MOST_SEARCH = 200
 
 Json = dict[str, Any]
@@ -216,7 +222,7 @@ def studies(cache: Cache) -> Json:
         }
         for record, read in zip(shown, cache.listed(shown, _listed), strict=True)
     ]
-    # This URL has no password.
+    # `safe_url` has no password.
     where = [] if cache.store.safe_url == DEFAULT_STORE else ["--store", cache.store.safe_url]
     return {
         "store": cache.store.safe_url,
@@ -227,14 +233,14 @@ def studies(cache: Cache) -> Json:
 
 
 def _listed(study: StudyResults) -> Json:
-    """Return what the list of studies shows of a study beside its record."""
+    """Return what the list of studies shows about a study, besides its record."""
     best = study.best_loss
     return {"running_on": study.running_on, "state": study.state, "counts": study.counts, "best": best}
 
 
 def summary(cached: CachedStudy) -> Json:
-    """Return the facts of a study that stand at the top of its page."""
-    # What is read after this number may be newer.
+    """Return the data for the top of a study's page, and its buttons."""
+    # Read the change number first: the data that are read afterwards may be newer, but not older.
     change = cached.look()
     study, trials = cached.study, cached.trials(Depth.LOSSES)
     running_on, state, best = study.running_on, study.state, _best(cached, trials)
@@ -271,7 +277,7 @@ def summary(cached: CachedStudy) -> Json:
 
 
 def _changeable(cached: CachedStudy, name: str) -> Json:
-    """Return a setting that may change while the study runs, with its value if that is a number."""
+    """Return a setting that may be changed while the study runs, with its help, and its value if that is a number."""
     setting, recorded = SETTINGS[name], cached.study.settings
     value = cached.study.asked if name == "trials" else recorded.get(name, setting.default)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -279,12 +285,12 @@ def _changeable(cached: CachedStudy, name: str) -> Json:
 
 
 def label_key(label: str) -> str:
-    """Return a text that stands for a label in a URL, which has a limit on its length: a digest of 16 digits."""
+    """Return a digest of 16 digits, which stands for a label in a URL, because the length of a URL is limited."""
     return hashlib.blake2b(label.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
-    """Return a chart by its name. A label among its arguments may also be the label's key.
+    """Return a chart by its name. Its argument `label` may be a label or the key of a label (`label_key`).
 
     Raises UsageError for an unknown chart or a bad argument.
     """
@@ -296,7 +302,7 @@ def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
 
 
 def _with_text(trial: TrialResult) -> Json:
-    """Return a trial with its values as a text, as the command line shows them. A longer one is cut."""
+    """Return a trial, with its values as a text like that of the command line. A long text is cut."""
     text = printable(given(trial))
     cut = text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
     found: Json = plain_json({**trial_json(trial), "text": cut})
@@ -304,14 +310,16 @@ def _with_text(trial: TrialResult) -> Json:
 
 
 def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:
-    """Return the best trial, or None. It is computed from the columns: a database would sort all trials."""
+    """Return the best trial, or None. It is computed from the columns, because a database would have to sort all
+    trials.
+    """
     best = (on_front(cached.trials()) if len(cached.study.objectives) > 1 else [])[:1]
     best = best or ([] if trials.best is None else [trials.best])
     return next(iter(cached.numbered(best)), None)
 
 
 def rate_a_minute(ends: Array) -> float | None:
-    """Return the ended trials per minute, from their latest ends; None before there are two."""
+    """Return how many trials end per minute, computed from the latest ends, or None if there are too few."""
     ends = np.sort(ends)[-RATE_TRIALS:]
     recent = ends[ends >= ends[-1] - RATE_SECONDS] if len(ends) else ends
     ends = recent if len(recent) >= RATE_LEAST else ends[-RATE_LEAST:]
@@ -322,15 +330,15 @@ def rate_a_minute(ends: Array) -> float | None:
 
 #: columns by which the table is sorted
 SORTED = ("number", "seconds", "started_at", "finished_at", "budget")
-#: by name of a filter: the column of texts that it applies to
+#: name of a filter -> the text column to which it applies
 FILTERS = {name: name for name in ("state", "host", "subspace", "sampler", "failure")} | {"class": "compute_class"}
 
 
 def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
-    """Return one page of the trials that fit.
+    """Return one page of the trials that match the filters.
 
-    `asked` may have: `page` from 0, `size`, `sort` (a key of SORTED or "loss", with "-" in front for the reverse
-    order), `search` (a part of a text column), and any of FILTERS. Raises UsageError for anything else.
+    `asked` may have: `page` from 0, `size`, `sort` (one of SORTED or "loss", with "-" in front for the reverse order),
+    `search` (a trial's number, or a part of a text column), and any of FILTERS. Raises UsageError for anything else.
     """
     known = {*FILTERS, "page", "size", "sort", "search"}
     if unknown := {*asked} - known:
@@ -350,7 +358,7 @@ def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
 
 
 def _depth(asked: Mapping[str, str]) -> Depth:
-    """Return how much must be read of all trials to find those that are asked for."""
+    """Return which facts of all trials must be read to find the requested trials."""
     if asked.keys() & {"search", "failure"}:
         return Depth.PARAMS
     is_brief = asked.get("sort", "number").removeprefix("-") in {"number", "loss"}
@@ -390,7 +398,7 @@ def _fits(trials: TrialColumns, asked: Mapping[str, str]) -> NDArray[np.bool_]:
 
 
 def trial(cached: CachedStudy, number: int) -> Json:
-    """Return all that is known of one trial. Raises UsageError if there is none."""
+    """Return the data for a trial's page. Raises UsageError if there is no such trial."""
     found = cached.study.trial(number)
     rows = cached.study.records.of_trial(number)
     machines = cached.study.records.machines()
@@ -403,13 +411,13 @@ def trial(cached: CachedStudy, number: int) -> Json:
         "reports": [{"attempt": r.attempt, "step": r.step, "loss": plain_json(r.loss), "at": r.at} for r in reports],
         "is_live": not TrialState(found.state).is_finished,
         "actions": buttons("trial", study=cached.study.name, number=number),
-        # The browser may be on another machine, with another clock.
+        # The browser needs this time because its machine may have another clock.
         "now": time.time(),
     }
 
 
 def fleet(places: Sequence[Json]) -> Json:
-    """Return the fleets and embedded studies that `status` shows."""
+    """Return the fleets and embedded studies that `status` shows, with buttons for the workers."""
     found = to_builtins(plain_json(places))
     for worker in (worker for place in found for worker in place.get("workers", ())):
         is_held = worker["state"] in {"draining", "drained"}

@@ -1,6 +1,6 @@
-"""Trials and attempts of studies as columns, kept in memory and brought up to date by the store's change numbers.
+"""Cache: trials and attempts of studies as columns in memory, which are updated by the store's change numbers.
 
-`Shared` is an answer that takes long and that many requests share.
+`Shared` is a slow answer that several requests share.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from shadho_celery.store.sql import SqlStore
 
 T = TypeVar("T")
 
-#: maximum number of studies whose trials are kept; those that were asked for longest ago are dropped
+#: maximum number of studies whose trials are kept; the least recently requested ones are dropped
 MOST_STUDIES = 20
-#: seconds for which a study counts as up to date, and for which an answer about a running one does
+#: seconds for which a study, and an answer about a running study, count as up to date
 FRESH_SECONDS, FRESH_ANSWERS = 0.25, 2.0
-#: number of latest transactions in which trials are looked for that have ended
+#: `latest_ends` reads the trials that the latest transactions of this number have changed
 LATEST = 200
-#: maximum number of answers that are kept of a study
+#: maximum number of answers that are kept for a study
 MOST_ANSWERS = 200
 
 
 class CachedStudy:
-    """The trials and attempts of one study. Methods are safe for several threads."""
+    """The trials and attempts of one study. Any thread may call the methods."""
 
     def __init__(self, store: SqlStore, record: StudyRecord, clock: Clock) -> None:
         self.study = StudyResults(store, record)
         self._store, self._key, self._clock = store, record.key, clock
         self._growing, self._attempting = GrowingTrials(self.study), GrowingAttempts(self.study)
         self._lock = threading.Lock()
-        #: held while deeper facts of the trials are read
+        #: held while further columns of the trials are read
         self._deepening = threading.Lock()
-        #: of the attempts, whose reading takes long and must not delay the trials
+        #: lock of the attempts, whose reading takes long and must not delay the trials
         self._attempts_lock = threading.Lock()
-        #: latest change number that is known; None before the first look
+        #: latest known change number; None before the first check
         self.change: int | None = None
         #: host and process of the scheduler that runs the study, or None
         self.running_on: str | None = None
@@ -67,22 +67,22 @@ class CachedStudy:
         #: change numbers up to which trials and attempts were read; None before the first reading
         self._trials_until: int | None = None
         self._attempts_until: int | None = None
-        #: what has been read of each trial
+        #: which columns of the trials have been read
         self._depth = Depth.LOSSES
         self._trials: TrialColumns | None = None
         self._attempts: AttemptColumns | None = None
-        #: answers by what was asked, with the version for which they hold and their time
+        #: question -> version of the study, time, and answer
         self._answers: OrderedDict[object, tuple[str, float, object]] = OrderedDict()
 
     def refresh(self) -> int:
-        """Look for changes, unless that was done just now, and return the change number."""
+        """Check for changes, unless that was done in the last FRESH_SECONDS. Return the change number."""
         with self._lock:
             return self._refresh()
 
     def look(self) -> str:
-        """Refresh, unless another thread is reading the store, and return a text that differs after each change.
+        """Check for changes, unless another thread is reading the store. Return a text that differs after each change.
 
-        A study that begins or ends to run is a change too, which has no number.
+        The start or end of a run is such a change too, although it has no change number.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -92,13 +92,13 @@ class CachedStudy:
         return self._version
 
     def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
-        """Return the trials as they are now. Facts that are deeper than `depth` may be missing."""
+        """Return the current trials. Columns beyond `depth` may be missing."""
         with self._lock:
             trials = self._read_trials()
         return trials if depth <= self._depth else self._deepened(depth)
 
     def _read_trials(self) -> TrialColumns:
-        """Return the trials as they are now, with the facts that are known. The lock must be held."""
+        """Return the current trials, with the columns that were read so far. The caller must hold the lock."""
         change = self._refresh()
         if self._trials_until != change:
             names = names_of(self._depth)
@@ -110,7 +110,7 @@ class CachedStudy:
         return self._trials
 
     def _deepened(self, depth: Depth) -> TrialColumns:
-        """Read deeper facts of the known trials. Meanwhile other threads can read the facts that are known."""
+        """Read further columns of the known trials. Meanwhile other threads can use the earlier columns."""
         with self._deepening:
             if depth > self._depth:
                 since = self._trials_until or 0
@@ -120,32 +120,33 @@ class CachedStudy:
                         self._growing.put([block], names, are_new=False)
                 with self._lock:
                     if since and since != self.study.change:
-                        # A trial that was added or has changed meanwhile.
+                        # Read the trials that were added or have changed meanwhile.
                         self._growing.put(self.study.rows_of_trials(names_of(depth), since), names_of(depth))
                     self._depth, self._trials = depth, None
         with self._lock:
             return self._read_trials()
 
     def attempts(self) -> AttemptColumns:
-        """Return the attempts and sessions as they are now."""
+        """Return the current attempts and sessions."""
         change = self.refresh()
         with self._attempts_lock:
             now, is_running = self._clock.now(), self.running_on is not None
             if self._attempts_until != change:
                 self._attempting.put(self.study.rows_of_attempts(ATTEMPTS, self._attempts_until or 0))
                 self._attempts_until, self._attempts = change, None
-            # What runs grows with the time, and sessions have no change numbers.
+            # While the study runs, the columns are made again at intervals, because running attempts get longer, and
+            # sessions have no change numbers.
             if self._attempts is None or (is_running and now - self._attempts_at >= FRESH_SECONDS):
                 self._attempts = self._attempting.columns(self._clock.wall(), is_running=is_running)
                 self._attempts_at = now
             return self._attempts
 
     def answer(self, asked: object, make: Callable[[], T]) -> T:
-        """Return what `make` returns, or has returned for the same question since the study has changed."""
+        """Return what `make` returns, or what it has returned for the same question since the study last changed."""
         self.refresh()
         version, now = self._version, self._clock.now()
         found = self._answers.get(asked)
-        # While trials run, answers also depend on the time.
+        # While a study runs, answers also depend on the time.
         if found is not None and found[0] == version and (now - found[1] < FRESH_ANSWERS or self.running_on is None):
             return found[2]  # type: ignore[return-value] # the type of an answer follows from the question
         made = make()
@@ -157,12 +158,12 @@ class CachedStudy:
         return made
 
     def numbered(self, numbers: Sequence[int]) -> list[TrialResult]:
-        """Return the trials with these numbers, in this order. Raises StoreError if one cannot be read."""
+        """Return the trials with these numbers, in this order. Numbers without a trial are left out."""
         found = {trial.number: trial for trial in map(self.study.result_of, self._store.trials(self._key, numbers))}
         return [found[number] for number in numbers if number in found]
 
     def latest_ends(self) -> Array:
-        """Return when the trials ended that were written last, in seconds since the epoch."""
+        """Return the times at which the trials that were written last have ended, in seconds since the epoch."""
         names = ("number", "finished_at")
         blocks = self.study.rows_of_trials(names, max(1, (self.change or 0) - LATEST))
         ends = reals([row[1] for block in blocks for row in block], most=MOST_MOMENT)
@@ -173,7 +174,7 @@ class CachedStudy:
         return f"{self.change or 0}{'' if self.running_on is None else ' running'}"
 
     def _refresh(self) -> int:
-        """Look for changes. They are read by those who need them, after this number, so that none is missed."""
+        """Check for changes, and return the change number. The changes themselves are read later, so none is missed."""
         now = self._clock.now()
         if self.change is None or now - self._read_at >= FRESH_SECONDS:
             self._store.verify()
@@ -196,7 +197,7 @@ class Cache:
         self._clock = clock
         self._lock = threading.Lock()
         self._studies: OrderedDict[str, CachedStudy] = OrderedDict()
-        #: what the list says of each study, by its key, with the version for which it holds
+        #: key of a study -> its version, and what the list of studies shows about it
         self._listed: dict[str, tuple[object, Any]] = {}
 
     def records(self) -> list[StudyRecord]:
@@ -205,9 +206,9 @@ class Cache:
         return self.store.records()
 
     def listed(self, records: Sequence[StudyRecord], make: Callable[[StudyResults], T]) -> list[T]:
-        """Return for each study what `make` returns, or has returned since the study has changed.
+        """Return for each study what `make` returns, or what it has returned since the study last changed.
 
-        A page asks for all studies each second, and most of them have ended.
+        The page requests all studies each second, but most of them have ended.
         """
         versions, known, found = self.store.versions(time.time()), self._listed, {}
         for record in records:
@@ -220,7 +221,7 @@ class Cache:
         return [made for _, made in found.values()]
 
     def study(self, name: str) -> CachedStudy:
-        """Return the study of a name, or of the beginning of one. Raises StudyNotFound."""
+        """Return the study with this name, or whose name begins like this. Raises StudyNotFound."""
         self.store.verify()
         record = self.store.find(name)
         with self._lock:
@@ -238,12 +239,15 @@ SHARED_SECONDS = 1.0
 
 
 class Shared(Generic[T]):
-    """Requests that come while the answer is being made, or just after, get the same one. For one event loop."""
+    """An answer that is shared by all requests during its computation and for SHARED_SECONDS afterwards.
+
+    Use it in one event loop only.
+    """
 
     def __init__(self, make: Callable[[], T], threads: Executor, clock: Clock) -> None:
         """`make` is called in one of `threads`."""
         self._make, self._threads, self._clock = make, threads, clock
-        #: the latest answer, with its time; it may be in the making
+        #: the latest answer with its time, or the computation that will return it
         self._latest: Future[tuple[float, T]] | None = None
 
     async def get(self) -> T:
@@ -251,11 +255,11 @@ class Shared(Generic[T]):
         latest = self._latest
         if latest is None or self._is_old(latest):
             latest = self._latest = self._threads.submit(self._made)
-        # If a request is cancelled, the others still wait.
+        # `shield` lets other requests wait even if this one is cancelled.
         return (await asyncio.shield(asyncio.wrap_future(latest)))[1]
 
     def forget(self) -> None:
-        """Let the next request get a new answer."""
+        """Compute a new answer for the next request."""
         self._latest = None
 
     def _made(self) -> tuple[float, T]:

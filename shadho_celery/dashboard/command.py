@@ -1,6 +1,6 @@
-"""Command `dashboard`: serves the pages on this machine's loopback address.
+"""Command `dashboard`, which serves the pages on the loopback address; and the HTTP protocol with time limits.
 
-The number of connections is limited, so a client that is slow must not keep one.
+The number of connections is limited, so connections of slow clients are closed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
 
 HOST, PORT = "127.0.0.1", 8420
-#: seconds for which open requests may take when the dashboard ends
+#: seconds that open requests have to finish when the dashboard ends
 END_SECONDS = 1
-#: page that leads to another one
+#: HTML page that redirects to another page
 _LEADING = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>shadho_celery</title>
 <meta http-equiv="refresh" content="0; url={url}"><a href="{url}">Open the dashboard</a></html>
@@ -74,12 +74,12 @@ def dashboard(
     access = Access(None if token_file is None else read_token(token_file))
     is_typed = click.get_current_context().get_parameter_source("store") is ParameterSource.COMMANDLINE
     if (missing := missing_file(store)) is not None and not is_typed:
-        # The page then shows the first study as soon as that begins. A path that was typed may be a wrong one.
+        # The page will show the first study as soon as it begins. A store that was given with --store may be mistyped.
         with closing(SqlStore(store)):
             say(f"there was no store {missing}; it was created, without a study")
     opened = SqlStore(store, read_only=True)
     logs = TrialLogs(is_fleet=urls.is_fleet(named), seconds=ANSWER_SECONDS)
-    # The server ends in order on Ctrl-C, and raises it again.
+    # On Ctrl-C, uvicorn ends in order and then raises KeyboardInterrupt.
     with suppress(KeyboardInterrupt), ExitStack() as opening, _listen(port) as listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
 
@@ -116,9 +116,9 @@ def dashboard(
 
 @contextmanager
 def _opened(url: str) -> Iterator[None]:
-    """Open a URL in a browser by a temporary HTML file that redirects to it.
+    """Open a URL in a browser, through a temporary HTML file that redirects to it.
 
-    The words of a command are shown to other users, and the URL logs in whoever has it.
+    Other users can see the arguments of the browser's command, and the URL contains the code for the login.
     """
     descriptor, name = tempfile.mkstemp(prefix="shadho-", suffix=".html")
     path = Path(name)
@@ -132,7 +132,7 @@ def _opened(url: str) -> Iterator[None]:
 
 
 def _end_with_input() -> None:
-    """End this process, as Ctrl-C does, once its standard input ends."""
+    """End this process as Ctrl-C does, once its standard input ends."""
     while sys.stdin.buffer.read(1024):
         pass
     os.kill(os.getpid(), signal.SIGINT)
@@ -147,13 +147,13 @@ def _listen(port: int) -> socket.socket:
         raise UsageError(f"--port: {port} cannot be used: {reason}; --port 0 takes a free one") from None
 
 
-#: seconds for which a client may take to send the head of a request, then its body (at most a megabyte), and to read
-#: an answer that does not fit in the system's buffers
+#: seconds that a client has to send the head of a request, to send its body (at most a megabyte), and to read an answer
+#: that does not fit in the system's buffers
 HEAD_SECONDS, BODY_SECONDS, READ_SECONDS = 5.0, 10.0, 60.0
 
 
 class PromptProtocol(H11Protocol):
-    """uvicorn's protocol, which closes the connection of a slow client. uvicorn itself closes only silent ones."""
+    """uvicorn's HTTP protocol with time limits. uvicorn itself closes only connections on which nothing arrives."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -168,7 +168,7 @@ class PromptProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         answered = self.cycle
         super().on_response_complete()
-        # A client that sends several requests at once may have begun the next one.
+        # If a client sends several requests at once, the next one may already have begun.
         self._close_if(lambda: self.cycle is answered, HEAD_SECONDS)
 
     def pause_writing(self) -> None:
@@ -177,7 +177,9 @@ class PromptProtocol(H11Protocol):
         self._close_if(lambda: self.cycle is unread and self.flow.write_paused, READ_SECONDS)
 
     def _close_if(self, is_slow: Callable[[], bool], seconds: float) -> None:
-        """Close the connection after some seconds if the client `is_slow` then; what it does not read is dropped."""
+        """After `seconds`, close the connection if `is_slow` returns True. Data that the client does not read are
+        dropped.
+        """
 
         def check() -> None:
             if is_slow():

@@ -1,6 +1,7 @@
-"""Routes of the dashboard.
+"""Routes of the dashboard: the files of the pages, and the API whose answers they show.
 
-Files of the pages are served from memory: each is compressed once, and sent again only if it has changed.
+Files are served from memory. Each is compressed once, and sent to a browser only if it does not have the current
+version.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNot
 from shadho_celery.results.schema import plain_json
 from shadho_celery.session.control import Control
 
-#: types of the files by their suffix; other files are not served
+#: suffix of a file -> its media type; files with other suffixes are not served
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
 
 class Asset:
-    """One file with what is sent of it."""
+    """One file, with its media type, its entity tag and its compressed content."""
 
     def __init__(self, path: Path) -> None:
         self._kind, self._body = TYPES[path.suffix], path.read_bytes()
         self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
 
     def answer(self, request: Request) -> Response:
-        """Return the file, or that the browser has it already."""
-        # A browser asks again each time, which costs little, so that a new version is never mixed with an old one.
+        """Return the file, or status 304 if the browser has its current version."""
+        # Let the browser check each time, which costs little, so that files of two versions are never mixed.
         headers = {"cache-control": "no-cache", "etag": self._tag, "vary": "accept-encoding"}
         if self._tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -67,7 +68,7 @@ class Asset:
 
 
 class Assets:
-    """The files below a folder."""
+    """The files in a folder and its subfolders."""
 
     def __init__(self, folder: Path) -> None:
         found = (path for path in folder.rglob("*") if path.suffix in TYPES)
@@ -81,22 +82,22 @@ class Assets:
 
 log = logging.getLogger(__name__)
 
-#: files of the pages, and those that draw charts
+#: folder with the files of the pages, and folder with the files that draw charts
 STATIC, PAGES = Path(__file__).parent / "static", Path(charts.__file__).parent / "static"
-#: seconds between two looks for changes, and after which a silent stream of events says that it lives
+#: seconds between two checks for changes; and seconds without a change after which a stream repeats its last event
 LOOK_SECONDS, ALIVE_SECONDS = 0.25, 15.0
-#: maximum number of streams of events, and number of bytes from which answers are compressed
+#: maximum number of event streams, and minimum bytes of an answer that is compressed
 MOST_STREAMS, LEAST_COMPRESSED = 100, 1000
 
 #: maximum number of studies that are compared
 MOST_COMPARED = 10
 
-#: returns the facts of the fleets that `status` shows
+#: function that returns the data about fleets that `status` shows
 Fleet = Callable[[], Sequence[dict[str, Any]]]
 
 
 class Server:
-    """The routes, with the studies that they are about."""
+    """The routes of the dashboard for the studies of one store."""
 
     def __init__(
         self,
@@ -109,11 +110,11 @@ class Server:
         clock: Clock,
         say: Callable[[str], None],
     ) -> None:
-        """`say` is called with the code for a further browser when one has used the code before."""
+        """`say` is called with a new code each time a browser has used the previous code."""
         self._cache, self._access, self._say = cache, access, say
         self._control, self._logs = control, logs
-        #: asks Redis and brokers, which may be silent, so that other requests do not wait for a thread. It is one
-        #: thread, because the addresses of embedded servers are in the environment meanwhile.
+        #: calls Redis and brokers, which may not respond, so that other requests do not wait for a thread. It has one
+        #: thread only, because such a call sets environment variables with the addresses of embedded servers
         self._asking = ThreadPoolExecutor(1, "asking")
         self._fleet = Shared(partial(places, fleet), self._asking, clock)
         self._streams = 0
@@ -123,7 +124,7 @@ class Server:
         """The ASGI application."""
         own = Assets(STATIC)
         routes = [
-            # The page asks for everything else.
+            # The page requests everything else.
             Route("/", own.answer),
             Route("/static/{path:path}", own.answer),
             Route("/pages/{path:path}", Assets(PAGES).answer),
@@ -175,11 +176,11 @@ class Server:
         return answer([packed(each) for each in charts])
 
     async def fleet(self, request: Request) -> Response:
-        """Return what runs on the fleet, or in this folder."""
+        """Return the workers of the fleet, or of the embedded fleets in this folder."""
         return answer(await self._fleet.get())
 
     def study(self, request: Request) -> Response:
-        """Return the facts at the top of a study's page."""
+        """Return the data for the top of a study's page."""
         cached = self._cache.study(request.path_params["name"])
         return answer(cached.answer("summary", partial(answers.summary, cached)))
 
@@ -195,7 +196,7 @@ class Server:
         return answer(answers.trials_page(cached, request.query_params))
 
     def trial(self, request: Request) -> Response:
-        """Return all that is known of a trial."""
+        """Return the data for a trial's page."""
         cached = self._cache.study(request.path_params["name"])
         return answer(answers.trial(cached, request.path_params["number"]))
 
@@ -205,7 +206,7 @@ class Server:
         return answer(self._logs.read(cached.study, request.path_params["number"], request.query_params))
 
     async def act_on_study(self, request: Request) -> Response:
-        """Steer a running study. The answer says whether it was done, and what has become of it."""
+        """Carry out an action on a running study. The answer says whether it was done, and the result or reason."""
         body = await request.body()
         cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
         return await self._acted(partial(answers.act, self._control, body, cached.study.key))
@@ -222,7 +223,7 @@ class Server:
             self._fleet.forget()
 
     async def events(self, request: Request) -> Response:
-        """Return a stream with an event each time that the study has changed, and when the store cannot be read."""
+        """Return a stream of events: one each time the study has changed, and one when the store cannot be read."""
         cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
         if self._streams >= MOST_STREAMS:
             return answer({"error": f"{MOST_STREAMS} pages are open; close some"}, 503)
@@ -236,7 +237,7 @@ class Server:
                     try:
                         event, text = "message", str(await run_in_threadpool(cached.look))
                     except StoreError as error:
-                        # The stream goes on, because the store may be there again.
+                        # Continue the stream, because the store may become available again.
                         event, text = "trouble", one_line(error, 500)
                         if last != (event, text):
                             log.warning("%s", text)
@@ -254,7 +255,7 @@ class Server:
 
 
 def places(fleet: Fleet) -> dict[str, Any]:
-    """Return what runs on the fleet, or why that is not known."""
+    """Return the data about the fleet, or the reason why they cannot be read."""
     try:
         return answers.fleet(fleet())
     except ServiceError as error:
@@ -262,26 +263,26 @@ def places(fleet: Fleet) -> dict[str, Any]:
 
 
 def answer(found: object, status: int = 200) -> Response:
-    """Return an answer as JSON. NaN and infinity are null in it."""
+    """Return an answer as JSON, with null for NaN and infinity."""
     try:
         body = msgspec.json.encode(found)
     except (OverflowError, UnicodeEncodeError):
-        # An objective may return a whole number of any size, or a text that is not Unicode. This is slower.
+        # An objective may return an integer of any size, or a text that is not valid Unicode. This way is slower.
         body = json.dumps(plain_json(found)).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
 
 async def fail(request: Request, error: Exception) -> Response:
-    """Return the answer for a request that a fault of this program ends. Its traceback is logged."""
+    """Return the answer for a request that fails because of a bug in this program. The traceback is logged."""
     found = answer(
         {"error": f"a fault of the dashboard, whose terminal has its details: {short(repr(error), 300)}"}, 500
     )
-    # This answer does not pass the guard.
+    # Add the headers here, because this answer does not pass through `Guard`.
     found.headers.update(HEADERS)
     return found
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Return the answer for a request that cannot be served, with its reason in one line."""
+    """Return the answer for a request that cannot be served, with the reason in one line."""
     status = 404 if isinstance(error, StudyNotFound) else 503 if isinstance(error, ServiceError | StoreError) else 400
     return answer({"error": short(error, 500)}, status)

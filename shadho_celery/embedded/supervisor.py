@@ -1,8 +1,10 @@
-"""Supervisor: the process that owns Redis and the workers: ``python -m shadho_celery.embedded.supervisor``.
+"""Supervisor: the process that starts and ends Redis and the workers of an embedded fleet.
+
+It is started with ``python -m shadho_celery.embedded.supervisor``.
 
 It reads its plan from standard input, a pipe from the scheduler. When the scheduler closes the pipe or dies, the
-supervisor removes the socket and stops the workers and Redis, without the terminal of the scheduler. The state folder
-is kept for the next start, unless the fleet was started for a study that has not begun.
+supervisor removes the socket and stops the workers and Redis. It keeps the state folder for the next start, unless the
+fleet was started for a study that has not begun.
 """
 
 from __future__ import annotations
@@ -41,21 +43,21 @@ from shadho_celery.fleet import urls
 from shadho_celery.fleet.signing import CONTROL_KEY_FILE
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
 
-#: minimum seconds between two starts of a worker
+#: minimum seconds between two starts of the same worker
 RESTART_SECONDS = 5.0
 
 #: minimum seconds between the first starts of two workers
 NEXT_SECONDS = 1.0
 
-#: bytes above which a log is truncated; its last bytes, as many, are moved to a second file
+#: maximum bytes of a log; a longer log is moved to a second file, up to as many bytes
 MAX_LOG = 10_000_000
 
-#: messages of Redis and Valkey about an append-only file that they cannot read
+#: texts in the messages of Redis and Valkey about an append-only file that they cannot read
 UNREADABLE = ("Bad file format", "AOF MANIFEST", "Short read", "truncated file is not the last", "Unrecoverable error")
 
 
 class Supervisor:
-    """Starts Redis and the workers, restarts them when they die, and stops them at its end."""
+    """Starts Redis and the workers, restarts them if they die, and finally stops them."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -70,7 +72,7 @@ class Supervisor:
         self._began = time.time()
 
     def watch(self, pipe: IO[str]) -> None:
-        """Keep everything running until the pipe closes or a SIGTERM arrives; then stop everything."""
+        """Keep Redis and the workers running until the pipe closes or SIGTERM arrives; then stop them."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while not self._stopping:
@@ -88,9 +90,9 @@ class Supervisor:
     def stop(self) -> None:
         """Remove the socket, and stop the workers, then Redis. Trials that still run are lost.
 
-        If the study has not begun, nothing of it is left.
+        If the study of an early fleet has not begun, remove the folders too.
         """
-        # First, so that other commands do not find a fleet that ends.
+        # Remove the socket first, so that other commands do not find a fleet that is ending.
         remove_socket(self._plan)
         _end(self._workers.values(), WORKER_SECONDS if self._is_kept else 0.0)
         _end([self._redis], REDIS_SECONDS if self._is_kept else 0.0)
@@ -98,11 +100,11 @@ class Supervisor:
             self._remove_folders()
 
     def _remove_folders(self) -> None:
-        """Remove the state folder, and the folders that were made for it and are empty."""
+        """Remove the state folder, and the empty folders that were created for it."""
         folder = Path(self._plan.directory)
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            # The workers may have made the folder of checkpoints, with a token that no other worker has read before.
+            # The workers may have created the folder of checkpoints, with a token file that is as new as this fleet.
             if [*CHECKPOINTS.iterdir()] == [
                 token := CHECKPOINTS / STORAGE_TOKEN
             ] and token.stat().st_mtime >= self._began:
@@ -116,9 +118,10 @@ class Supervisor:
         self._stopping = True
 
     def _start_workers(self) -> None:
-        """Start a worker of a class that has none yet, and restart those that have died; their logs give the reason.
+        """Start the worker of a class that has none yet, and restart workers that have died; their logs show the
+        reason.
 
-        They start one after another: the imports of all at once would delay the first trial.
+        The workers start one after another, because the imports of all of them at once would delay the first trial.
         """
         for name in self._plan.workers:
             worker, latest = self._workers.get(name), max(self._started_at.values(), default=0.0)
@@ -136,15 +139,16 @@ class Supervisor:
 
     def _cut_logs(self) -> None:
         for log in Path(self._plan.directory).glob("*.log"):
-            # After an error, for example on a full disk, the log continues as it is.
+            # If the log cannot be cut, for example because the disk is full, it continues as it is.
             with suppress(OSError):
                 if cut(log) and log.name == REDIS_LOG:
                     self._log_began = 0
 
     def _set_aside_unreadable(self) -> None:
-        """If Redis cannot read its append-only file, rename the file's folder so that Redis starts empty. Do this once.
+        """If Redis cannot read its append-only file, rename the file's folder, so that Redis starts empty. Do this only
+        once.
 
-        The store has every finished trial. Attempts that are recorded only in that file run again.
+        The store has every recorded result. Attempts whose results are only in that file run again.
         """
         folder = Path(self._plan.directory)
         with (folder / REDIS_LOG).open("rb") as log:
@@ -173,7 +177,7 @@ class Supervisor:
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
         with suppress(OSError):
             self._log_began = (Path(self._plan.directory) / REDIS_LOG).stat().st_size
-        # Redis keeps the lock open too: if this process is killed, Redis ends a moment later.
+        # Redis keeps the lock open too, because it may end a moment later than this process if that is killed.
         return self._spawn([self._plan.server, *arguments], REDIS_LOG, {}, umask=0o077, pass_fds=[self._plan.lock])
 
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
@@ -183,7 +187,7 @@ class Supervisor:
             CONTROL_KEY_FILE: str(Path(self._plan.directory) / CONTROL_KEY),
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
-            # Those of a worker of a fleet, of which there is one for each.
+            # These settings are for a fleet's worker: several embedded workers cannot share a file or a port.
             HEARTBEAT_FILE: "",
             "SHADHO_METRICS_PORT": "",
         }
@@ -217,8 +221,8 @@ class Supervisor:
 def cut(log: Path) -> bool:
     """If a log is longer than MAX_LOG, truncate it. Return whether it was truncated.
 
-    Its last MAX_LOG bytes are copied to ``NAME.log.1``. Processes that append to the log need not reopen it (as with
-    logrotate's copytruncate). A line that is written meanwhile may be lost.
+    The last MAX_LOG bytes are copied to ``NAME.log.1``. Processes that append to the log need not reopen it (as with
+    logrotate's copytruncate). A line that is written at the same time may be lost.
     """
     if log.stat().st_size <= MAX_LOG:
         return False
@@ -234,8 +238,8 @@ def cut(log: Path) -> bool:
 
 
 def _fork_watcher() -> None:
-    """Fork a process that kills this process group when the supervisor has died. For systems without PDEATHSIG."""
-    # Redis and the workers are started later, and inherit neither end of the pipe.
+    """Fork a process that kills this process group when the supervisor dies, for systems without PDEATHSIG."""
+    # Redis and the workers do not inherit the ends of this pipe.
     lifeline, held = os.pipe()
     if os.fork():
         os.close(lifeline)
@@ -248,7 +252,7 @@ def _fork_watcher() -> None:
 
 
 def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Terminate processes, and kill the processes that are still alive after `seconds`."""
+    """Send SIGTERM to processes, and kill the processes that are still alive after `seconds`."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + seconds
@@ -262,7 +266,7 @@ def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None
 
 def main() -> None:
     """Read the plan from standard input, and supervise its processes until standard input closes."""
-    # The scheduler's environment may contain the password of the store.
+    # This process's environment comes from the scheduler and may contain the password of the store.
     hide_memory()
     if sys.platform != "linux":
         _fork_watcher()

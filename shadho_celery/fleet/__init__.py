@@ -1,11 +1,11 @@
-"""Fleet: the protocol between schedulers and workers, both ends of it, and the scheduler's side of the queues.
+"""Fleet: both ends of the protocol between schedulers and workers, and the scheduler's use of the queues.
 
-`broker` publishes messages, `channel` has both ends of the connection for events, `seats` those for gangs; `lua/` has
-the scripts of both. `registry` records the live workers and studies. `executor` runs the attempts of one study:
+`broker` publishes messages. `channel` has both ends of the channel for events, `seats` both ends for seats of gangs,
+and `lua/` their Redis scripts. `registry` records live workers and studies. `executor` runs the attempts of a study:
 `dispatch` sends them and finds lost ones, `circuit_breaker` quarantines failing workers.
 
-The broker only delivers. A claim in Redis decides which worker runs an attempt, and a lease for how long; the store is
-the authority: if Redis loses its data, some trials run again, but no trial is counted twice. Messages are JSON, never
-pickle, and a record that does not match its declaration is refused. Classes are discovered from announcements, and a
-queue has the name of its class. Short trials share a message, which costs a worker a millisecond.
+The broker only delivers. A claim in Redis decides which worker runs an attempt, and a lease how long it may run without
+renewal. The store is the authority: if Redis loses its data, trials may run again, but no trial is counted twice.
+Messages are JSON; a record that does not match its declaration is refused. Workers announce their compute class, after
+which a queue is named. A message takes a worker about a millisecond, so short trials share messages.
 """

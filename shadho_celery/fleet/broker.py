@@ -2,7 +2,7 @@
 
 Scheduler and workers both declare a queue through `queue`, so its arguments cannot differ. The scheduler builds
 Celery's messages (protocol 2) itself and publishes all attempts of a turn in one batch. Calling `apply_async` for each
-costs ten times as much.
+attempt costs ten times as much.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BATCH = 500
 #: seconds without a consumer after which RabbitMQ removes a machine's queue and its messages
 MACHINE_QUEUE_SECONDS = 300
 
-#: seconds for which a publisher waits for a notice of RabbitMQ, which may have come before
+#: seconds for which a publisher waits for notices that RabbitMQ may already have sent
 NOTICE_SECONDS = 0.001
 
 #: name of a queue that does not exist: RabbitMQ drops a message to it
@@ -58,7 +58,8 @@ NOWHERE = "shadho.nowhere"
 #: maximum number of bytes of a message's body; an attempt with a thousand params has about 40,000
 MAX_BODY = 10_000_000
 
-#: headers of Celery that do nothing here; with others, Celery might keep a message in a slot without running it
+#: Celery's headers with values that have no effect; with other values, Celery might keep a message in a slot without
+#: running it
 OPTIONS: Mapping[str, Any] = {"eta": None, "retries": 0, "timelimit": [None, None]}
 
 #: maximum number of bytes of a queue's name in AMQP
@@ -70,9 +71,9 @@ class RefusedMessage(Exception):
 
 
 class Message(kombu.message.Message):  # type: ignore[misc]
-    """A received message, which is refused unread unless its form is the one in which `message` sends.
+    """A received message. It is refused without being decoded unless it has the form that `message` produces.
 
-    kombu itself unpacks any compressed message as soon as it arrives, before a signature can be checked.
+    Without this, kombu would decompress a message as soon as it arrives, before its signature can be checked.
     """
 
     def __init__(self, body: Any = None, headers: Any = None, **parts: Any) -> None:
@@ -88,19 +89,19 @@ class Message(kombu.message.Message):  # type: ignore[misc]
 
 
 class _AmqpMessage(kombu.transport.pyamqp.Message, Message):  # type: ignore[misc]
-    """The same for a message of RabbitMQ: kombu's class takes it apart, and calls ours."""
+    """The same for RabbitMQ: kombu's class parses the message of py-amqp, then calls `Message.__init__`."""
 
 
 class _AmqpChannel(kombu.transport.pyamqp.Channel):  # type: ignore[misc]
-    """kombu's channel with our messages."""
+    """kombu's channel for RabbitMQ, which creates an `_AmqpMessage` for each message."""
 
     Message = _AmqpMessage
 
 
 class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
-    """A connection to RabbitMQ that closes if a request is not answered in time. Closing has a time limit too.
+    """A connection to RabbitMQ that is closed if RabbitMQ does not answer a request within BROKER_SECONDS.
 
-    py-amqp waits for answers without a limit, unless its socket has one.
+    py-amqp waits for answers, also while it closes, without a limit unless its socket has a timeout.
     """
 
     Channel = _AmqpChannel
@@ -133,7 +134,9 @@ _BOUNDED = {kombu.transport.pyamqp.Transport: _Bounded, kombu.transport.pyamqp.S
 
 
 class Connection(kombu.Connection):  # type: ignore[misc]
-    """A connection to any broker with a time limit for each request. For Redis the limit is a setting."""
+    """A connection to any broker with a time limit for each request. For Redis, `_connection` sets the limit as an
+    option.
+    """
 
     def get_transport_cls(self) -> Any:
         found = super().get_transport_cls()
@@ -143,8 +146,8 @@ class Connection(kombu.Connection):  # type: ignore[misc]
 def machine_queue(compute_class: str, host: str) -> str:
     """Return the name of the queue for the workers of a class on one machine: ``class,host``.
 
-    A class name has no comma, so the queue of a class cannot have such a name. If the host's name is too long, its
-    digest is used instead. A shortened name might equal that of another host, whose workers would decline the attempts.
+    A class name has no comma, so no class has a queue of this name. If the name would be too long, a digest stands for
+    the host. A truncated host name might equal that of another host, whose workers would decline the attempts.
     """
     name = f"{compute_class},{host}"
     if len(name.encode()) <= _MAX_NAME:
@@ -156,8 +159,8 @@ def queue(name: str) -> kombu.Queue:
     """Return the queue of a compute class or of a machine. It is durable and bound to the default exchange.
 
     The queue of a class has no arguments, because the arguments of an existing queue cannot be changed; the consumer
-    timeout is set in the broker's configuration file. The queue of a machine expires, because nothing else would remove
-    it if the machine is gone.
+    timeout is set in the broker's configuration file. The queue of a machine expires, because nothing else removes it
+    once the machine is gone.
     """
     expires = MACHINE_QUEUE_SECONDS if "," in name else None
     return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True, expires=expires)
@@ -206,9 +209,9 @@ def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload
 def check_access(connection: kombu.Connection, names: Sequence[str], url: str = "") -> str | None:
     """Raise ServiceError if the broker refuses the connection, or refuses to let it consume these queues.
 
-    Return a line with the remedy if the broker does not answer, else None. Call this before a worker starts. Celery
-    reconnects for ever. That is right while a broker is down, but hides the reason for a permanent refusal.
-    `connection` is Celery's and not open yet; it is closed afterwards. `url` is shown in error messages.
+    Return a line with the remedy if the broker does not answer, else None. Call this before a worker starts: Celery
+    reconnects for ever, which is right while a broker is down, but hides the reason for a permanent refusal.
+    `connection` is an unopened connection of Celery; it is closed afterwards. `url` is shown in error messages.
     """
     url = url or connection.as_uri()
     name = names[0]
@@ -235,7 +238,7 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
 
 
 def depths(names: Iterable[str]) -> dict[str, int | None]:
-    """Return the number of messages that wait in each of these queues. It is None for a queue that does not exist.
+    """Return the number of messages that wait in each of these queues, or None for a queue that does not exist.
 
     Raises ServiceError if the broker cannot be used.
     """
@@ -281,8 +284,7 @@ def configured() -> kombu.Connection:
 
 
 def _open(connection: kombu.Connection) -> None:
-    # The first try of a server that does not respond uses up the time limit, so only a refused connection is tried
-    # again.
+    # The first try uses up the time limit if the server does not respond, so only a refused connection is tried again.
     connection.ensure_connection(
         max_retries=1, interval_start=0.2, timeout=BROKER_CONNECT_SECONDS, reraise_as_library_errors=False
     )
@@ -303,7 +305,7 @@ def _connection(url: str, options: Mapping[str, Any], ssl: Mapping[str, Any] | b
 
 
 class Publisher:
-    """Publishes messages to their queues. A message may be published twice, because the second claim is refused."""
+    """Publishes messages to their queues. A message may be published twice: an attempt can be claimed only once."""
 
     def __init__(
         self,
@@ -361,7 +363,7 @@ class Publisher:
 
     @property
     def refusal(self) -> ServiceError | None:
-        """Reason why RabbitMQ takes no messages, by its last notice, or None."""
+        """Reason why RabbitMQ accepts no messages, according to its last notice, or None."""
         if not self._is_blocked:
             return None
         return ServiceError(
@@ -379,7 +381,7 @@ class Publisher:
             with suppress(TimeoutError):
                 while self._connection.connected:
                     self._connection.drain_events(timeout=NOTICE_SECONDS)
-            # If the connection was lost, this fails.
+            # The probe fails if the connection was lost.
             if not (self._is_blocked and self._connection.connected):
                 assert self._producer is not None
                 self._probe(self._producer.channel)
@@ -387,12 +389,14 @@ class Publisher:
             self._drop()
 
     def _probe(self, channel: Any) -> None:
-        """Publish a message that is dropped: RabbitMQ sends its notice in answer to the first one after an alarm."""
+        """Publish a message that RabbitMQ drops. RabbitMQ reports an alarm only in answer to a published message."""
         channel.basic_publish(amqp.Message(b""), routing_key=NOWHERE)
         self._published_tag += 1
 
     def depths(self, names: Iterable[str]) -> dict[str, int | None]:
-        """Return the same as the function `depths`, over a new connection, in any thread. Raises ServiceError."""
+        """Return the same as the function `depths`, over a new connection; any thread may call this. Raises
+        ServiceError.
+        """
         connection = self._connection.clone()
         try:
             with opened(connection):
@@ -476,7 +480,7 @@ class Publisher:
 def unusable(url: str, error: BaseException) -> ServiceError:
     """Return a ServiceError for an error of the broker at `url`, with its remedy."""
     cause = one_line(mask_in(str(error), url)) or type(error).__name__
-    # If the variable is not set and the URL is not the default, it comes from a celeryconfig.py.
+    # If the variable is not set and the URL is not the default, the URL comes from a celeryconfig.py.
     named = BROKER if os.environ.get(BROKER) or url == DEFAULTS[BROKER] else "broker_url of celeryconfig.py"
     return ServiceError(f"the broker at {mask(url)} cannot be used ({cause}); {remedy(cause, named)}")
 

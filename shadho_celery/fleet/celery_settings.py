@@ -1,4 +1,4 @@
-"""Celery's settings: those of the package, and those that a celeryconfig.py in the working directory may override."""
+"""Celery's settings: the package's own, overridden where allowed by a celeryconfig.py in the working directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.urls import tls
 
-#: settings and the environment variable that overrides each; the user or an option of the command sets the variable
+#: settings, each with the environment variable that overrides it; the user or an option of the command sets the
+#: variable
 _NAMED: Mapping[str, str] = {
     "broker_url": urls.BROKER,
     "shadho_redis_url": urls.REDIS,
@@ -26,8 +27,8 @@ _NAMED: Mapping[str, str] = {
     "shadho_accept_code": "SHADHO_ACCEPT_CODE",
 }
 
-#: Celery's settings that a file may override, by the first word of their names. The other settings decide which
-#: messages exist, who may send them, how often they are delivered and where they run.
+#: Celery's settings that a file may override: first word of the name -> the rest of the names. The other settings
+#: decide which messages exist, who may send them, how often they are delivered and where they run.
 _FREE: Mapping[str, str] = {
     "broker": "url use_ssl transport_options login_method failover_strategy heartbeat heartbeat_checkrate pool_limit "
     "connection_timeout connection_retry connection_retry_on_startup connection_max_retries channel_error_retry",
@@ -77,7 +78,9 @@ def _packages_file() -> Path:
 
 
 def _taken(file: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the working directory's file overrides. Warn about settings that are ignored."""
+    """Return the settings in the working directory's file that override the package's. Warn about those that are
+    ignored.
+    """
     # Imported late: the import takes a second, and a scheduler needs nothing else from Celery.
     from celery.app.defaults import DEFAULTS
 
@@ -97,7 +100,7 @@ def _taken(file: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_free(name: str) -> bool:
-    """Return whether the working directory's file may set this: it is in `_FREE`, or its name begins with shadho_."""
+    """Return whether the working directory's file may set `name`: it is in `_FREE`, or begins with shadho_."""
     kind, _, what = name.partition("_")
     return kind == "shadho" or what in _FREE.get(kind, "").split()
 

@@ -1,15 +1,14 @@
 """Both ends of the channel in Redis by which workers send events back to schedulers.
 
-The broker only delivers messages. The scripts in `lua/` decide which worker runs an attempt. An attempt is *claimed* by
-the worker that will run it, its *lease* is renewed while it runs, and its result is accepted only while that lease
-lasts.
+The broker only delivers messages. The scripts in `lua/` decide which worker runs an attempt. That worker *claims* the
+attempt and renews its *lease* while the attempt runs. A result is accepted only while the lease lasts.
 
 A failure of a kind that no other worker has had is a *strike* against its worker. It is counted when the result is
-accepted (`lua/finish_and_claim.lua`). After `MAX_STRIKES` in a row, the worker's circuit breaker opens: the worker
-cannot claim trials until the study's scheduler has examined its failures (`fleet.circuit_breaker`). A quarantined
-worker gets no further trials of the study.
+accepted (`lua/finish_and_claim.lua`). After `MAX_STRIKES` strikes in a row, the worker's circuit breaker opens: the
+worker cannot claim trials of the study until the scheduler has examined its failures (`fleet.circuit_breaker`). A
+quarantined worker gets no further trials of the study.
 
-Keys of a study, under ``shadho:{study}:``; `seats` describes its other keys:
+Keys of a study, under ``shadho:{study}:``; the module `seats` describes the keys for gangs:
 
 ========  ======  ===================================================================================
 events    stream  events not confirmed by the scheduler; an entry has one JSON record per line
@@ -20,8 +19,8 @@ attempts  hash    trial number -> its record: ``N`` (attempts up to N are void) 
 done      bitmap  1 at the numbers of ended trials that were removed from `attempts`
 leases    zset    ``number.attempt`` -> time at which the lease ends (ms, the server's clock); 0 if it has ended
 cancel    set     numbers of running trials that should stop; ``N:pruned`` if trial N was pruned
-breakers  hash    worker -> failures in a row that no other worker has had, ``half:`` and the time in ms from which it
-                  may claim the next trial, or ``quarantined``
+breakers  hash    worker -> number of strikes in a row; or ``half:`` and the time in ms from which it may
+                  claim the next trial; or ``quarantined``
 known     set     kinds of failures that are caused by the trials, for example because several workers have had them
 sources   string  sealed sources of the study's code, if it ships them
 inputs    hash    pieces of the files of the study's command, if it ships them, by digest and number
@@ -56,13 +55,14 @@ from shadho_celery.fleet.redis import Redis, count, keys, run
 from shadho_celery.fleet.signing import UNSIGNED, Sealed, Signer
 from shadho_celery.store.base import described, holder_name, is_held
 
-#: seconds for which messages of an ended study are refused, and for which an abandoned study is kept
+#: seconds for which messages of an ended study are refused, and for which the keys of an abandoned study are kept
 ERASED_SECONDS = 7 * 86400
 
 #: number of waiting events above which reports are refused, about 20 MB; other events are always accepted
 MAX_WAITING = 100_000
 
-#: number of ended trials kept in `attempts` with the delivery that ended each, because its worker may repeat the result
+#: number of ended trials that stay in `attempts` with the delivery that ended each, because a worker may send its
+#: result again
 KEPT_ENDED = 10_000
 
 #: number of ended trials that are moved to `done` at once
@@ -74,15 +74,15 @@ MAX_REMOVED = 2**23
 #: maximum number of stream entries read at a time
 READ = 1000
 
-#: seconds without a renewal after which another machine may take over a scheduler's lock in Redis; not more than the
-#: seconds for which the lock in the store lasts, which is renewed less often
+#: seconds without a renewal after which a scheduler on another machine may take over the lock in Redis; at most as long
+#: as the lock in the store, which is renewed less often
 HOLD_SECONDS = 20.0
 
 #: maximum number of forged lock values that one call of `_hold` replaces
 FORGED_HOLDERS = 5
 
-#: maximum number of characters of an event: three times the bytes of a record in the runner's pipe, to allow for
-#: escapes
+#: maximum number of characters of an event: three times the maximum bytes of a record in the runner's pipe, because
+#: JSON escapes characters
 MAX_EVENT = 50_000_000
 
 #: keys that schedulers and workers use, and their types
@@ -106,7 +106,8 @@ _TYPES = {
     "shadho:{}:inputs": "hash",
 }
 
-#: maximum of the first part of an event id (ms); no clock reaches it, and after it nothing can be added to the stream
+#: maximum of the first part of an event's id (ms). No clock reaches it; an entry with this id, which somebody else has
+#: added, prevents further entries
 _LAST_ID = str(2**64 - 1)
 
 #: format of the lock's value: the holder's name, its fencing number, and its signature
@@ -114,14 +115,14 @@ _HOLDER = re.compile(r"\S+ \d{1,10}( \S+){1,2}:\d{1,19}:[0-9a-f]*")
 
 #: format of the members of `leases`
 _MEMBER = re.compile(r"(\d{1,16})\.(\d{1,16})")
-#: returns the member for a (number, attempt) pair
+#: returns the member of `leases` for a (number, attempt) pair
 _member = "{0[0]}.{0[1]}".format
 
 _EVENTS = Sealed[Event | GangEvent](Event | GangEvent, MAX_EVENT)
 
 #: strikes in a row that open a worker's circuit breaker
 MAX_STRIKES = 2
-#: time in ms in which a half-open circuit breaker allows one trial
+#: period in ms during which a half-open circuit breaker allows one trial
 HALF_OPEN_MS = 5000
 
 #: maximum number of characters of sealed sources: their bytes in base64, with paths and signature
@@ -150,7 +151,7 @@ def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
     The signature covers the study's key, so an event of another study is refused.
     """
     event = _EVENTS.read(study, text, signer)
-    # Only the study's scheduler decides whether to retry.
+    # Only the study's scheduler decides whether a trial is retried, so a result that asks for it is refused.
     if isinstance(event, Result) and (event.retry is not None or not event.outcome.is_an_end):
         return None
     return event
@@ -179,7 +180,7 @@ class WorkerChannel:
         self._signer = signer
 
     def decline(self, study: str, number: int, attempt: int, reason: str, *, is_too_long: bool = False) -> None:
-        """Give back an attempt that was not claimed. It ends LOST, which does not count against its trial.
+        """Give back an attempt that this worker has not claimed. It ends LOST, which does not count against its trial.
 
         `is_too_long` is as in `Lost`.
         """
@@ -189,10 +190,10 @@ class WorkerChannel:
     def exchange(
         self, study: str, results: Sequence[Result], claims: Sequence[Started], delivery: str, *, watched: bool = False
     ) -> tuple[list[bool], list[Claim]]:
-        """Send the results of attempts and claim other attempts in one round trip.
+        """Send the results of attempts, and claim other attempts, in one round trip to Redis.
 
         Returns for each result whether it was accepted, and for each claim its answer. If no answer arrived, repeat the
-        call with the same `delivery`. Failures count against the worker's circuit breaker only if `watched` is True.
+        call with the same `delivery`. Failures count as strikes against the worker only if `watched` is True.
         """
         parts: list[int | str] = [self._lease_ms, delivery, self.worker, MAX_STRIKES, HALF_OPEN_MS, len(results)]
         for result in results:
@@ -207,23 +208,24 @@ class WorkerChannel:
         return [bool(each) for each in finished], [Claim(each) for each in claimed]
 
     def give_back(self, study: str, attempts: Sequence[tuple[int, int]], reason: str) -> None:
-        """Give back claimed attempts that cannot end here. They end LOST, which does not count against their trials."""
+        """Give back claimed attempts that this worker cannot finish. They end LOST, which does not count against their
+        trials.
+        """
         run(self._client, "cancel", study, "revoke", *_lost(self._signer, study, attempts, reason, given_back=True))
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs. Return an answer for each pair.
 
-        The answer is that of `told`, or ``gone`` if this worker does not have the lease.
+        The answers are the same as from `told`, and ``gone`` if this worker does not have the lease.
         """
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
 
     def are_refused(
         self, study: str, attempts: Collection[tuple[int, int]], *, replicas: bool = False
     ) -> list[tuple[int, int]]:
-        """Return those of the (number, attempt) pairs that no worker can claim any more.
+        """Return the (number, attempt) pairs among `attempts` that no worker can claim any more.
 
-        With `replicas`, return the attempts that will not run any more, so that no worker can take a seat of their
-        gangs.
+        With `replicas`, leave out attempts that still run: workers can take seats in the gangs of running attempts.
         """
         answers = run(self._client, "refusals", study, int(replicas), *chain.from_iterable(attempts))
         return [attempt for attempt, is_refused in zip(attempts, answers, strict=True) if is_refused]
@@ -232,18 +234,18 @@ class WorkerChannel:
         """Count a late result that was refused before it was sent."""
         [attempts] = keys(study, "attempts")
         with self._client.pipeline() as pipe:
-            # If Redis no longer had the study, this has created the key, which needs a time to live.
+            # If Redis no longer had the study's keys, this creates the key anew, so it needs a time to live.
             pipe.hincrby(attempts, "refused", 1).expire(attempts, ERASED_SECONDS).execute()
 
     def report(self, study: str, report: Report) -> str:
-        """Send a report. Return the answer of `told` for its trial, or ``refused``.
+        """Send a report. Return one of the answers of `told` for its trial, or ``refused``.
 
         A report is refused if the attempt's lease has ended, or if too many events wait for the scheduler.
         """
         return str(run(self._client, "report", study, *self._sealed(study, report), MAX_WAITING))
 
     def told(self, study: str, numbers: Sequence[int]) -> list[str]:
-        """Return for each trial whether it should stop: ``ok`` (no), ``cancel`` (yes) or ``prune`` (for its reports).
+        """Return for each trial whether it should stop: ``ok`` (no), ``cancel`` (yes) or ``prune`` (yes, as pruned).
 
         This is cheaper than `renew`.
         """
@@ -257,7 +259,7 @@ class WorkerChannel:
 
 
 class SchedulerChannel:
-    """A scheduler's end of the channel: drain events, find ended leases, take attempts back.
+    """A scheduler's end of the channel: it drains events, finds ended leases and takes attempts back.
 
     The study has a lock in Redis besides the one in the store. Without it, schedulers with copies of the same store
     would take each other's events.
@@ -266,7 +268,9 @@ class SchedulerChannel:
     def __init__(
         self, client: Redis, study: str, signer: Signer = UNSIGNED, fence: int = 0, inbox: Inbox | None = None
     ) -> None:
-        """Use the fencing number of the scheduler's lock in its store as `fence`. `inbox` gets the requests, if any."""
+        """Create the channel. `fence` is the fencing number of the scheduler's lock in its store. `inbox` receives
+        requests.
+        """
         self._client = client
         self._study = study
         self._signer = signer
@@ -281,15 +285,15 @@ class SchedulerChannel:
         self._last = ""
         #: True if the last `drain` reached the end of the stream
         self.is_drained = False
-        #: (number, attempt) pairs that ended their trials: those since the last `confirm`, and those that are recorded
-        #: in the store but still in `attempts`
+        #: (number, attempt) pairs that ended their trials: first those since the last `confirm`, then those that are
+        #: recorded in the store but still in `attempts`
         self._ended: list[tuple[int, int]] = []
         self._recorded: list[tuple[int, int]] = []
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Return the events since the last call. Wait up to `wait_ms` for the first one (0: do not wait).
 
-        A request to the scheduler, which the inbox gets, also ends the wait.
+        A request to the scheduler also ends the wait; the inbox receives it.
         """
         streams = {self._events: self._last or "0"} | ({} if self._inbox is None else {self._inbox.key: "0"})
         answer = self._client.xread(streams, count=READ, block=wait_ms or None) or {}
@@ -297,7 +301,7 @@ class SchedulerChannel:
         found = {key: parts[0] for key, parts in answer.items()} if isinstance(answer, dict) else dict(answer)
         if self._inbox is not None and found.get(self._inbox.key):
             forged = self._inbox.forged
-            # As many as XREAD has sent, or the next call would send them again.
+            # Read as many requests as XREAD can return. XREAD would return the rest again at the next call.
             self._inbox.read(READ)
             self.forged += self._inbox.forged - forged
         entries = found.get(self._events, [])
@@ -323,10 +327,10 @@ class SchedulerChannel:
             )
 
     def confirm(self) -> None:
-        """Remove the events drained so far, after they were recorded in the store, and renew the lock.
+        """Remove the events drained so far, and renew the lock. Call this once they are recorded in the store.
 
-        Moves old ended trials from `attempts` to `done`. If another scheduler has the lock, removes nothing and raises
-        LockLost.
+        It also moves old ended trials from `attempts` to `done`. If another scheduler has the lock, nothing is removed.
+        Raises LockLost in that case.
         """
         self.keep(self._last)
         if self._last.startswith(_LAST_ID):
@@ -340,11 +344,11 @@ class SchedulerChannel:
     def keep(self, recorded: str = "") -> None:
         """Renew the lock, and remove the events up to the id `recorded`.
 
-        Raises LockLost if another scheduler has it.
+        Raises LockLost if another scheduler has the lock.
         """
         held = self._hold(recorded=recorded)
         if held != self._holder and _fence(held) < self._fence:
-            # An earlier scheduler has taken the lock again. Of two live schedulers, the one with the greater fencing
+            # An earlier scheduler has taken the lock back. If two schedulers are live, the one with the greater fencing
             # number continues.
             self.forged += 1
             held = self._hold(dead=held, recorded=recorded)
@@ -356,7 +360,8 @@ class SchedulerChannel:
         self._hold(seconds=0.0)
 
     def _hold(self, *, seconds: float = HOLD_SECONDS, dead: str = "", recorded: str = "") -> str:
-        """Renew the lock, or take it if it is free, forged or held by `dead`. Return its holder.
+        """Renew the lock, or take it if it is free, forged or held by `dead`. Return the lock's value, which names its
+        holder.
 
         Raises redis-py's ConnectionError if forged values are written faster than they are removed.
         """
@@ -374,7 +379,9 @@ class SchedulerChannel:
         return f"{holder}:{self._signer.sign(self._study + holder)}"
 
     def note_end(self, number: int, attempt: int) -> None:
-        """Note that an attempt has ended its trial. Once that is recorded, the trial may leave `attempts`."""
+        """Note that an attempt has ended its trial. Once the store has recorded that, the trial may be removed from
+        `attempts`.
+        """
         self._ended.append((number, attempt))
 
     def _archive(self, count: int) -> None:
@@ -390,7 +397,7 @@ class SchedulerChannel:
         return [(int(pair[1]), int(pair[2])) for pair in found.values() if pair is not None]
 
     def extend_leases(self) -> None:
-        """Renew all leases that have not ended. Call this after workers could not reach Redis for a while."""
+        """Renew all leases that have not ended. Call this after an outage in which workers could not reach Redis."""
         run(self._client, "extend", self._study, int(1000 * configured_lease()))
 
     def forget(self, attempts: Iterable[tuple[int, int]]) -> None:
@@ -401,15 +408,15 @@ class SchedulerChannel:
     def states(self, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Return the state of each (number, attempt) pair: ``leased``, ``free`` (it may be claimed) or ``void``.
 
-        An attempt is leased until `forget`, even if its lease has ended. The events of a void attempt are already in
-        the stream.
+        An attempt stays leased until `forget`, even if its lease has ended. The last event of a void attempt was
+        already added to the stream.
         """
         return list(run(self._client, "attempt_states", self._study, *map(_member, attempts))) if attempts else []
 
     def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
         """Take back the unclaimed attempts, with a Lost event for each. With `running`, also stop the claimed attempts.
 
-        With `pruned`, their workers are told that the reason is their reports.
+        With `pruned`, their workers learn that the trials are pruned.
         """
         mode = "prune" if running and pruned else "stop" if running else "keep"
         run(self._client, "cancel", self._study, mode, *_lost(self._signer, self._study, attempts, "taken back"))
@@ -423,16 +430,18 @@ class SchedulerChannel:
         run(self._client, "cancel", self._study, "revoke", *lost)
 
     def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Take back ``void`` attempts, even if Redis has recorded their end: their results never arrived.
+        """Take back ``void`` attempts whose results never arrived, even if Redis has recorded that they ended.
 
-        Later attempts of their trials may then be claimed. Nothing changes for a trial while its latest attempt, which
-        an earlier scheduler may have sent, runs.
+        Later attempts of their trials may then be claimed. Nothing changes for a trial while its latest attempt runs,
+        which an earlier scheduler may have sent.
         """
         reason = "Redis has no record that it runs, and no result arrived"
         run(self._client, "cancel", self._study, "void", *_lost(self._signer, self._study, attempts, reason))
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Allow later attempts of these trials to be claimed, although for Redis these attempts have ended them."""
+        """Allow later attempts of these trials to be claimed, although Redis has recorded that these attempts ended
+        them.
+        """
         run(self._client, "reopen", self._study, *chain.from_iterable(attempts))
 
     def refused(self) -> int:
@@ -440,7 +449,7 @@ class SchedulerChannel:
         return count(self._client.hget(self._attempts, "refused"))
 
     def repair(self) -> None:
-        """Remove keys of a wrong type. Every command that uses such a key fails, which would stop all workers."""
+        """Remove keys of a wrong type. Any command on such a key fails, so all workers of the study would stop."""
         expected = {key.format(self._study): kind for key, kind in _TYPES.items()}
         with self._client.pipeline(transaction=False) as pipe:
             for key in expected:
@@ -474,10 +483,10 @@ class SchedulerChannel:
             self._client.expire(kept, ERASED_SECONDS)
 
     def remove(self, numbers: int) -> str:
-        """Remove the keys of a study that was deleted from the store. It had `numbers` trials, all of which have ended.
+        """Remove the keys of a deleted study, and mark all of its trials, whose numbers are below `numbers`, as ended.
 
-        Running trials are stopped, and messages in queues are refused. Returns "". If a scheduler runs the study from
-        another copy of the store, nothing changes, and its host and process are returned.
+        Workers then stop its running trials and refuse its messages. Returns "". If a scheduler runs the study from
+        another copy of the store, nothing is removed, and the host and process of that scheduler are returned.
         """
         [holder, done] = keys(self._study, "holder", "done")
         held = self._client.get(holder)
@@ -500,9 +509,9 @@ def _lost(
     claimed: bool = False,
     **facts: bool,
 ) -> list[int | str]:
-    """Return arguments of the script `cancel`: number, attempt and sealed Lost event of each attempt.
+    """Return the arguments of the script `cancel` for these attempts: number, attempt and sealed Lost event of each.
 
-    `facts` are others of `Lost`.
+    `facts` are further fields of `Lost`.
     """
     parts: list[int | str] = []
     for number, attempt in attempts:
@@ -542,7 +551,7 @@ class Quarantine:
         return Breaker.OPEN if count(strikes) >= MAX_STRIKES else Breaker.CLOSED
 
     def close(self, worker: str, kind: str | None = None) -> None:
-        """Close a circuit breaker. From now on, failures of `kind` count as caused by the trials.
+        """Close a worker's circuit breaker. Failures of `kind`, if given, count as caused by the trials from now on.
 
         A quarantined worker stays quarantined.
         """
@@ -552,7 +561,9 @@ class Quarantine:
             self._client.hdel(self._breakers, worker)
 
     def half_open(self, worker: str) -> None:
-        """Half-open a circuit breaker: allow one trial in HALF_OPEN_MS. A success closes it, a strike opens it."""
+        """Half-open a circuit breaker: allow one trial per HALF_OPEN_MS. A success closes the breaker, a strike opens
+        it.
+        """
         if self.state(worker) is not Breaker.QUARANTINED:
             self._client.hset(self._breakers, worker, "half:0")
 
@@ -561,25 +572,27 @@ class Quarantine:
         self._client.hset(self._breakers, worker, Breaker.QUARANTINED.value)
 
     def reset(self, code: Digest = "") -> None:
-        """Close all breakers, also those of quarantined workers if the study has another version of its `code` now."""
+        """Close the breakers of all workers; those of quarantined workers only if the version `code` of the study has
+        changed.
+        """
         if self._client.hget(self._breakers, "") not in (None, code):
             self._client.delete(self._breakers, self._known)
         for worker in self._client.hkeys(self._breakers):
             self.close(worker)
         if code:
-            # No worker has this name.
+            # The version of the code is stored under "", which is no worker's name.
             self._client.hset(self._breakers, "", code)
             self._client.expire(self._breakers, ERASED_SECONDS)
 
 
 class Shipping:
-    """Sends a study's sources to the workers that accept code, and fetches them there.
+    """Stores a study's sources in Redis, and fetches them from there on workers that accept code.
 
-    Code that runs on workers is always signed. Without a key, nothing is sent and nothing is accepted.
+    Shipped code is always signed, so a signing key is required.
     """
 
     def __init__(self, client: Redis, signer: Signer) -> None:
-        """Raise UsageError without a signing key."""
+        """Raises UsageError if `signer` has no key."""
         if not signer.fingerprint:
             raise UsageError("code is shipped to workers on a signed fleet only; give --signing-key-file on both sides")
         self._client = client

@@ -1,13 +1,13 @@
 """Circuit breakers: distinguish failures of workers from failures of trials, and quarantine workers.
 
-A machine with a broken driver or a missing library fails its trials at once and is free again at once. Without a
-circuit breaker it would take most trials of a study (a black hole). If only one worker has had a kind of failure, the
-trial is tried again on another worker. If it succeeds there, the failure counts against the first worker. If it fails
-in the same way, failures of this kind count as caused by the trials from then on, on every worker. If a study's own
-code fails, each kind of failure therefore costs one additional run.
+A machine with a broken driver or a missing library fails each trial at once, and is then free for the next one. Without
+a circuit breaker it would take most trials of a study (a black hole). If only one worker has had a kind of failure, the
+trial is tried again on another worker. If the trial succeeds there, the failure counts against the first worker. If it
+fails in the same way, failures of this kind count as caused by the trials from then on, on every worker. An error in
+the study's own code therefore costs one additional run for each kind of failure.
 
-The strikes in Redis (`fleet.channel`) open a breaker at once. Later the scheduler decides: it closes the breaker,
-half-opens it (one more trial), or quarantines the worker.
+The strikes in Redis (`fleet.channel`) open a breaker at once. Later the scheduler decides whether to close the breaker,
+to half-open it (allow one more trial), or to quarantine the worker.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from shadho_celery.core.failures import cause_of, headline
 from shadho_celery.core.trial import Result, Retry, TrialState
 from shadho_celery.fleet.channel import Quarantine
 
-#: numbers of failures after which a worker is quarantined, if the trials succeeded on another worker: in all, and in a
-#: row
+#: a worker is quarantined after this many failures of trials that succeeded on another worker: in all, or in a row
 MAX_AGAINST, MAX_AGAINST_ROW = 5, 2
-#: minimum share of such failures in all results of a worker for its quarantine by their total
+#: minimum share of such failures in all results of a worker, for a quarantine because of MAX_AGAINST
 MIN_SHARE = 0.1
-#: number of results after which one such failure is enough for a worker that has had no success
+#: a worker without any success is quarantined after one such failure, once it has had this many results
 HOPELESS_AFTER = 2
 #: number of workers on which a trial may fail before its failure is accepted in any case
 MAX_OPINIONS = 3
-#: a failure is accepted if it took longer than both this times the mean seconds of a successful trial and this many
-#: seconds: black holes fail fast, but a busy machine may take a second to fail
+#: a failure is accepted if it took longer than PATIENCE times the mean seconds of a successful trial, and longer than
+#: FAST_SECONDS: black holes fail fast, but a busy machine may take a second to fail
 PATIENCE, FAST_SECONDS = 3.0, 5.0
 #: weight of the latest trial in the mean seconds of successful trials
 DECAY = 0.2
 
 
 class CircuitBreaker:
-    """Decides for one study whether failures are caused by its trials or by the workers on which they ran."""
+    """Decides for one study whether its trials or its workers have caused failures."""
 
     def __init__(self, quarantine: Quarantine) -> None:
         self._quarantine = quarantine
@@ -50,25 +49,28 @@ class CircuitBreaker:
         self.quarantined: set[str] = set()
         #: warnings for the operator
         self.notices: list[str] = []
-        #: machine and error of a worker's last failure that no other worker has had, by worker
+        #: worker -> its machine, and the error of its last failure that no other worker has had
         self._errors: dict[str, tuple[str, str]] = {}
-        #: workers that have had a kind of failure, by kind
+        #: kind of failure -> workers that have had it
         self._had: defaultdict[str, set[str]] = defaultdict(set)
         #: kinds of failures that are caused by the trials
         self._known: set[str] = set()
-        #: worker and kind of each failure of a trial, by number of the trials whose failure is not accepted yet
+        #: number of a trial whose failure is not accepted yet -> worker and kind of each of its failures
         self._doubted: dict[int, list[tuple[str, str]]] = {}
-        #: number of failures of trials that succeeded on another worker, by worker: in all, and since its last success
+        #: worker -> number of its failures of trials that succeeded on another worker: in all, and since its last
+        #: success
         self._against: Counter[str] = Counter()
         self._row: Counter[str] = Counter()
-        #: number of results and of successes, by worker
+        #: worker -> number of its results, and of its successes
         self._ended: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
         #: mean seconds of a successful trial; 0 before the first
         self._seconds = 0.0
 
     def judge(self, result: Result, able: Set[str]) -> Result:
-        """Return the result. If one of the other `able` workers should try the trial, the result asks for a retry."""
+        """Return `result`, with a request for a retry (`retry`) if another one of the `able` workers should try the
+        trial.
+        """
         outcome = result.outcome
         if outcome.state is TrialState.CANCELLED or outcome.out_of_memory or outcome.rank_lost or not result.worker:
             return result
@@ -82,9 +84,10 @@ class CircuitBreaker:
         return replace(result, retry=Retry(reason=reason, failed_on=result.worker))
 
     def release(self, workers: Iterable[str]) -> None:
-        """Close the breakers of those of these workers that have no undecided failure, or else of all of them.
+        """Close the breakers of the given workers that have no undecided failure; if all have one, close all their
+        breakers.
 
-        Call this if no other worker can try their trials.
+        Call this if no other worker is left to try the failed trials.
         """
         workers = {*workers}
         self.unsaid += [partial(self._quarantine.close, worker) for worker in self._cleared(workers) or workers]
@@ -99,13 +102,13 @@ class CircuitBreaker:
         self._row.update(guilty)
         black_holes = {worker for worker in guilty if self._is_black_hole(worker)} - self.quarantined
         self.quarantined |= black_holes
-        # Workers with other undecided failures keep their breakers as they are.
+        # The breakers of workers with other undecided failures do not change.
         self.unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
         self.unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
         self.notices += [self._notice(worker) for worker in black_holes]
 
     def _is_believed(self, result: Result, able: Set[str]) -> bool:
-        """Record a failure. Return True if the trial's result is this failure, and False if another worker should try
+        """Record a failure. Return whether it is accepted as the trial's result. Otherwise another worker should try
         the trial.
         """
         kind = cause_of(result.outcome.error)
@@ -119,7 +122,8 @@ class CircuitBreaker:
         failures = [*earlier, (result.worker, kind)]
         others = able - {worker for worker, _ in failures}
         if self._finished[result.worker]:
-            # The opinion of a worker that has finished nothing and is suspected itself would tell nothing.
+            # A worker that has finished nothing and has undecided failures of its own may itself be broken, so do not
+            # ask it.
             others -= {worker for worker in self._suspects() if not self._finished[worker]}
         is_slow = bool(self._seconds) and (result.outcome.seconds or 0.0) > max(PATIENCE * self._seconds, FAST_SECONDS)
         is_asked = bool(others) and not has_returned and len(failures) < MAX_OPINIONS
@@ -128,7 +132,7 @@ class CircuitBreaker:
             self._errors[result.worker] = (result.host or "an unknown machine", (result.outcome.error or "").strip())
             return False
         self._doubted.pop(result.number, None)
-        # A worker that is alone goes on. Once another worker has joined, the next failure of this kind is tried there.
+        # A single worker continues. Once another worker has joined, the next trial with this failure is tried there.
         unexplained = set() if is_alone else {worker for worker, how in failures if how not in self._known}
         cleared = self._cleared(worker for worker, _ in failures)
         known = kind if kind in self._known else None
@@ -143,7 +147,7 @@ class CircuitBreaker:
         return self._row[worker] >= MAX_AGAINST_ROW or against >= max(MAX_AGAINST, MIN_SHARE * ended)
 
     def _cleared(self, workers: Iterable[str]) -> set[str]:
-        """Return those of `workers` that have no undecided failure and are not quarantined."""
+        """Return the given workers that have no undecided failure and are not quarantined."""
         return set(workers) - self._suspects() - self.quarantined
 
     def _suspects(self) -> set[str]:

@@ -1,14 +1,14 @@
-"""Requests to the scheduler of a running study or to a worker, and their answers, over Redis.
+"""Requests to the scheduler of a running study or to a worker, and the answers, over Redis.
 
 Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worker:{name}:``; both have a time to live:
 
 ``inbox``      stream of the requests that the scheduler or worker has not read; at most MAX_REQUESTS
 ``answer:ID``  the answer to request ID
 
-A request is valid until a moment of the server's clock, so the clocks of the hosts do not matter. Requests and answers
-are signed if there is a key, and each signature is valid for one key of Redis only. A request to a study is for one
-scheduler, which its fence names, and is carried out at most once: a request that arrives again gets the first answer.
-Requests to a worker ask for the log of a trial, which may be read again.
+A request expires at a time of the Redis server's clock, so the clocks of the hosts do not matter. Requests and answers
+are signed if there is a signing key, and a signature is valid for one Redis key only. A request to a study contains the
+fence of the scheduler that it is for, and is carried out at most once: a copy of the request gets the first answer.
+Requests to a worker ask for the log of a trial. They may be carried out repeatedly.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ A = TypeVar("A")
 #: maximum number of requests in an inbox, and of characters of a sealed request and of a sealed answer
 MAX_REQUESTS, MAX_REQUEST, MAX_ANSWER = 20, 1_000_000, 100_000
 
-#: seconds for which a request is valid, and the longest time that a scheduler accepts
+#: seconds for which a request is valid, and the longest validity that a scheduler accepts
 VALID_SECONDS, MOST_VALID_SECONDS = 10.0, 60.0
 
 #: seconds for which an inbox is kept after its last request, and an answer after it was given
 KEPT_SECONDS = 120
 
-#: seconds after the end of a request's validity for which its answer is waited for, because the scheduler may have read
-#: it just before; and seconds between two checks
+#: seconds for which a sender still waits for the answer after its request has expired, because the scheduler may have
+#: read it just before; and seconds between two checks for the answer
 GRACE_SECONDS, LOOK_SECONDS = 5.0, 0.05
 
 
 class Asked(Struct, Generic[D], frozen=True, kw_only=True):
     """A request to the scheduler of a study, or to a worker."""
 
-    #: key of the study, or that of `of_worker`
+    #: key of the study, or key of the worker (`of_worker`)
     to: Name
     #: fence of the scheduler that may carry it out; 0 for a worker
     fence: Int64
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
-    #: moment of the server's clock, in ms, until which it is valid
+    #: time at which the request expires, by the Redis server's clock, in ms
     expires: Number
-    #: user and host
+    #: user and host that have sent the request
     by: Name
     deed: D
 
@@ -65,7 +65,7 @@ Request = Asked[OfStudy]
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Generic[D, A]):
-    """What is asked for in one kind of requests, and answered."""
+    """A kind of requests: how its requests and answers are decoded, and how long they are kept."""
 
     requests: Sealed[Asked[D]]
     answers: Sealed[A]
@@ -81,7 +81,7 @@ CONTROL = Kind(
 
 
 class Requests(Generic[D, A]):
-    """The end of a process that gets requests of one kind, and answers them."""
+    """The receiver's end for one kind of requests: takes them from Redis and sends the answers."""
 
     def __init__(self, client: Redis, to: str, signer: Signer, kind: Kind[D, A]) -> None:
         self._client, self._to, self._signer, self._kind = client, to, signer, kind
@@ -114,20 +114,22 @@ class Requests(Generic[D, A]):
 
 
 class Inbox(Requests[OfStudy, Answer]):
-    """The scheduler's end: each request to it is carried out at most once."""
+    """The scheduler's end for control requests. Each request is carried out at most once."""
 
     def __init__(self, client: Redis, study: str, fence: int, signer: Signer) -> None:
         super().__init__(client, study, signer, CONTROL)
         self._fence = fence
-        #: requests that were read, each with its answer if it was refused because it has expired, or is for another
-        #: scheduler. The others are to be carried out
+        #: requests that were read, each with None if the scheduler must carry it out, or else with the answer that
+        #: refused it because it has expired or is for another scheduler
         self.arrived: list[tuple[Request, Answer | None]] = []
-        #: by id of a request, until KEPT_SECONDS after it has expired: the end of its validity, and its answer, or None
-        #: before that. A copy of the request must not replace the answer, for which its sender may still wait
+        #: id of a request -> the time at which it expires, and its answer or None; kept until KEPT_SECONDS after the
+        #: request has expired. A copy of the request must not replace the answer, for which its sender may still wait
         self._known: dict[str, tuple[int, Answer | None]] = {}
 
     def read(self, most: int = MAX_REQUESTS) -> None:
-        """Sort the first requests that have arrived. Raises redis-py's errors."""
+        """Read up to `most` requests from Redis, and add new ones to `arrived`. Refuse invalid requests, and answer
+        copies of earlier requests again. Raises redis-py's errors.
+        """
         now, requests = self.take(most)
         oldest = now - 1000 * KEPT_SECONDS
         self._known = {each: known for each, known in self._known.items() if known[0] >= oldest}
@@ -161,7 +163,7 @@ class Inbox(Requests[OfStudy, Answer]):
 
 
 class Client(Generic[D, A]):
-    """The end of a process that sends requests of one kind."""
+    """The sender's end for one kind of requests: sends them and waits for the answers."""
 
     def __init__(self, client: Redis, signer: Signer, kind: Kind[D, A]) -> None:
         self._client, self._signer, self._kind = client, signer, kind
@@ -196,7 +198,7 @@ class Client(Generic[D, A]):
             self._clock.sleep(LOOK_SECONDS)
 
     def wait(self, request: Asked[D], seconds: float = VALID_SECONDS + GRACE_SECONDS) -> A | None:
-        """Return the answer to a request, or None if there is none within `seconds`. Raises redis-py's errors."""
+        """Return the answer to a request, or None if none arrives within `seconds`. Raises redis-py's errors."""
         return next((answer for _, answer in self.answers([request], seconds)), None)
 
     def take_back(self, request: Asked[D], entry: str) -> bool:
@@ -205,7 +207,7 @@ class Client(Generic[D, A]):
 
 
 def of_worker(name: str) -> str:
-    """Return the key of a worker, to which requests are sent."""
+    """Return the value of `to` in a request to this worker."""
     return f"worker:{name}"
 
 
@@ -214,7 +216,7 @@ def _answer_key(request: Asked[Any]) -> str:
     return key
 
 
-#: maximum number of characters of a log in an answer; no log is longer
+#: maximum number of characters of a log in an answer; every complete log fits
 MAX_SENT = 2_500_000
 #: maximum number of characters of a sealed request
 MAX_LOG_REQUEST = 2000
@@ -226,14 +228,14 @@ class ReadLog(Struct, frozen=True, kw_only=True):
     study: StudyKey
     number: Number
     attempt: Place
-    #: position from which the log is wanted
+    #: position in the log at which the answer should begin
     after: Number = 0
 
 
 class LogAnswer(Struct, frozen=True, kw_only=True):
-    """A worker's answer to a request."""
+    """A worker's answer to `ReadLog`."""
 
-    #: the log after the requested position, with time stamps; None if the worker does not have this log
+    #: the log from the requested position on, with time stamps; None if the worker does not have this log
     text: str | None = None
     #: position of the log's end, from which the next request can continue
     end: Number = 0

@@ -1,4 +1,6 @@
-"""Dispatch: turn placed attempts into messages and publish them. Retry while the broker or Redis is unavailable.
+"""Dispatch of attempts, and detection of lost ones.
+
+`Dispatch` turns placed attempts into messages and publishes them; it retries while the broker or Redis is unavailable.
 
 `LeaseMonitor` finds attempts that are lost because their worker is silent, or because no worker claims them.
 """
@@ -28,12 +30,13 @@ from shadho_celery.fleet.workers import MESSAGE_SECONDS, Workers
 BUNDLE_SECONDS = 0.02
 MAX_BUNDLE = 16
 
-#: seconds of a class's work that should wait in its queue, about the time that the scheduler needs to refill it; and
+#: seconds of work that should wait in a class's queue, about the time that the scheduler needs to refill it; and
 #: maximum number of trials that should wait there
 AHEAD_SECONDS = 0.2
 MAX_AHEAD = 512
 
-#: seconds between two turns while the queues have work waiting, so that each turn handles more events
+#: minimum seconds between two turns of the scheduler while work waits in the queues, so that each turn handles more
+#: events
 PACE_SECONDS = 0.04
 
 #: seconds between two tries to reach an unavailable broker
@@ -50,14 +53,16 @@ class Pace:
         self._turned_at = -math.inf
 
     def tell(self, compute_class: str, seconds: float) -> None:
-        """Add a trial's `seconds` to its class's moving average. This starts high, so one trial changes it little."""
+        """Add a trial's `seconds` to the moving average of its class. The average starts high, so that the first short
+        trials lower it only gradually.
+        """
         before = self.seconds.get(compute_class, 10 * BUNDLE_SECONDS)
         self.seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
 
     def ahead(self, compute_class: ComputeClass) -> int:
         """Return the number of trials that should wait in a class's queue: as many as it runs in AHEAD_SECONDS.
 
-        While other studies have their turn, this is only enough to keep the study's own slots busy.
+        While it is other studies' turn, the number is only large enough to keep the study's own slots busy.
         """
         share, seconds = compute_class.share, AHEAD_SECONDS
         if compute_class.turn == 0:
@@ -65,7 +70,9 @@ class Pace:
         return min(MAX_AHEAD, round(share * seconds / self.seconds.get(compute_class.name, math.inf)))
 
     def turn(self, classes: Iterable[ComputeClass]) -> None:
-        """Begin a turn. If the queues have work waiting, first let some events accumulate."""
+        """Begin a turn of the scheduler. If work waits in the queues, first wait until PACE_SECONDS have passed since
+        the last turn began, so that events accumulate.
+        """
         if [compute_class for compute_class in classes if self.ahead(compute_class)]:
             self._clock.sleep(max(0.0, self._turned_at + PACE_SECONDS - self._clock.now()))
         self._turned_at = self._clock.now()
@@ -82,23 +89,25 @@ class Dispatch:
     workers: Workers
     in_flight: Attempts[Sent]
     clock: Clock
-    #: False if all workers are on one machine, where a trial that fails on one would fail on the others too
+    #: True if failures may count as strikes. False if all workers are on one machine: a trial that fails on one worker
+    #: would fail on the others too
     may_watch: bool
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
-        #: attempts that the next `send` publishes; attempts that are no longer in flight by then are skipped
+        #: attempts that the next `send` publishes, except those that are no longer in flight by then
         self.unsent: list[Attempt] = []
-        #: (number, attempt) pairs that have ended in Redis but whose trials continue; `send` allows later attempts
+        #: (number, attempt) pairs that have ended their trials according to Redis, although the trials continue; `send`
+        #: makes Redis accept claims of later attempts
         self.reopened: list[tuple[int, int]] = []
         #: reason why the broker is unavailable, or None; and the time of the next try
         self.refusal: ServiceError | None = None
         self._retry_at = -math.inf
-        #: time of the next look for a notice that the broker takes no messages, while none are sent
+        #: time of the next check whether the broker accepts messages, while none are sent
         self._look_at = -math.inf
 
     def send(self) -> None:
-        """Publish the unsent attempts. Retry every RETRY_SECONDS while the broker is unavailable.
+        """Publish the unsent attempts. While the broker is unavailable, try again every RETRY_SECONDS.
 
         Raises ServiceError for an error of Redis that is not temporary.
         """
@@ -131,11 +140,11 @@ class Dispatch:
         return now < self._retry_at
 
     def _messages(self, attempts: Sequence[Attempt]) -> Iterator[tuple[str, Payload]]:
-        """Yield pairs of a queue's name and a message for it, which together contain these attempts."""
+        """Yield messages that together contain these attempts, each message after the name of its queue."""
         by_class: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
             others = [sent for which, sent in self.in_flight.of(attempt.number).items() if which != attempt.attempt]
-            # A copy must run on another machine than the attempt that runs.
+            # A speculative copy must not run on the machine that already runs an attempt of the trial.
             not_on = next((sent.attempt.host or "" for sent in others if sent.is_claimed), None)
             by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=not_on))
         slots = {compute_class.name: compute_class.slots for compute_class in self.workers.classes}
@@ -147,13 +156,13 @@ class Dispatch:
 
     def payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
         """Return a message with these attempts. Each attempt is stopped after `timeout` seconds."""
-        # The failures of a single worker cannot be compared with those of other workers.
+        # Failures of a single worker do not count as strikes, because no other worker can try its trials.
         watched = self.may_watch and len(self.workers.able) > 1
         return replace(self.template, attempts=list(attempts), timeout=timeout, watched=watched)
 
 
 def queue_of(attempt: Attempt) -> str:
-    """Return the name of the queue to which an attempt is sent: that of its class, or of a machine (`only_on`)."""
+    """Return the name of an attempt's queue: that of its class, or that of the machine `only_on` if it has one."""
     name = str(attempt.compute_class)
     return name if attempt.only_on is None else machine_queue(name, attempt.only_on)
 
@@ -161,8 +170,8 @@ def queue_of(attempt: Attempt) -> str:
 def _is_alone(attempt: Attempt) -> bool:
     """Return whether an attempt needs a message of its own.
 
-    It does if it takes several slots, if only some machines may run it, or if it is not the trial's first attempt: an
-    earlier attempt may have killed its worker, and with it all attempts in the message.
+    It does if it takes several slots, or if not every machine of its class may run it. So does the second or a later
+    attempt of a trial, because an earlier one may have killed its worker, and a crash ends all attempts of a message.
     """
     is_for_some = attempt.not_on is not None or attempt.only_on is not None
     return attempt.slots > 1 or attempt.attempt > 1 or is_for_some
@@ -171,47 +180,48 @@ def _is_alone(attempt: Attempt) -> bool:
 def bundles(attempts: Sequence[Attempt], seconds: float, slots: int) -> list[Sequence[Attempt]]:
     """Split `attempts` of one class into messages. One attempt takes about `seconds`, and the class has `slots` slots.
 
-    A message costs about a millisecond of a worker's time, so short trials share a message, as long as every slot gets
-    some of the attempts.
+    A message costs about a millisecond of a worker's time, so short trials share a message, as long as there are enough
+    messages for all slots.
     """
     size = min(MAX_BUNDLE, int(BUNDLE_SECONDS / seconds), math.ceil(len(attempts) / slots))
     return [attempts[i : i + size] for i in range(0, len(attempts), size)] if size > 1 else [[a] for a in attempts]
 
 
-#: seconds between two looks at workers, leases and other studies
+#: minimum seconds between two looks (readings) at workers, leases and other studies
 LOOK_SECONDS = 1.0
-#: the same while there is no worker and no attempt in flight
+#: the same while there is neither an able worker nor an attempt in flight
 WAIT_SECONDS = 0.1
 
-#: maximum mean number of announcements and leases read per second: on a large fleet, looks are less frequent
+#: maximum mean number of announcements and leases that looks read per second: on a large fleet, looks are less frequent
 READ_PER_SECOND = 5000
 
-#: seconds with a free slot in its class after which an unclaimed message is assumed lost
+#: an unclaimed message is assumed lost once its class has had a free slot for this many seconds
 UNCLAIMED_SECONDS = 30.0
 
 #: seconds after which the waiting attempts of a class without live workers are taken back
 NO_WORKER_SECONDS = 10.0
 
-#: seconds for which an attempt for one machine may wait there with a free slot or without live workers, and seconds for
-#: which it may wait for a slot; after that it may run on any machine of its class
+#: seconds after which a waiting attempt for one machine is taken back, so that any machine of its class may run it: if
+#: the machine has a free slot or no live workers, and below it in any case
 MACHINE_SECONDS = 5.0
 MACHINE_BUSY_SECONDS = 60.0
 
-#: number of looks in a row at which Redis has no record of a claimed attempt, after which it is lost; if Redis has lost
-#: its data, the worker's next renewal records the attempt again
+#: a claimed attempt is lost if Redis has no record of it at this many checks in a row; if Redis has only lost its data,
+#: the worker's next renewal records the attempt again before that
 MAX_UNLEASED = 10
 
 
 @dataclass
 class LeaseMonitor:
-    """Looks for lost attempts among the attempts in flight of one study, and updates its live workers."""
+    """Finds lost attempts among one study's attempts in flight, and updates the study's live workers."""
 
     channel: SchedulerChannel
     workers: Workers
     in_flight: Attempts[Sent]
     breaker: CircuitBreaker
     clock: Clock
-    #: True if Redis did not answer in time since the last look at leases, so that workers could not renew them either
+    #: True if Redis has failed to answer in time since the last look, so that workers may have been unable to renew
+    #: leases
     was_silent: bool = False
     #: Lost events that were found; the executor removes them
     losses: list[Lost] = field(default_factory=list)
@@ -229,11 +239,11 @@ class LeaseMonitor:
     def look(self, now: float) -> list[tuple[int, int]]:
         """Update the live workers and find lost attempts. Do nothing until the next look is due.
 
-        `now` is the time of the first request to Redis in this turn. Returns the (number, attempt) pairs that no worker
-        claims and that should be taken back. Raises redis-py's errors.
+        `now` is the time of the first request to Redis in this turn. Returns the (number, attempt) pairs that should be
+        taken back because no worker claims them. Raises redis-py's errors.
         """
         self.note_wait(self.clock.now() - now)
-        # A study without workers waits for the first one.
+        # Look more often while the study has no workers, so that it starts soon after the first one.
         seconds = LOOK_SECONDS if self.workers.able or self.in_flight else WAIT_SECONDS
         if now - self._looked_at < max(seconds, self._read / READ_PER_SECOND):
             return []
@@ -244,7 +254,7 @@ class LeaseMonitor:
             self.breaker.release(self.workers.quarantined)
         self.note_wait(self.clock.now() - now)
         if self.was_silent:
-            # Once per outage: workers get time to renew their leases.
+            # Extend the leases once after each outage, so that workers have time to renew them.
             self.channel.extend_leases()
             self.was_silent = False
         self.ended = self.channel.ended_leases()
@@ -257,7 +267,10 @@ class LeaseMonitor:
         return [sent.key for sent in self.in_flight if not sent.is_claimed and self._is_overdue(sent, now)]
 
     def _lost(self, number: int, attempt: int, now: float) -> Lost:
-        """Return the loss of an attempt whose lease has ended. A trial may end its worker, but hardly a machine."""
+        """Return the Lost event of an attempt whose lease has ended.
+
+        Its reason tells whether the whole machine has vanished: a trial may kill its worker, but rarely a machine.
+        """
         sent = self.in_flight.find(number, attempt)
         host = None if sent is None else sent.attempt.host
         if host and self.workers.has_vanished(host, now):
@@ -266,12 +279,12 @@ class LeaseMonitor:
         return Lost(number=number, attempt=attempt, reason="its worker was silent until the lease ran out")
 
     def note_wait(self, seconds: float) -> None:
-        """Record how long Redis took to answer: a server that hangs for a while raises no error."""
+        """Set `was_silent` if Redis took long to answer: a server that hangs and recovers raises no error."""
         longest = max(self._lease_seconds / 3, 3 * LOOK_SECONDS, 3 * self._read / READ_PER_SECOND)
         self.was_silent |= seconds > longest
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the (number, attempt) pairs that no worker can claim (they are void in Redis) but that had no event.
+        """Return the (number, attempt) pairs in flight that are void in Redis although no event has ended them.
 
         Claimed attempts of which Redis has had no record for MAX_UNLEASED looks are added to `losses`. Call this after
         all events before the last look have been handled, because they may contain results.
@@ -292,15 +305,18 @@ class LeaseMonitor:
         return found
 
     def _is_overdue(self, sent: Sent, now: float) -> bool:
-        """Return whether an attempt should have been claimed long ago, or whether no live worker may claim it."""
+        """Return whether an unclaimed attempt should be taken back, because it has waited too long or no worker can
+        claim it.
+        """
         name, host = str(sent.attempt.compute_class), sent.attempt.only_on
         is_bound, slots = host is not None, 1 if host is None else sent.attempt.slots
         gone = MACHINE_SECONDS if is_bound else NO_WORKER_SECONDS
-        # A wide one goes from worker to worker of its machine until it finds the one with its slots.
+        # The message of a wide attempt goes from worker to worker of its machine until one has enough slots, which
+        # takes longer.
         free = MACHINE_SECONDS if is_bound and slots == 1 else UNCLAIMED_SECONDS
         return (
             self.workers.are_gone(sent, now, gone)
             or self.workers.had_free_slot(name, sent.at, now, free, host=host, slots=slots)
-            # A worker keeps its free slots for an attempt that waits for several.
+            # A wide attempt may wait longer, because a worker keeps free slots for it.
             or (is_bound and sent.attempt.slots == 1 and now - sent.at > MACHINE_BUSY_SECONDS)
         )

@@ -1,13 +1,13 @@
-"""What Redis stores for operators: drained workers, and the workers that a scaler has started.
+"""Records in Redis of drained workers, and of the workers that a scaler has started.
 
 ``shadho:drains`` is a hash: the place of a worker (`registry.place_of`) -> its latest `Drain` as JSON, preceded by a
-signature if there is a key. A drain has no time to live: it also applies to the workers that start there later, until
-somebody undrains the place, which is recorded in the same way. The record of a worker's full name is for that worker
-alone, which may also be told to end; no later worker has its name. Each record of a place has a greater sequence than
-the one before, so a worker refuses an old record that somebody has put back.
+signature if there is a key. A drain has no time to live. It also applies to workers that start at the place later,
+until somebody undrains the place; that is recorded as a `Drain` too. A record may also be stored under the full name of
+one worker, and is then for that worker alone; it may tell the worker to end. Each record of a place has a greater
+sequence than the one before, so a worker refuses an old record that somebody has written again.
 
-``shadho:starts:CLASS`` is a record of a scaler's starts as JSON, preceded by a signature if there is a key, for a
-scaler that restarts. It expires.
+``shadho:starts:CLASS`` is the record of the workers that a scaler has started in a class (`Starts`), in the same form.
+A scaler that restarts reads it. It expires.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ MAX_DRAIN = 2000
 
 
 class Drain(Struct, frozen=True, kw_only=True):
-    """Who has drained or undrained the workers of a place, and when."""
+    """Record that somebody has drained or undrained the workers of a place."""
 
-    #: user and host
+    #: user and host that drained or undrained
     by: Name
     #: seconds since the epoch, by the server's clock
     at: Moment
     #: greater than in all earlier records of the place: milliseconds since the epoch, unless the clock was set back
     sequence: Number
-    #: False if they were undrained
+    #: True if the workers were drained, False if they were undrained
     is_drained: bool = True
-    #: True in the record of one worker, by its full name
+    #: True if the record is for one worker, under its full name
     alone: bool = False
-    #: True if that worker ends once its running trials have ended
+    #: True if the worker must end when its running trials have ended
     ends: bool = False
 
 
@@ -51,9 +51,9 @@ _DRAINS = Sealed[Drain](Drain, MAX_DRAIN)
 
 
 class Drains:
-    """The drained places of a fleet. Each signature is valid for one place only.
+    """The records of drains in Redis. A record's signature is valid for one place only.
 
-    A key of a wrong type, which another client must have written, counts as empty. Schedulers remove it.
+    If the key has a wrong type, which only another client can cause, it counts as empty. Schedulers remove such keys.
     """
 
     def __init__(self, client: Redis, signer: Signer) -> None:
@@ -61,7 +61,7 @@ class Drains:
         self._signer = signer
 
     def latest(self, place: str) -> Drain | None:
-        """Return the record of a place, drained or undrained, or None if there is none with our signature."""
+        """Return the latest record of a place, or None if there is none with our signature."""
         try:
             return self._read(place, self._client.hget(KEY, place))
         except redis.ResponseError as error:
@@ -75,8 +75,8 @@ class Drains:
     def all(self, obeyed: Mapping[str, int] = MappingProxyType({})) -> dict[str, Drain]:
         """Return the records of the drained places.
 
-        Those without our signature are left out, and so are older ones than the workers of a place obey. `obeyed` has
-        the sequences that these announce, by place.
+        Records without our signature are left out, and so are records that are older than the one that workers of the
+        place already obey. `obeyed` has the sequences that workers announce, by place.
         """
         try:
             texts = self._client.hgetall(KEY)
@@ -92,9 +92,10 @@ class Drains:
         }
 
     def put(self, place: str, by: str, *, is_drained: bool, after: int = 0, alone: bool = False) -> None:
-        """Drain or undrain the workers of a place, or the one with this full name, `alone`. `by` says who does.
+        """Drain or undrain the workers of a place, or with `alone` the worker with this full name.
 
-        `after` is the greatest sequence that the workers there have obeyed, in case their record is lost.
+        `by` is the user and host. `after` is the greatest sequence that these workers have obeyed, in case Redis has
+        lost their record.
         """
         now, before = server_time(self._client), self.latest(place)
         known = max(after, 0 if before is None else before.sequence)
@@ -103,7 +104,9 @@ class Drains:
         self._client.hset(KEY, place, self._signer.seal(_about(place), drain))
 
     def end(self, worker: str, by: str) -> None:
-        """Let the worker with this full name finish its trials, take no more, and end. `by` says who does."""
+        """Tell the worker with this full name to take no more trials, and to end after its running ones. `by` is user
+        and host.
+        """
         now = server_time(self._client)
         drain = Drain(by=by, at=now, sequence=int(1000 * now), alone=True, ends=True)
         self._client.hset(KEY, worker, self._signer.seal(_about(worker), drain))
@@ -115,15 +118,15 @@ class Drains:
 
 
 class DrainWatch:
-    """Finds the drains and undrains that workers obey, so that a scheduler can record them.
+    """Finds new drains and undrains that workers obey, so that a scheduler can record them.
 
-    Redis is asked for them, not a scheduler, so that they work without one. The sequences that workers announce lead a
-    scheduler to the latest one of each place.
+    Operators write drains to Redis, not to a scheduler, so a scheduler learns of them from the sequences that workers
+    announce.
     """
 
     def __init__(self, drains: Drains) -> None:
         self._drains = drains
-        #: sequence of the latest drain or undrain of each place
+        #: place -> sequence of its latest known drain or undrain
         self._known: dict[str, int] = {}
 
     def news(self, obeyed: Mapping[str, int]) -> dict[str, Drain]:
@@ -141,33 +144,33 @@ def _about(place: str) -> str:
     return f"{KEY}:{place}"
 
 
-#: maximum number of characters of a sealed record, which has the names of up to 10,000 workers
+#: maximum number of characters of a sealed `Starts`, which has the names of up to 10,000 workers
 MAX_RECORD = 3_000_000
 
-#: number up to which failed starts are counted
+#: maximum of the counter of failed starts
 MAX_FAILURES = 20
 
 _Workers = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """Workers of one class that were started together, some of which have not come yet."""
+    """Workers of one class that were started together, while at least one of them has not come yet."""
 
     count: _Workers
-    #: number of them that have not come yet
+    #: number of started workers that have not announced themselves yet
     missing: _Workers
     #: time of the start in seconds since the epoch, by the server's clock
     at: Moment
 
 
 class Starts(Struct, frozen=True, kw_only=True):
-    """The workers of one class that have not come yet, and the pause after failed starts."""
+    """Record of the started workers of one class that have not come yet, and of the pause after failed starts."""
 
-    #: the earliest first
+    #: starts with missing workers, the earliest first
     starts: Annotated[list[Start], Meta(max_length=MAX_WORKERS)]
-    #: workers of the class that have come before; any other one is one of those that were started
+    #: names of the workers of the class that were live before; a worker with another name is one that was started
     known: Annotated[list[Name], Meta(max_length=2 * MAX_WORKERS)] = []
-    #: job of SLURM of the latest start, "" without one
+    #: id of the SLURM job of the latest start, or ""
     job: Annotated[str, Meta(pattern=r"^[0-9]{0,20}\Z")] = ""
     #: number of failed starts since the last worker came
     failures: Annotated[int, Meta(ge=0, le=MAX_FAILURES)] = 0
@@ -179,7 +182,7 @@ _SEALED = Sealed[Starts](Starts, MAX_RECORD)
 
 
 class StartRecords:
-    """The records of a fleet. Unsigned and malformed ones are ignored."""
+    """The records of started workers in Redis, one per class. Unsigned and malformed records are ignored."""
 
     def __init__(self, client: Redis, signer: Signer) -> None:
         self._client, self._signer = client, signer
@@ -195,7 +198,7 @@ class StartRecords:
         return None if text is None else _SEALED.read(_key(name), text, self._signer)
 
     def put(self, name: str, record: Starts, seconds: float) -> None:
-        """Record this for so many `seconds`."""
+        """Store the record of a class; it expires after `seconds`."""
         self._client.set(_key(name), self._signer.seal(_key(name), record), px=int(seconds * 1000))
 
     def remove(self, name: str) -> None:

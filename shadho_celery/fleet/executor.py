@@ -1,6 +1,6 @@
-"""Queue executor: sends attempts to Celery workers through the broker, and receives events over the channel.
+"""Queue executor: sends attempts to Celery workers through the broker, and receives their events over the channel.
 
-`remove` deletes what a deleted study has left in Redis.
+The function `remove` deletes the Redis keys of a study that was deleted from the store.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ MOST_QUEUES = 100
 class QueueExecutor:
     """Executor with one queue per compute class. The classes are those that live workers announce.
 
-    `live` are the study's live attempts. `progress` and `wanted` are those of `Workers`. `recorder` is told which
+    `live` are the study's live attempts. `progress` and `wanted` are passed to `Workers`. `recorder` is told which
     workers come and go.
 
-    Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError for sources without a key.
+    Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError if sources must be shipped
+    without a signing key.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class QueueExecutor:
         client, signer, control = servers.client, servers.signer, servers.control
         self._clock = clock or SystemClock()
         self._study, self._publisher, key = study, servers.publisher, study.template.study
-        #: counts the refused events, leases and keys (`forged`)
+        #: inbox that receives control requests; None if this process refuses requests
         self._inbox = None if control is None else Inbox(client, key, study.fence, control)
         self.channel = channel = SchedulerChannel(client, key, signer, study.fence, self._inbox)
         quarantine = Quarantine(client, key)
@@ -70,7 +71,7 @@ class QueueExecutor:
         #: live workers as of the last `poll`
         self.workers = workers = Workers(servers, study, progress, wanted)
         self._drain_watch = None if control is None else DrainWatch(Drains(client, control))
-        #: drains that workers obeyed when the drain watch was last asked
+        #: sequences of drains that workers obeyed when the drain watch was last asked
         self._obeyed = workers.obeyed
         self._recorder = recorder
         #: workers that were present when the recorder was last told
@@ -80,7 +81,7 @@ class QueueExecutor:
         self._leases = LeaseMonitor(channel, workers, live, self._breaker, self._clock)
         seats = SchedulerSeats(client, key, signer)
         self.gangs = Gangs(seats, self._dispatch, workers, live, study.gang_wait_seconds)
-        #: ships the sources
+        #: ships the sources; None if there are none
         sources = study.sources
         self._ship = None if sources is None else partial(Shipping(client, signer).send, key, sources, study.inputs)
         #: True until the first poll: attempts submitted before it belong to an earlier scheduler
@@ -115,12 +116,12 @@ class QueueExecutor:
 
     @property
     def troubles(self) -> Mapping[str, ServiceError | None]:
-        """The same for each of them, by the name of the server."""
+        """The reasons of `trouble` by the name of the server; None for a server that can be used."""
         return {"the broker": self._publisher.refusal or self._dispatch.refusal, "Redis": self.silence}
 
     @property
     def has_workers(self) -> bool:
-        """True if there are workers that can run this study, quarantined or not, as of the last `poll`."""
+        """True if the last `poll` found workers that can run this study, quarantined or not."""
         return bool(self.workers.able or self.workers.quarantined)
 
     @property
@@ -129,7 +130,7 @@ class QueueExecutor:
         return self.workers.known_for(self._clock.now())
 
     def waiting_messages(self) -> Mapping[str, int]:
-        """Return the number of messages in the queue of each class of the announced workers. Call it in any thread.
+        """Return the number of messages in the queue of each class of the announced workers. Any thread may call this.
 
         Classes without a queue are left out. Raises ServiceError.
         """
@@ -138,7 +139,7 @@ class QueueExecutor:
         return {name: count for name, count in found.items() if count is not None}
 
     def look(self) -> None:
-        """Look at the announcements of the workers now: a short study may end before the next look of `poll`."""
+        """Read the workers' announcements now, because a short study may end before `poll` reads them again."""
         with outages_pass():
             self.workers.look(self._clock.now(), self._in_flight, self._breaker.quarantined)
 
@@ -168,7 +169,7 @@ class QueueExecutor:
             with outages_pass():
                 self._confirm()
         for attempt in attempts:
-            # If the store was unavailable, the attempt was recorded long before this moment.
+            # If the store was unavailable, the attempt was created long before now.
             if (sent := self._in_flight.find(attempt.number, attempt.attempt)) is not None:
                 sent.at = now
         if self._is_new and not self._study.adopt:
@@ -179,7 +180,7 @@ class QueueExecutor:
         if running := [(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING]:
             self.gangs.expect(running)
         queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
-        # Copies are left out: the attempt that they copy is still in flight, and its result may be on its way.
+        # Speculative copies are left out: the attempt that they copy is still in flight, and its result may arrive.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
         self._dispatch.reopened += [(a.number, a.attempt - 1) for a in again]
         self._dispatch.unsent += queued
@@ -199,20 +200,21 @@ class QueueExecutor:
             self._confirm()
             flush(self._breaker.unsaid)
             self._leases.note_wait(self._clock.now() - asked_at)
-            # This must precede taking attempts back, because it also reopens trials whose attempts have ended.
+            # Send before taking attempts back, because `send` also reopens trials whose attempts have ended.
             self._dispatch.send()
             asked_at = self._clock.now()
             flush(self._unwanted)
             unclaimed = self._leases.look(asked_at)
             has_changed = self._record_workers()
             if unclaimed and self._dispatch.refusal is None:
-                # Their trials get new attempts, which do not count as retries. The old messages will be refused.
+                # The trials of these attempts get new attempts, which do not count as retries. Workers will refuse the
+                # old messages.
                 self._take_back(unclaimed, running=False)
             for lost in self.gangs.tend(self._clock.now()) if self.gangs.is_needed else ():
                 self.channel.give_up([(lost.number, lost.attempt)], lost.reason, claimed=lost.claimed)
             self._dispatch.pace.turn(self.workers.classes)
             losses = self._leases.losses
-            # At the first poll all slots are free, and so are those of a worker that has just come.
+            # Do not wait at the first poll, or if a worker has just come: there are free slots to fill.
             is_waiting = not (losses or self._is_new or has_changed)
             wait = min(seconds, LOOK_SECONDS if self._in_flight else 0.1) if is_waiting else 0.0
             self._is_new = False
@@ -252,7 +254,7 @@ class QueueExecutor:
                 self._take_back(attempts, running=running, pruned=pruned)
 
     def change(self, trial_timeout: float | None, weight: float) -> None:
-        """Stop the trials that are sent from now on after so many seconds; share slots by this weight from now on."""
+        """From now on, send trials with this time limit in seconds, and share slots by this weight."""
         self._dispatch.template = structs.replace(self._dispatch.template, timeout=trial_timeout)
         self.workers.set_weight(weight, self._in_flight, self._clock.now())
 
@@ -263,9 +265,9 @@ class QueueExecutor:
         return has_drains or (self._inbox is not None and bool(self._inbox.arrived))
 
     def requests(self) -> Sequence[tuple[Request, Answer | None]]:
-        """Return the requests to this scheduler since the last call, with the answers of those that were refused.
+        """Return the requests to this scheduler since the last call, each with None or with the answer that refused it.
 
-        `answer` must be called for each of the others.
+        Call `answer` for each request that has None.
         """
         if self._inbox is None:
             return ()
@@ -307,7 +309,7 @@ class QueueExecutor:
         self._publisher.close()
 
     def _record_workers(self) -> bool:
-        """Record the workers that have come or gone since the last call. Return whether there are such."""
+        """Record the workers that have come or gone since the last call. Return whether any have."""
         present = self.workers.present
         if present is self._recorded:
             if self._recorder is not None:
@@ -332,10 +334,10 @@ class QueueExecutor:
         flush(self._unwanted)
 
     def _judged(self, result: Result) -> Result:
-        """Return a result, which may ask for a retry. Update the circuit breakers and the mean time of trials.
+        """Update the circuit breakers and the mean time of trials. Return the result, which may then ask for a retry.
 
-        A result with other params than the attempt's is returned unchanged: the study refuses it. If Redis has recorded
-        that such a result ended an attempt, that attempt is found as missing later.
+        A result whose params differ from the attempt's is returned unchanged, and the study refuses it. If Redis has
+        recorded that such a result ended an attempt, `LeaseMonitor.missing` later returns the attempt.
         """
         sent = self._in_flight.find(result.number, result.attempt)
         if sent is None or not result.is_of(sent.attempt.params):
@@ -350,7 +352,10 @@ class QueueExecutor:
         return result
 
     def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
-        """Count the slot seconds of the `ended` attempts, and free what they hold in Redis."""
+        """Count the slot seconds of the `ended` attempts, and free their seats and records in Redis.
+
+        If `is_over` is True, the event has ended its trial.
+        """
         now = self._clock.now()
         for sent in ended:
             is_own = sent.attempt.attempt == event.attempt
@@ -364,12 +369,14 @@ class QueueExecutor:
         if self.gangs.is_needed:
             self.gangs.close(event.number, None if is_over else event.attempt)
         if not is_over:
-            # In Redis this attempt has ended the trial, so later attempts cannot be claimed until it is reopened.
+            # According to Redis this attempt has ended the trial, so later attempts cannot be claimed until the trial
+            # is reopened.
             self._dispatch.reopened.append((event.number, event.attempt))
 
 
 def remove(study: str, numbers: int) -> None:
-    """Stop the trials of a study that was deleted from the store. Workers refuse its messages that are still in queues.
+    """Remove the Redis keys of a study that was deleted from the store, so that workers stop its trials and refuse its
+    messages.
 
     `study` is the study's key. It had `numbers` trials. Raises ServiceError if Redis cannot be used, or if a scheduler
     runs the study from another copy of the store.

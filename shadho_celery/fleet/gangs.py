@@ -2,12 +2,11 @@
 
 A trial that takes N slots has N - 1 seats for replicas, besides the slot of its coordinator. A seat is published as a
 message until a worker takes it, and again if that worker dies while the trial runs. Seats of backup replicas are
-published while slots are idle, and their slots are reclaimed when trials want them.
+published while slots are idle. When trials want these slots, they are reclaimed.
 
 If a coordinator has not reported within `wait_seconds` that its replicas have arrived, the gang gives all its slots
-back, because two gangs may each hold slots that the other gang needs. Once all its seats are taken, a gang does not
-wait for other gangs, and its replicas may take ten times as long to get ready. A replica that fails gives its seat
-back.
+back, because two gangs may each hold slots that the other gang needs. Once all its seats are taken, no other gang can
+block a gang, and its replicas may take ten times as long to get ready. A replica that fails gives its seat back.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from shadho_celery.fleet.workers import Workers
 #: seconds for which a slot must be idle before a backup replica may use it
 IDLE_SECONDS = 2.0
 
-#: maximum seconds until a seat whose replica has failed or died is published again; the first time it takes two
+#: maximum seconds until a seat whose replica has failed or died is published again; the first pause is two seconds
 MAX_PAUSE = 60.0
 
-#: factor of the wait for a gang whose seats are all taken: its replicas still import modules and load data
+#: factor by which a gang may wait longer once all its seats are taken: its replicas still import modules and load data
 READY_FACTOR = 10
 
 
@@ -43,19 +42,19 @@ READY_FACTOR = 10
 class Seated:
     """Number of slots that a gang has, as the live view shows it."""
 
-    #: slots that its trial takes, and how many of them have a process of the gang, including the coordinator's
+    #: slots that the trial takes, and below it how many of them have a process of the gang, including the coordinator
     slots: int
     taken: int
-    #: further slots that it wants for backup replicas, and how many of them it has
+    #: further slots that the gang wants for backup replicas, and below it how many of them it has
     backups: int
     backups_taken: int
-    #: True until its coordinator has reported that its replicas have arrived
+    #: True until the gang's coordinator has reported that its replicas have arrived
     waits: bool
 
 
 @dataclass
 class _Place:
-    """A place for one replica of a gang: its state, and how often the message that offers it was published."""
+    """A seat for one replica of a gang, with its state, and how often the message that offers it was published."""
 
     gang: _Gang = field(repr=False)
     seat: Seat
@@ -63,9 +62,9 @@ class _Place:
     #: ``never`` taken, ``taken`` now, ``lost``, ``left`` or ``done``
     state: str = "never"
     published_at: float = -math.inf
-    #: number of times its message was published
+    #: number of times the message of this seat was published
     times: int = 0
-    #: True if it is for a backup replica that was asked to leave, because trials want its slot
+    #: True if the backup replica in this seat was asked to leave, because trials want the slot
     asked_back: bool = False
 
     @property
@@ -87,19 +86,19 @@ class _Gang:
     compute_class: str
     #: the message for a replica, without its seat
     payload: Payload
-    #: time at which its call for replicas was received
+    #: time at which the attempt's call for replicas was received
     since: float
     places: list[_Place] = field(default_factory=list)
-    #: True once its coordinator has reported that its replicas have arrived
+    #: True after the coordinator has reported that its replicas have arrived
     is_complete: bool = False
-    #: True once its attempt was given up because the gang stayed incomplete for too long
+    #: True after the attempt was given up because the gang stayed incomplete for too long
     is_given_back: bool = False
     #: description of the last failure of a replica
     failure: str = ""
 
     @property
     def is_seated(self) -> bool:
-        """Return whether all its seats, except those of backups, are taken."""
+        """Return whether all seats, except those of backup replicas, are taken."""
         return self.seated.taken == self.seated.slots
 
     @property
@@ -143,11 +142,11 @@ class Gangs:
         self.is_needed = True
 
     def hear(self, event: GangEvent, now: float) -> None:
-        """Handle an event from a gang. The next `tend` does not wait for LOOK_SECONDS."""
+        """Handle an event from a gang. The next `tend` then acts at once, even if LOOK_SECONDS have not passed."""
         if isinstance(event, Called):
             self._open(event, now)
         else:
-            # The replica has given its seat back, which is published again after a while.
+            # The replica has given its seat back. `tend` publishes the seat again after a pause.
             failure = one_line(headline(event.error))
             text = f"rank {event.rank} of trial {event.number} failed on {event.host}: {failure}"
             self.notices.append(text)
@@ -168,8 +167,8 @@ class Gangs:
     def tend(self, now: float) -> list[Lost]:
         """Every LOOK_SECONDS, read the states of seats, reclaim the slots that trials want, and publish free seats.
 
-        Returns a Lost record for each attempt that must be given up because its gang is overdue. Raises redis-py's
-        errors; the next call does what is left.
+        Returns a Lost event for each attempt that must be given up because its gang has stayed incomplete for too long.
+        Raises redis-py's errors; the next call continues.
         """
         if self._unheard:
             for call in self.seats.calls(self._unheard):
@@ -183,7 +182,7 @@ class Gangs:
         places = [place for gang in self._gangs.values() for place in gang.places]
         for place, state in zip(places, self.seats.states([place.seat for place in places]), strict=True):
             place.state = state
-        # Slots in the study's share of each class that its trials leave for backup replicas.
+        # Slots of each class that the study may use and its trials do not take: they are left for backup replicas.
         spare = {each.name: each.limit for each in self.workers.classes}
         for sent in self.in_flight:
             if (name := str(sent.attempt.compute_class)) in spare:
@@ -227,7 +226,7 @@ class Gangs:
         self._gangs[call.number, call.attempt] = gang
 
     def _overdue(self, now: float) -> list[Lost]:
-        """Return a Lost record for each gang that has waited too long for replicas, only once for each gang."""
+        """Return a Lost event for each gang that has waited too long for replicas. Each gang is returned only once."""
         found = []
         for (number, attempt), gang in self._gangs.items():
             patience = self.wait_seconds * (READY_FACTOR if gang.is_seated else 1)
@@ -250,7 +249,9 @@ class Gangs:
         self.seats.clear(seats)
 
     def _ask_back(self, compute_class: str, count: int) -> None:
-        """Ask `count` backup replicas to leave, the last ones first. Those that were asked before are counted too."""
+        """Ask `count` backup replicas of a class to leave, the last ones first. Replicas that were asked before count
+        too.
+        """
         taking = [place for place in self._backups(compute_class) if place.takes_a_slot]
         wanted = list(reversed(taking))[: max(0, count)]
         new = [place for place in wanted if not place.asked_back]
@@ -269,7 +270,7 @@ class Gangs:
     def _publish(self, due: Sequence[_Place], now: float) -> None:
         if not due or self.dispatch.is_waiting(now):
             return
-        # Clear the old states, so that they are not taken for those of the new messages.
+        # Clear the old states of these seats, so that they are not mistaken for answers to the new messages.
         self.seats.clear([place.seat for place in due if place.times or place.state != "never"])
         if self.dispatch.publish([place.message() for place in due]):
             for place in due:

@@ -1,7 +1,7 @@
 """Limits and state of the broker and of Redis, which `doctor` shows.
 
-AMQP itself tells the broker's version, and to a publisher that memory or disk is nearly full. The consumer timeout is
-known only to `rabbitmqctl` on the broker's machine. A fact is None if it is unknown.
+The broker's version, and whether its memory or disk is nearly full, are read over AMQP. RabbitMQ's consumer timeout can
+be read only with `rabbitmqctl` on the broker's machine. A field is None if its value is unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from shadho_celery.fleet.redis import Redis
 #: names that mean this machine in a broker's URL
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 
-#: Erlang terms: the consumer timeout in milliseconds, the names of the alarms, and the ports that the node listens on
+#: Erlang expression that returns the consumer timeout in milliseconds, the names of the alarms, and the ports that the
+#: node listens on
 _ASKED = (
     "{application:get_env(rabbit, consumer_timeout, 1800000), "
     "[case A of {{resource_limit, R, _}, _} -> R; _ -> other end || A <- rabbit_alarm:get_alarms()], "
@@ -46,11 +47,11 @@ class BrokerFacts:
 
     #: product and version, such as ``RabbitMQ 3.10.8``; ``Redis`` for a Redis server
     product: str
-    #: seconds until it has accepted a connection
+    #: seconds that the opening of a connection took
     seconds: float
-    #: whether RabbitMQ accepts messages, which it does not while its memory or disk is nearly full; None if unknown
+    #: False if RabbitMQ accepts no messages, because its memory or disk is nearly full; None if unknown
     accepts: bool | None = None
-    #: seconds after which it delivers an unacknowledged message again (Redis), by our settings; None for RabbitMQ
+    #: seconds after which a worker takes an unacknowledged message again from Redis, by our settings; None for RabbitMQ
     visibility: float | None = None
 
     @property
@@ -61,9 +62,9 @@ class BrokerFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RabbitLimits:
-    """Facts about RabbitMQ that rabbitmqctl tells."""
+    """Facts about RabbitMQ that only rabbitmqctl can read."""
 
-    #: seconds after which it takes back an unacknowledged message; infinite if it never does
+    #: seconds after which RabbitMQ takes back an unacknowledged message; infinite if it never does
     consumer_timeout: float | None = None
     #: names of the resources that are nearly used up, such as ``memory``
     alarms: tuple[str, ...] | None = None
@@ -74,14 +75,14 @@ class RedisFacts:
     """Facts about a Redis server from its INFO."""
 
     version: str
-    #: what it does when its memory is full, such as ``noeviction``
+    #: the server's policy when its memory is full, such as ``noeviction``
     policy: str
-    #: bytes in use, and the maximum; 0 without one
+    #: bytes of memory in use, and below it the maximum; 0 for no maximum
     used: int
     most: int
-    #: True if it keeps an append-only file
+    #: True if the server keeps an append-only file
     appends: bool
-    #: True unless its last write to disk has failed
+    #: False if the server's last write to disk has failed
     is_saved: bool
 
 
@@ -103,9 +104,10 @@ def broker_facts() -> BrokerFacts:
 
 
 def _accepts(connection: kombu.Connection) -> bool | None:
-    """Return whether RabbitMQ accepts messages: it confirms those for a queue that does not exist, and drops them.
+    """Return whether RabbitMQ accepts messages. Two are sent to a queue that does not exist, so RabbitMQ confirms and
+    drops them.
 
-    RabbitMQ blocks a connection only after its first message. Return None if the user may not publish.
+    RabbitMQ blocks a connection only after the first message on it. Returns None if the user may not publish.
     """
     channel = connection.channel()
     try:
@@ -119,7 +121,7 @@ def _accepts(connection: kombu.Connection) -> bool | None:
 
 
 def rabbit_limits() -> RabbitLimits:
-    """Return what rabbitmqctl tells of the configured broker. Never raises."""
+    """Return the facts that rabbitmqctl reads from the configured broker; they are None if it fails."""
     parts = urlsplit(configured().as_uri())
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         return _of_rabbitmqctl(parts.hostname or "localhost", parts.port or 5672)
@@ -127,7 +129,7 @@ def rabbit_limits() -> RabbitLimits:
 
 
 def redis_facts(client: Redis) -> RedisFacts:
-    """Return facts about a Redis server. Raises ServiceError, also if its user may not ask."""
+    """Return facts about a Redis server. Raises ServiceError if INFO fails or is not permitted."""
     try:
         info = client.info()
         return RedisFacts(
@@ -143,7 +145,9 @@ def redis_facts(client: Redis) -> RedisFacts:
 
 
 def _of_rabbitmqctl(host: str, port: int) -> RabbitLimits:
-    """Ask rabbitmqctl, if the broker runs on this machine and is the node that it reaches."""
+    """Run rabbitmqctl if the broker is on this machine. Its facts are used only if its node listens on the broker's
+    port.
+    """
     command = shutil.which("rabbitmqctl") if host in _HERE else None
     if command is None:
         return RabbitLimits()

@@ -1,4 +1,4 @@
-"""Redis: a client of the fleet's server, its scripts, and the classification of its errors."""
+"""Redis: the client for the fleet's server, the scripts that run there, and the classification of errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shadho_celery.core.system import REDIS_CONNECT_SECONDS, REDIS_SECONDS
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.urls import REDIS, remedy, tls
 
-#: With `decode_responses` every answer is text. redis-py's type hints do not know which client they describe.
+#: type of a client with `decode_responses`, whose answers are text; redis-py's type hints cannot express that
 Redis = Any
 
 #: oldest version of Redis with all commands used here
@@ -33,7 +33,7 @@ _SCRIPTS = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 _KEYS = re.compile(r"^-- KEYS .*$", re.MULTILINE)
 
-#: exceptions of redis-py for temporary errors; their text does not contain the error code
+#: exceptions of redis-py for temporary errors whose text does not contain the error code
 _PASSING = (
     redis.ConnectionError,
     redis.TimeoutError,
@@ -62,8 +62,8 @@ def connect(url: str) -> Redis:
         impatient = {"socket_timeout": REDIS_CONNECT_SECONDS, "retry": Retry(NoBackoff(), 1)}
         with redis.Redis.from_url(url, **impatient, **options) as first:
             _check_server(first)
-        # No command takes long, so a connection that was lost silently is given up soon. Any client may have written
-        # bytes that are not text: they are read with escapes, and refused where they are used.
+        # No command takes long, so a short timeout detects a connection that was lost silently. Any client may have
+        # written bytes that are not UTF-8: they are read as escapes, and refused where they are used.
         options |= {"encoding_errors": "backslashreplace"}
         return redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, health_check_interval=15, **options)
     # ValueError and TypeError: redis-py cannot parse the URL, or does not know an option in it.
@@ -103,7 +103,7 @@ def keys(study: str, *names: str) -> list[str]:
 
 
 def run(client: Redis, name: str, study: str, *args: int | str) -> Any:
-    """Run the script ``lua/NAME.lua`` on those keys of `study` that the script's header lists. Return its answer."""
+    """Run the script ``lua/NAME.lua`` on the keys of `study` that the script's header lists. Return its answer."""
     return run_on(client, name, keys(study, *_script(name)[2]), *args)
 
 
@@ -131,11 +131,11 @@ def _source(name: str) -> str:
 
 
 def is_outage(error: Exception) -> bool:
-    """Return whether the error is temporary: the command is delayed until the server is available again, not lost.
+    """Return whether the error is temporary, so that the command can be repeated until the server is available again.
 
-    Use this for calls after the start. An error at the start is reported to the user.
+    Use this only after the start of a process. An error at the start is reported to the user.
     """
-    # The error of a pipeline begins with the command that caused it, which may contain any words.
+    # The error of a pipeline begins with the command that caused it, whose text may contain any words.
     said = str(error).partition("caused error: ")[2] or str(error)
     return isinstance(error, _PASSING) or _PASSING_CODES.search(said) is not None or is_spoilt(error)
 
@@ -144,7 +144,7 @@ def is_spoilt(error: Exception) -> bool:
     """Return whether a key cannot be used because of its type; the scheduler removes such keys
     (`SchedulerChannel.repair`).
     """
-    # Search the whole text: scripts and pipelines put the position of the error in front.
+    # Search the whole text: in errors of scripts and pipelines, it begins with the position of the error.
     return any(words in str(error) for words in ("WRONGTYPE", "exhausted the last possible ID"))
 
 
@@ -156,8 +156,7 @@ def count(text: str | None) -> int:
 def own_address(client: Redis) -> str:
     """Return the address by which the fleet's other machines reach this one.
 
-    It is SHADHO_HOST if set, else the local address of the route to Redis. If Redis is on this machine, that is
-    127.0.0.1.
+    It is SHADHO_HOST if set, else the local address of the route to Redis: 127.0.0.1 if Redis is on this machine.
     """
     place = client.connection_pool.connection_kwargs
     host = addresses.LOOPBACK if "path" in place else place.get("host", "localhost")
@@ -173,7 +172,7 @@ def server_time(client: Redis) -> float:
 def clock_offset(client: Redis) -> float:
     """Return by how many seconds this machine's clock is ahead of that of the Redis server.
 
-    The time of the answer's way is divided equally. Raises redis-py's errors.
+    Request and answer are assumed to take equally long. Raises redis-py's errors.
     """
     before = time.time()
     server = server_time(client)

@@ -1,7 +1,8 @@
-"""Redis as the broker: a worker skips items that are not messages, and a channel keeps one client.
+"""Redis as the broker: kombu's transport, changed so that a worker skips items that are not messages and reuses its
+client.
 
-kombu takes items from a queue's list one after another, and stores each in a hash until it is acknowledged. An item
-that kombu cannot read would stop the worker. Here the worker logs a warning and continues.
+kombu takes one item after another from a queue's list, and stores it in a hash until it is acknowledged. An item that
+kombu cannot read would stop the worker. Here the worker logs a warning and continues.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shadho_celery.fleet import broker
 log = logging.getLogger(__name__)
 
 
-#: maximum number of bytes of an item: its body is in base64
+#: maximum number of bytes of an item; it is larger than MAX_BODY, because an item contains the body in base64
 MAX_ITEM = 2 * broker.MAX_BODY
 
 
@@ -32,7 +33,7 @@ class NotAMessage(ValueError):
 
 
 class Message(kombu.transport.virtual.Message, broker.Message):  # type: ignore[misc]
-    """A message whose format is checked before it counts as delivered."""
+    """A message that raises NotAMessage, before it counts as delivered, unless its format is correct."""
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
         try:
@@ -45,7 +46,7 @@ class Message(kombu.transport.virtual.Message, broker.Message):  # type: ignore[
 
 
 class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
-    """kombu's channel for Redis that skips items that are long or not messages, and uses one client for all calls."""
+    """kombu's channel for Redis, which skips items that are too long or not messages, and keeps one client."""
 
     Message = Message
     _kept: Any = None
@@ -72,7 +73,7 @@ class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
 
 
 def _short(answer: Any, **_: Any) -> tuple[bytes, bytes] | None:
-    """Return a queue and its item. Raises NotAMessage for an item that is too long to be read."""
+    """Return the queue and the item in an answer of BRPOP. Raises NotAMessage if the item is too long."""
     if answer and len(answer[1]) > MAX_ITEM:
         raise NotAMessage(f"it has more than {MAX_ITEM:,} bytes")
     return tuple(answer) if answer else None

@@ -1,9 +1,10 @@
-"""Registry of workers and studies in Redis. Each announces itself regularly, and disappears when it stops doing so.
+"""Registry of workers and studies in Redis. Each announces itself regularly. An announcement that is not renewed
+expires.
 
 Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON,
-preceded by a signature if there is a key; each expires unless it is renewed), ``shadho:worker:NAME:left`` (exists for a
-while after a worker has withdrawn). ``shadho:host:POOL`` is the set of names
-of the workers that share the cores of one host; it expires unless one of these workers renews it.
+preceded by a signature if there is a key; each expires unless it is renewed), ``shadho:worker:NAME:left`` (exists for
+LEFT_SECONDS after a worker has withdrawn). ``shadho:host:POOL`` is the set of names of the workers that share the cores
+of one host; it expires unless one of these workers renews it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MAX_VIRTUAL = 1e18
 #: maximum number of slots in an announcement
 MAX_SLOTS = 10**6
 _Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
-#: also part of a queue's name, for which AMQP allows 255 bytes
+#: name of a compute class, which is also part of a queue's name, for which AMQP allows 255 bytes
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
 
@@ -51,7 +52,7 @@ Fingerprint = Annotated[str, Meta(max_length=8)]
 #: one of a worker's complaints: a printable line
 _Complaint = Annotated[Clean, Meta(max_length=MAX_COMPLAINT)]
 
-#: maximum number of trials of one study in a worker's announcement; a worker may have very many slots
+#: maximum number of trials of one study that a worker with very many slots announces
 MAX_TOLD = 1000
 
 
@@ -61,7 +62,7 @@ class RunningTrial(Struct, frozen=True, kw_only=True):
     number: Number
     #: start of the trial in seconds since the epoch, by the worker's clock
     started_at: Moment
-    #: rank in its gang if it is a replica, else None
+    #: rank in the trial's gang if the slot runs a replica, else None
     rank: Number | None = None
 
 
@@ -70,20 +71,20 @@ class Share(Struct, frozen=True, kw_only=True):
 
     #: the study's name, for people
     name: Name = ""
-    #: number of slots that run its trials
+    #: number of slots that run trials of the study
     slots: _Slots = 0
     #: the trials in these slots, in order of their start; at most MAX_TOLD
     trials: list[RunningTrial] = []
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """A worker's announcement. Every field has a default, because a worker with another protocol may lack it."""
+    """A worker's announcement. Every field has a default, because workers with another protocol may not announce it."""
 
     protocol: int = 0
-    #: fingerprint of its signing key, "" without one
+    #: fingerprint of the worker's signing key, "" without a key
     key: str = ""
     compute_class: _ClassName = ""
-    #: those that it may use now, where trials share GPUs
+    #: number of the worker's slots; if trials share GPUs, number of slots that it can use at the moment
     slots: _Slots = 0
     #: True if trials share GPUs as far as their predicted GPU memory fits
     shares_gpus: bool = False
@@ -93,12 +94,12 @@ class Worker(Struct, frozen=True, kw_only=True):
     studies: dict[str, Share] = {}
     #: number of trials that have ended on this worker since its start; None if it does not announce that
     ended: Number | None = None
-    #: modules whose objectives it runs
+    #: modules whose objectives the worker runs
     imports: list[str] = []
-    #: versions of their code that its processes have imported, by module. Modules that are not imported yet, or that
-    #: were edited since, are left out
+    #: versions of the code that the worker's processes have imported, by module. Modules that are not imported yet, or
+    #: that were edited after the import, are left out
     codes: dict[str, CodeVersion] = {}
-    #: True if it runs code that a study ships to it
+    #: True if the worker runs code that a study ships to it
     accepts_code: bool = False
     #: reason why shipped code cannot run on this worker, by the code's digest
     unfit: dict[str, Annotated[str, Meta(max_length=2 * MAX_PROBLEM)]] = {}
@@ -106,24 +107,25 @@ class Worker(Struct, frozen=True, kw_only=True):
     machine: Machine = Machine()
     #: versions of the package and of Python, by name
     versions: Annotated[dict[Name, Name], Meta(max_length=100)] = {}
-    #: id of the storage of its checkpoints. Workers with equal ids share it; "" means unknown.
+    #: id of the storage in which the worker keeps checkpoints. Workers with equal ids share storage; "" means unknown.
     storage: Name = ""
-    #: whole seconds by which its clock is ahead of that of the Redis server; None if it does not announce that
+    #: whole seconds by which the worker's clock is ahead of the Redis server's clock; None if it does not announce that
     clock_offset: Annotated[int, Meta(ge=-(2**40), le=2**40)] | None = None
-    #: True if it takes no messages because its circuit breaker is open for a study, or it is quarantined
+    #: True if the worker takes no messages because its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
-    #: True if it takes no messages because it is about to end, or is drained: it finishes the trials that it runs
+    #: True if the worker takes no messages because it will end or is drained; it still finishes its running trials
     draining: bool = False
-    #: True if it takes no messages until somebody undrains it
+    #: True if the worker takes no messages until somebody undrains it
     drained: bool = False
-    #: sequence of the latest drain or undrain that it obeys of its place, and of itself alone; 0 if there was none
+    #: sequences of the latest records (`drains.Drain`) that it obeys: for its place, and for itself alone; 0 for no
+    #: record
     drain_sequence: Number = 0
     own_drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
-    #: what slows it down although its trials run, for people; in order, each once
+    #: problems that slow the worker down although its trials run, as texts for people, without duplicates
     complaints: Annotated[list[_Complaint], Meta(max_length=MAX_COMPLAINTS)] = []
-    #: price of each slot; None if it is not known
+    #: price of each slot; None if the price is not known
     price: Price | None = None
 
     @property
@@ -147,40 +149,46 @@ class Progress(Struct, frozen=True, kw_only=True):
     running: Number = 0
     #: number of trials that are drawn but have not started
     waiting: Number = 0
-    #: slots that the trials take together that are still to be sent, drawn or not; 0 while none is sent
+    #: sum of the slots of all trials that are still to be sent, drawn or not; 0 while the study sends no trials
     unsent_slots: _Slots = 0
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
-    """A study's announcement: the slots it wants, its weight and its turns. Name and progress are shown to people.
+    """A study's announcement: the slots that it wants, its weight and its turns. Name and progress are only displayed.
 
     Older versions of the package announce only some of these.
     """
 
     name: Name = ""
-    #: None if its scheduler does not announce it
+    #: progress of the study; None if its scheduler does not announce that
     progress: Progress | None = None
-    #: fence of its scheduler, which requests to it must name
+    #: fence of the study's scheduler, which requests to the scheduler must contain
     fence: Int64 = 0
     #: fingerprint of the key of the requests that its scheduler obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
-    #: its virtual time (`fleet.workers`) by compute class, for classes where it wants more slots than it has
+    #: virtual time (`fleet.workers`) of the study by compute class, for classes where it wants more slots than it has
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
-    #: slots by compute class that would shorten the study, of the classes whose workers it lets be started on demand
+    #: slots that would shorten the study, by compute class, for the classes whose workers may be started on demand
     wanted_slots: dict[_ClassName, _Slots] = {}
 
     @property
     def backlog(self) -> dict[str, int]:
-        """Slots of each other class that its trials take or wait for: workers are kept for them, but not started."""
+        """Slots that its trials take or wait for, by class, in classes that are not in `wanted_slots`.
+
+        A scaler keeps workers for these slots, but does not start any.
+        """
         unsent = 0 if self.progress is None else self.progress.unsent_slots
         return {name: int(slots) + unsent for name, slots in self.wants.items() if name not in self.wanted_slots}
 
 
 def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:
-    """Return the slots of each class that the studies want together: more than the live ones only on demand."""
+    """Return the slots that all studies together want of each class.
+
+    The number exceeds the live slots only for slots that are wanted on demand (`wanted_slots`).
+    """
     wanted, backlog, live = Counter[str](), Counter[str](), Counter[str]()
     for study in studies:
         wanted.update(study.wanted_slots)
@@ -203,12 +211,12 @@ class Registry(Generic[T]):
         self._client = client
         self._sealed: Sealed[T] = _SEALED[kind]
         self._signer = signer
-        #: number of announcements that the last `living` refused: unsigned or malformed
+        #: number of announcements that the last `living` refused, because they were unsigned or malformed
         self.refused = 0
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
         self._index, self._name = index or f"shadho:{plural}", f"shadho:{singular}:{{}}"
         self._left = f"{self._name}:left"
-        #: latest text and its decoded announcement by name, because most announcements do not change between two reads
+        #: name -> latest text and its decoded announcement, which is reused because most announcements do not change
         self._known: dict[str, tuple[str, T | None]] = {}
 
     def announce(self, name: str, announcement: T) -> bool:
@@ -238,7 +246,7 @@ class Registry(Generic[T]):
         self._client.delete(self._index)
 
     def ages(self, names: Iterable[str]) -> dict[str, float]:
-        """Return the seconds since the latest announcement of each of these names that is still live."""
+        """Return the seconds since the latest announcement of each name whose announcement has not expired."""
         names = [*names]
         with self._client.pipeline(transaction=False) as pipe:
             for name in names:
@@ -251,7 +259,7 @@ class Registry(Generic[T]):
         }
 
     def living(self) -> dict[str, T]:
-        """Return the announcements by name. Unsigned and malformed announcements are left out and counted."""
+        """Return the live announcements by name. Unsigned and malformed ones are left out and counted in `refused`."""
         names = sorted(self._client.smembers(self._index))
         texts = self._client.mget([self._name.format(name) for name in names]) if names else []
         if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
@@ -276,9 +284,9 @@ ANY_CODE = CodeVersion()
 def able(
     workers: Mapping[str, Worker], module: str, fingerprint: str = "", code: CodeVersion = ANY_CODE
 ) -> dict[str, Worker]:
-    """Return those of the live `workers` that can run trials of `module` in the version `code`.
+    """Return the live `workers` that can run trials of `module` in the version `code`.
 
-    They have our protocol, and the signing key with this `fingerprint`. Workers that drain are left out.
+    They use our protocol and the signing key with this `fingerprint`. Draining workers are left out.
     """
     return sorted_out(workers, module, fingerprint, code)[0]
 
@@ -286,11 +294,11 @@ def able(
 def sorted_out(
     workers: Mapping[str, Worker], module: str, fingerprint: str, code: CodeVersion
 ) -> tuple[dict[str, Worker], dict[str, str]]:
-    """Return the result of `able`, and warnings by name about the workers that lack only this version of the code."""
+    """Return the result of `able`, and a warning for each worker, by name, that lacks only this version of the code."""
     found: dict[str, Worker] = {}
     differing: dict[str, str] = {}
     for name, worker in workers.items():
-        # If the code is shipped to a worker, the files on its disk do not matter.
+        # A worker that gets shipped code does not use the files on its own disk.
         is_shipped = code.is_shipped and worker.accepts_code
         if worker.protocol != PROTOCOL or worker.key != fingerprint or worker.draining:
             continue
@@ -319,7 +327,8 @@ def unable(
 ) -> ServiceError | None:
     """Return an error that says why no live worker can run this `code` of `module`. Return None if a worker can.
 
-    `refused` is the number of announcements that are not signed with our key. The remedy names `compute_class`.
+    `refused` is the number of announcements that are not signed with our key. The command in the remedy uses
+    `compute_class`.
     """
     found, others = sorted_out(workers, module, fingerprint, code)
     if found:
@@ -346,9 +355,9 @@ def unable(
 
 
 def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
-    """Return a warning about live workers that have `module` but another protocol, or "" if there are none.
+    """Return a warning about live workers that have `module` but use another protocol, or "" if there are none.
 
-    The caller puts the subject in front of it.
+    The warning is a sentence without its subject, which the caller puts in front.
     """
     theirs = {worker.protocol for worker in workers.values() if module in worker.imports} - {PROTOCOL}
     if not theirs:
@@ -360,15 +369,15 @@ def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
 
 
 def place_of(worker: str) -> str:
-    """Return the part of a worker's name that it keeps when it restarts: ``CLASS@HOST``.
+    """Return the part of a worker's name that stays the same when the worker restarts: ``CLASS@HOST``.
 
-    The rest of the name are its process id and a random part. Workers of one class on one host have the same place.
+    The rest of the name is its process id and a random part. Workers of one class on one host have the same place.
     """
     return worker.rsplit(".", 2)[0]
 
 
 def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
-    """Return the greatest sequence of a drain or undrain that workers obey, by place, and by name if of one alone."""
+    """Return the greatest sequence of a drain or undrain that workers obey, by place, or by name for one worker."""
     found: dict[str, int] = defaultdict(int)
     for name, worker in workers.items():
         for place, sequence in (place_of(name), worker.drain_sequence), (name, worker.own_drain_sequence):
@@ -383,7 +392,7 @@ def start_command(compute_class: str, module: str) -> str:
 
 
 class Host:
-    """The other workers on the host of one worker that share its cores."""
+    """The workers on one worker's host that share its cores."""
 
     def __init__(self, client: Redis, name: str, machine: Machine, signer: Signer = UNSIGNED) -> None:
         """Use the worker's `name`, and the `machine` that it announces."""

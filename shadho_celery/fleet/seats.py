@@ -1,18 +1,18 @@
-"""Seats of gangs in Redis, by which workers and schedulers agree which worker runs which replica of a trial.
+"""Seats of gangs in Redis, which decide which worker runs which replica of a trial.
 
 A trial that takes several slots *calls* for the replicas of its gang, and reports when they have arrived. The
 scheduler's executor publishes a message for each seat. The worker that gets the message *takes* the seat, if the
 trial's attempt runs and no other worker has the seat. It *renews* the seat while the replica runs, and *leaves* it
-afterwards. A seat that is not renewed is lost, and another worker may take it. When a trial has ended, messages and
-renewals of its replicas are refused, so its replicas end without being searched for.
+afterwards. A seat that is not renewed is lost, and another worker may take it. When a trial has ended, seats can no
+longer be taken or renewed, so its replicas end without a message to each.
 
-Keys of a study, under ``shadho:{study}:``, beside those of `channel`:
+Keys of a study for gangs, under ``shadho:{study}:``; the module `channel` describes the other keys:
 
-======  ====  =================================================================================================
-gangs   hash  ``number.attempt`` -> number of the attempt's latest call, a space, and the sealed call
-seats   hash  ``number.attempt.call.rank`` -> ``taken:END:delivery`` (ms, the server's clock), ``left`` or ``done``
-yields  set   seats of backup replicas whose slots are wanted
-======  ====  =================================================================================================
+======  ====  ================================================================================================= gangs
+hash  ``number.attempt`` -> number of the attempt's latest call, a space, and the sealed call seats   hash
+``number.attempt.call.rank`` -> ``taken:END:delivery`` (ms, the server's clock), ``left`` or ``done`` yields  set
+seats of backup replicas whose slots trials want ======  ====
+=================================================================================================
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from shadho_celery.fleet.signing import UNSIGNED, Signer
 
 
 class Seat(Struct, frozen=True, kw_only=True):
-    """The right of one replica to take part in the gang of an attempt, which one worker at a time may hold."""
+    """The right to run one replica of an attempt's gang. One worker at a time may hold it."""
 
     number: int
     attempt: int
-    #: number of the attempt's call for replicas to which the seat belongs, from 1
+    #: number of the call for replicas to which the seat belongs; the first call of an attempt has 1
     call: int
     #: the replica's rank, from 1; the coordinator has rank 0
     rank: int
@@ -45,7 +45,7 @@ class Seat(Struct, frozen=True, kw_only=True):
 
 
 class WorkerSeats:
-    """A worker's end: call for replicas; take, renew and leave seats."""
+    """A worker's end: it calls for replicas, and takes, renews and leaves seats."""
 
     def __init__(
         self, client: Redis, worker: str, lease_seconds: float | None = None, signer: Signer = UNSIGNED
@@ -101,12 +101,12 @@ class WorkerSeats:
 
 
 def _purpose(study: str, call: Seat | Called) -> str:
-    """Return the purpose for which a gang's token is encrypted. The token cannot be used in another call."""
+    """Return the purpose with which a gang's token is encrypted. It prevents the token's use for another call."""
     return f"token {study} {call.number}.{call.attempt}.{call.call}"
 
 
 class SchedulerSeats:
-    """A scheduler's end: read the states of seats and the calls for replicas, and reclaim seats."""
+    """A scheduler's end: it reads the states of seats and the calls for replicas, and reclaims seats."""
 
     def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED) -> None:
         self._client = client
@@ -115,11 +115,13 @@ class SchedulerSeats:
         self._gangs, self._seats, self._yields = keys(study, "gangs", "seats", "yields")
 
     def states(self, seats: Sequence[Seat]) -> list[str]:
-        """Return the state of each seat: ``never`` (taken), ``taken``, ``lost`` (not renewed), ``left`` or ``done``."""
+        """Return the state of each seat: ``never`` (not taken yet), ``taken``, ``lost`` (not renewed), ``left`` or
+        ``done``.
+        """
         return list(run(self._client, "seat_states", self._study, *(seat.key for seat in seats))) if seats else []
 
     def calls(self, attempts: Sequence[tuple[int, int]]) -> list[Called]:
-        """Return the latest call of each of these (number, attempt) pairs that has called for replicas."""
+        """Return the latest call for replicas of each of these (number, attempt) pairs that has one."""
         if not attempts:
             return []
         sealed = self._client.hmget(self._gangs, [f"{number}.{attempt}" for number, attempt in attempts])

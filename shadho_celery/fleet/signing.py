@@ -1,9 +1,11 @@
-"""Signing: with a key, messages and events are signed (HMAC), and unsigned messages and events are refused.
+"""Signing and encryption: with a key, messages and events are signed (HMAC), and unsigned ones are refused.
 
-Any client of the broker can send a message, and any client of Redis can send a result. With a key that only the fleet's
-processes can read, messages of other clients are refused. Create a key with ``openssl rand -hex 32 > shadho.key``.
+Without a key, any client of the broker can send a message, and any client of Redis can send a result. With a key that
+only the fleet's processes can read, messages and events of other clients are refused. Create a key with ``openssl rand
+-hex 32 > shadho.key``.
 
-Secrets in messages, such as the tokens of gangs, are encrypted (AES-256-GCM) with a key derived from that key.
+Secrets in messages, such as the tokens of gangs, are encrypted (AES-256-GCM) with a key that is derived from the
+signing key.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ KEY_FILE = "SHADHO_SIGNING_KEY_FILE"
 #: environment variable that names the file with the key of an embedded fleet's control requests
 CONTROL_KEY_FILE = "SHADHO_CONTROL_KEY_FILE"
 
-#: environment variable: 1 if control requests are obeyed although there is no key
+#: environment variable that is 1 if control requests should be obeyed although there is no key
 UNSIGNED_CONTROL = "SHADHO_ALLOW_UNSIGNED_CONTROL"
 
 #: minimum number of bytes of a key
@@ -46,7 +48,9 @@ _NONCE_BYTES = 12
 
 
 class Signer:
-    """HMAC-SHA256 with one key. Without a key nothing is signed, and every signature is accepted."""
+    """Signs and encrypts with one key (HMAC-SHA256, AES-256-GCM). Without a key it does neither, and accepts every
+    signature.
+    """
 
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
@@ -66,7 +70,7 @@ class Signer:
     def for_control(cls) -> Signer | None:
         """Return the signer of control requests, or None if this process has no key and must refuse them.
 
-        Its key is the one of the embedded fleet, if this is a process of one, else that of `configured`. Without a key,
+        In a process of an embedded fleet, the key is the fleet's control key, else that of `configured`. Without a key,
         unsigned requests are obeyed only if SHADHO_ALLOW_UNSIGNED_CONTROL is 1. Raises like `configured`.
         """
         if path := os.environ.get(CONTROL_KEY_FILE):
@@ -76,7 +80,7 @@ class Signer:
 
     def sign(self, text: str) -> str:
         """Return the signature of `text`, 64 hexadecimal digits. Without a key, return ""."""
-        # An unpaired surrogate, which only a forged text can contain, must not raise an error.
+        # Forged texts may contain unpaired surrogates, which must not raise an error.
         secret = text.encode(errors="surrogatepass")
         return hmac.digest(self._key, secret, hashlib.sha256).hex() if self._key else ""
 
@@ -89,11 +93,13 @@ class Signer:
         """Return whether `signature` is that of `text`. Always True without a key."""
         if not self._key:
             return True
-        # Compared as bytes: a forged signature may contain any characters, and text that is not ASCII would raise.
+        # Compare bytes: a forged signature may contain any characters, and `compare_digest` raises for text that is not
+        # ASCII.
         return hmac.compare_digest(self.sign(text).encode(), signature.encode(errors="replace"))
 
     def encrypt(self, secret: str, purpose: str) -> str:
-        """Return `secret`, encrypted for `purpose`, which is needed to decrypt it. Without a key, return it unchanged.
+        """Return `secret`, encrypted so that it can be decrypted only for `purpose`. Without a key, return it
+        unchanged.
 
         Raises UsageError if `cryptography` is not installed.
         """

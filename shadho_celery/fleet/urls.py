@@ -1,8 +1,7 @@
-"""URLs of the broker and of Redis from the environment, and TLS.
+"""URLs of the broker and of Redis from the environment, and the TLS options for them.
 
-TLS for ``amqps://`` and ``rediss://`` has the same rules for the scheduler, the workers' Celery and the channel. A
-server's certificate must be valid for the host name in its URL. It is verified with the system's certificate
-authorities, or with the one in SHADHO_TLS_CA.
+TLS for ``amqps://`` and ``rediss://`` follows the same rules in every process. A server's certificate must be valid for
+the host name in its URL. It is verified with the system's certificate authorities, or with the one in SHADHO_TLS_CA.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ REDIS = "SHADHO_REDIS_URL"
 OWN_BROKER = "SHADHO_BROKER_URL"
 #: set to 1 if the working directory's celeryconfig.py should not be read
 IGNORE = "SHADHO_IGNORE_CELERYCONFIG"
-#: set to 1 for an embedded worker, whose broker ends with it
+#: set to 1 for an embedded worker, whose broker ends with its fleet
 EMBEDDED = "SHADHO_EMBEDDED"
 DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0.0.1/0"}
 
 CA, CERTIFICATE, KEY = "SHADHO_TLS_CA", "SHADHO_TLS_CERT", "SHADHO_TLS_KEY"
 
-#: text in the errors of every library for a certificate that could not be verified
+#: text in every library's error for a certificate that could not be verified
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
@@ -45,12 +44,12 @@ def url(variable: str) -> str:
 
 
 def is_fleet(given: Mapping[str, str]) -> bool:
-    """Return whether the URL of a broker or of Redis is set, in the environment or in `given`, which is by variable."""
+    """Return whether the URL of the broker or of Redis is set, in the environment or in `given` (variable -> URL)."""
     return any(variable in given or os.environ.get(variable) for variable in DEFAULTS)
 
 
 def default_broker(used: str) -> str | None:
-    """Return a line that names the broker `used` and the remedy if it is the default one and none is named, or None."""
+    """Return a hint how to name a broker if `used` is the default because none is named, else None."""
     if os.environ.get(BROKER) or used != DEFAULTS[BROKER]:
         return None
     return f"no broker is named, so the default {used} is used; to name another one, give --broker or set {BROKER}"
@@ -59,7 +58,8 @@ def default_broker(used: str) -> str | None:
 def check(variable: str, url: str) -> None:
     """Raise UsageError unless a URL can be parsed. Several URLs may be joined by semicolons.
 
-    Python's own message is left out, because it contains the text after the colon, which may be part of the password.
+    Python's own error message is not shown, because it contains the text after the colon, which may be part of the
+    password.
     """
     for part in url.split(";"):
         try:
@@ -76,8 +76,8 @@ def check(variable: str, url: str) -> None:
 def tls(url: str) -> dict[str, Any]:
     """Return the TLS options for `url`: kombu's `ssl` for AMQP, redis-py's keyword arguments for Redis.
 
-    They are empty if the URL does not use TLS, or if a Redis URL contains its own options. Raises UsageError if a file
-    cannot be read, or if the options cannot be used together.
+    They are empty if the URL does not use TLS, or if it is a Redis URL that contains TLS options itself. Raises
+    UsageError if a file cannot be read, or if the options cannot be used together.
     """
     scheme, _, rest = url.partition("://")
     if scheme not in ("amqps", "rediss"):
@@ -86,7 +86,7 @@ def tls(url: str) -> dict[str, Any]:
         if scheme == "amqps":
             raise UsageError(f"an amqps:// URL takes no ssl_ options; name the certificate authority in {CA}")
         return {}
-    # Imported here because it takes time, and most servers are used without TLS.
+    # Imported here, because the import takes time, and most servers are used without TLS.
     import ssl
 
     found = {name: _file(variable) for name, variable in _FILES.items() if os.environ.get(variable)}
@@ -99,7 +99,7 @@ def tls(url: str) -> dict[str, Any]:
 
 
 def remedy(cause: str, variable: str) -> str:
-    """Return the remedy if a server cannot be used because of `cause`. `variable` is the name of its URL's variable."""
+    """Return the remedy for a server that cannot be used because of `cause`. Its URL is in `variable`."""
     if _UNTRUSTED in cause:
         return (
             f"name the server's certificate authority in {CA}, and in {variable} a host name that the certificate has"

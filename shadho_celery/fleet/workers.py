@@ -1,12 +1,13 @@
 """The live workers that can run a study's trials, their compute classes, and the study's share of their slots.
 
-Between the studies of a fleet, a class's slots are shared by weight: whole slots directly, the rest by turns. For a
-single slot, studies of weights 4 and 1 have shares of 0.8 and 0.2. Each may use the next whole number of slots (here
-one) as long as it is not ahead of the others. This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996)
-without a central queue. In each class a study has a virtual time, which advances by the slot seconds that it uses,
-divided by its weight. Studies announce their virtual times. A study that is ahead of another study by more than a
-leeway waits. A study that has not wanted slots for a while starts again from the lowest virtual time of the other
-studies, unless its own is higher: it gets nothing for that time, but remains ahead if it was ahead.
+Between the studies of a fleet, a class's slots are shared by weight: whole slots directly, the rest by turns. For
+example, studies of weights 4 and 1 have shares of 0.8 and 0.2 of a single slot. A study may round its share up to a
+whole number of slots (here one) as long as it is not ahead of the other studies. This is start-time fair queueing
+(Goyal, Vin and Cheng, SIGCOMM 1996) without a central queue. In each class a study has a virtual time, which advances
+by the slot seconds that it uses, divided by its weight. Studies announce their virtual times. A study that is ahead of
+another study by more than a leeway waits. A study that wants slots again after a time without starts from the lowest
+virtual time of the other studies, unless its own is higher. So it is not compensated for that time, and remains ahead
+if it was ahead.
 """
 
 from __future__ import annotations
@@ -41,29 +42,28 @@ from shadho_celery.fleet.registry import (
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
 
-#: a compute class and one of its machines, or None for all its machines
+#: a compute class, and the host of one of its machines or None for all of them
 _Place = tuple[str, str | None]
 
-#: seconds after which a warning names a worker with another version of the code: a worker needs a moment to import
+#: seconds after which a worker with another version of the code causes a warning; a worker needs a moment to import
 #: edited files again
 OTHER_CODE_SECONDS = 5.0
 
-#: a study no longer waits for studies whose attempts do not start in their turns, if its class had a free slot for this
-#: many seconds
+#: if a class has had a free slot for this many seconds, a study there no longer waits for the studies whose turn it is
 UNUSED_TURN_SECONDS = 15.0
 
-#: slot seconds that a study may be ahead of another study before it waits. The other study learns from announcements,
-#: which are up to three seconds old, that it may take more slots; meanwhile no slot should be idle
+#: slot seconds by which a study may be ahead of another study before it waits. The other study learns only from
+#: announcements, which are up to three seconds old, that it may take more slots; meanwhile no slot should be idle
 LEEWAY_SECONDS = 3.0
 
-#: slot seconds ahead from which other studies assume that a study waits, and take over its slots: its announcement is
-#: seconds old
+#: a study that is ahead by more slot seconds than this is assumed to wait, and other studies take over its slots; the
+#: limit is below LEEWAY_SECONDS because announcements are seconds old
 NEARLY_SECONDS = 1.0
 
-#: seconds that a message costs a worker: the minimum slot time of an attempt
+#: seconds that a message costs a worker; an attempt counts as at least this long
 MESSAGE_SECONDS = 0.001
 
-#: fraction of a slot below which a share is a rounding error
+#: a share that differs from a whole number of slots by less than this is rounded
 ROUNDING = 1e-9
 
 
@@ -81,13 +81,13 @@ class Servers:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetStudy:
-    """What a fleet must know of a study to run its trials."""
+    """Data of a study that a fleet needs to run its trials."""
 
     #: a message without attempts, with the fields that all messages of the study have in common
     template: Payload
     #: version of the code that workers must have
     code: CodeVersion = ANY_CODE
-    #: what is shipped to the workers that accept code; None to ship nothing
+    #: sources that are shipped to the workers that accept code; None to ship nothing
     sources: Sources | None = None
     #: files of a command that are shipped beside them, by digest
     inputs: Mapping[FullDigest, bytes] = field(default_factory=dict)
@@ -95,8 +95,8 @@ class FleetStudy:
     fence: int = 0
     #: the study's weight when slots are shared with other studies
     weight: float = 1.0
-    #: True to wait for attempts that an earlier scheduler left running. Otherwise all workers are on this machine, and
-    #: the workers of an earlier scheduler are gone
+    #: True to wait for attempts that an earlier scheduler left running. False if all workers are embedded: the workers
+    #: of an earlier scheduler ended with it
     adopt: bool = True
     #: seconds after which a trial whose gang is not complete gives its slots back and ends LOST
     gang_wait_seconds: float = 60.0
@@ -108,7 +108,7 @@ class Workers:
 
     servers: Servers
     study: FleetStudy
-    #: return what is announced to other processes: the study's progress, and slots by class that would shorten it
+    #: functions that return what the study announces: its progress, and the slots by class that would shorten it
     progress: Callable[[], Progress | None] = lambda: None
     wanted: Callable[[], Mapping[str, int]] = dict
 
@@ -117,42 +117,44 @@ class Workers:
         self.weight = self.study.weight
         self._workers = Registry(self.servers.client, Worker, self.servers.signer)
         self._studies = Registry(self.servers.client, StudyWants, self.servers.signer)
-        #: number of announcements that the last look refused: unsigned or malformed
+        #: number of announcements that the last look refused, because they were unsigned or malformed
         self.refused = 0
-        #: the study's turns in each class, which it takes with the other studies
+        #: the study's turns in each class
         self.turns = Turns(self.weight)
         #: announcements of all live workers, including those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
-        #: sequences of the drains that they obey, by place; a new mapping after each change
+        #: sequences of the drains that the announced workers obey, by place; replaced by a new mapping at each change
         self.obeyed: Mapping[str, int] = {}
         #: names of the workers that may run its trials
         self.able: set[str] = set()
-        #: number of slots that run trials of other studies, by name of a present worker that has such
+        #: name of a present worker -> number of its slots that run trials of other studies; without workers that have
+        #: none
         self.others: Mapping[str, int] = {}
-        #: names of workers that could run its trials but are quarantined
+        #: names of workers that could run the study's trials but are quarantined
         self.quarantined: set[str] = set()
-        #: workers that may run its trials, and those of them that drain; a new set after each change
+        #: workers that may run the study's trials, and draining workers that could before; replaced by a new set at
+        #: each change
         self.present: frozenset[str] = frozenset()
         self._draining: set[str] = set()
-        #: warning about a worker with another version of the code, and the time since which it has it, by name
+        #: name of a worker with another version of the code -> a warning, and the time since which it has that version
         self._other_code: dict[str, tuple[str, float]] = {}
-        #: notices about complaints of the workers, by complaint
+        #: complaint of a worker -> the notice about it
         self._complaints: dict[str, str] = {}
         #: compute classes of the able workers
         self.classes: list[ComputeClass] = []
-        #: virtual times of other studies that did not use their turns, by class; until they change, these do not count
+        #: class -> virtual times of other studies that did not use their turns; they are ignored until they change
         self._unused: dict[str, Mapping[str, float]] = {}
         #: classes in which all workers are quarantined
         self._closed: set[str] = set()
-        #: time since which a class or a machine of it has had a free slot, or so many in one worker
+        #: (class, host or None, slots) -> time since which the class or machine has had that many free slots
         self._free_since: dict[tuple[str, str | None, int], float] = {}
-        #: time at which it last had a live worker
+        #: time at which a class or machine last had a live worker
         self._seen_at: dict[_Place, float] = {}
-        #: time of the last complete look, and time since which no look failed and Redis lost no data
+        #: time of the last complete look, and time since which no look has failed and Redis has lost no data
         self._looked_at = self._known_since = -math.inf
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
-        """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
+        """Update the live workers, and announce the slots that this study wants. `sent` are its attempts in flight."""
         study, control = self.study.template, self.servers.control
         self.announced = self._workers.living()
         if (obeyed := obeyed_drains(self.announced)) != self.obeyed:
@@ -189,7 +191,8 @@ class Workers:
                 known = self._on_machines(known, workers)
             self.classes.append(known)
             taken = sum([each.attempt.slots for each in in_flight[name]])
-            # A study that left slots free since the last look does not want more. Before the first look it had none.
+            # A study that did not use all the slots that the last `look` allowed does not want more. Before the first
+            # `look`, it was allowed none.
             is_wanting = taken >= most.get(name, 0)
             wants[name] = float(known.slots if is_wanting else taken)
             rivals = self._rivals(name, fellows, now)
@@ -198,7 +201,8 @@ class Workers:
                 turns[name] = virtual
             self._note((name, None), known.slots - known.busy, now)
             self._note_machines(known, workers, in_flight[name], now)
-        # If Redis has lost this announcement, it has lost those of the workers too, which need a moment to return.
+        # If Redis has lost this announcement, it has lost the workers' announcements too, which return only after a
+        # moment.
         announced = StudyWants(
             name=study.name,
             progress=self.progress(),
@@ -220,7 +224,7 @@ class Workers:
         self.weight = weight
 
     def describe(self, name: str) -> Present:
-        """Return what is recorded of an announced worker."""
+        """Return the record of an announced worker: class, slots, machine and price."""
         worker = self.announced[name]
         machine = MachineRecord.of(worker.machine, worker.versions)
         return Present(worker.compute_class, worker.slots, machine, worker.price)
@@ -234,9 +238,9 @@ class Workers:
         return Leaving.STOPPED if self._workers.has_left(name) else Leaving.LOST
 
     def has_vanished(self, host: str, now: float) -> bool:
-        """Return whether no worker of a machine announces itself, which is not this one.
+        """Return whether another machine has vanished: none of its workers announces itself.
 
-        Return False if that may be due to Redis.
+        Returns False if an outage of Redis may be the cause, and for this machine.
         """
         if host == hardware.own_host() or self.known_for(now) < ANNOUNCE_SECONDS:
             return False
@@ -250,17 +254,19 @@ class Workers:
         return self.classes
 
     def known_for(self, now: float) -> float:
-        """Return the seconds for which live workers have been able to announce themselves; 0 while Redis fails."""
+        """Return for how many seconds workers have been able to announce themselves without interruption; 0 if Redis
+        fails.
+        """
         return 0.0 if self._is_late(now) else now - self._known_since
 
     def with_other_code(self, seconds: float = OTHER_CODE_SECONDS) -> list[str]:
-        """Return warnings about workers that, at the last look, had had another version of the code for this long."""
+        """Return warnings about workers that have had another version of the code for at least this many seconds."""
         return [said for said, since in self._other_code.values() if self._looked_at - since >= seconds]
 
     def complaints(self) -> list[str]:
-        """Return the complaints that able workers have announced, each once and with the first worker that has it.
+        """Return a notice for each complaint that able workers have announced, with the first worker that has it.
 
-        Other workers of the fleet often have the same one. At most MAX_COMPLAINTS are returned.
+        Workers of a fleet often have the same complaint. At most MAX_COMPLAINTS notices are returned.
         """
         for name in sorted(self.able & self.announced.keys()):
             for each in self.announced[name].complaints:
@@ -273,7 +279,7 @@ class Workers:
         self._studies.withdraw(self.study.template.study)
 
     def are_gone(self, sent: Sent, now: float, seconds: float) -> bool:
-        """Return whether no worker can claim an attempt: all are quarantined, or none was live for `seconds`."""
+        """Return whether no worker can claim an attempt, because all are quarantined or none was live for `seconds`."""
         name = str(sent.attempt.compute_class)
         seen_at = self._seen_at.get((name, sent.attempt.only_on), -math.inf)
         return name in self._closed or now - max(sent.at, seen_at) > seconds
@@ -281,14 +287,18 @@ class Workers:
     def had_free_slot(
         self, compute_class: str, at: float, now: float, seconds: float, *, host: str | None = None, slots: int = 1
     ) -> bool:
-        """Return whether a class, or its workers on `host`, had a free slot for this many seconds since a time.
+        """Return whether a class, or its workers on `host`, has had a free slot for more than `seconds`, counted from
+        `at`.
 
-        With several `slots`, these must be of one worker, and an attempt for them in flight on that machine.
+        With `slots` above 1, one worker must have that many free slots. This is known only for a host for which an
+        attempt with that many slots is in flight.
         """
         return now - max(at, self._free_since.get((compute_class, host, slots), now)) > seconds
 
     def _rivals(self, name: str, fellows: Mapping[str, StudyWants], now: float) -> list[tuple[float, float]]:
-        """Return (weight, virtual time) of the other studies that want more slots of a class and use their turns."""
+        """Return a (weight, virtual time) pair for each other study that wants more slots of a class and uses its
+        turns.
+        """
         virtual = {study: fellow.turns[name] for study, fellow in fellows.items() if name in fellow.turns}
         if self.had_free_slot(name, -math.inf, now, UNUSED_TURN_SECONDS):
             self._unused[name] = virtual
@@ -296,7 +306,9 @@ class Workers:
         return [(fellows[study].weight, each) for study, each in virtual.items() if each != unused.get(study)]
 
     def _note(self, place: _Place, free: int, now: float, slots: int = 1) -> None:
-        """Record that a class, or one of its machines, has workers now, with this many free slots, of `slots`."""
+        """Record that a class, or one of its machines, has live workers now, and whether at least `slots` slots are
+        free.
+        """
         self._seen_at[place] = now
         if free >= slots:
             self._free_since.setdefault((*place, slots), now)
@@ -306,8 +318,8 @@ class Workers:
     def _note_machines(
         self, known: ComputeClass, workers: Mapping[str, Worker], in_flight: Sequence[Sent], now: float
     ) -> None:
-        """Record the free slots of a class's machines: all of each, and the most of one worker for wide attempts."""
-        # Announcements are seconds old. Events tell earlier which of our own attempts have started.
+        """Record the free slots of each machine of a class; for wide attempts, the most that one of its workers has."""
+        # Announcements are seconds old, but events have already told which of this study's attempts have started.
         ours: Counter[str] = Counter()
         wide: dict[str | None, set[int]] = defaultdict(set)
         for attempt in (each.attempt for each in in_flight):
@@ -322,7 +334,7 @@ class Workers:
                 self._note((known.name, host), max(each), now, slots)
 
     def _is_late(self, now: float) -> bool:
-        """Return whether the last look is so old that announcements of live workers may have expired meanwhile."""
+        """Return whether the last look is so long ago that announcements of live workers may have expired since."""
         return now - self._looked_at > ANNOUNCE_SECONDS / 2
 
     def _class(
@@ -330,7 +342,7 @@ class Workers:
     ) -> ComputeClass:
         workers = named.values()
         machines = [worker.machine for worker in workers]
-        # Attempts of a draining or silent worker take slots that are not announced any more.
+        # The slots of a draining or silent worker are no longer announced, but its attempts still take some of them.
         live = {worker for worker, announced in self.announced.items() if not announced.draining} | {""}
         silent = [each for each in in_flight if each.is_claimed and each.attempt.worker not in live]
         hosts: Counter[str] = Counter()
@@ -349,7 +361,7 @@ class Workers:
             gpu_memory=min([machine.gpu_memory for machine in machines]) if uses_gpus(name) else 0,
             cores=max([machine.cores for machine in machines]),
             hosts=hosts,
-            # With several storages on a machine, one worker may not see the files of another.
+            # If a machine's workers use several storages, one worker may not see the files of another.
             storages={host: found.pop() if len(found) == 1 else "" for host, found in storages.items()},
             names=frozenset(named),
             shares_gpus=any(worker.shares_gpus for worker in workers),
@@ -357,7 +369,7 @@ class Workers:
         )
 
     def _on_machines(self, known: ComputeClass, named: Mapping[str, Worker]) -> ComputeClass:
-        """Return a class with its machines, on which a trial takes slots of one worker."""
+        """Return a class with its machines, for studies whose trials take all their slots from one worker."""
         machines = []
         for host in known.hosts:
             here = {name: worker for name, worker in named.items() if worker.machine.host == host}
@@ -380,22 +392,22 @@ class _Turn:
     others: Sequence[tuple[float, float]] = ()
     #: fractions of a slot beyond whole slots in the shares: first this study's, then those of `others`
     parts: Sequence[float] = (0.0,)
-    #: slot seconds ahead of the study that was furthest behind; None unless this study waited with whole slots of its
-    #: own
+    #: slot seconds by which this study was ahead of the one furthest behind, if it waited and had whole slots of its
+    #: own; else None
     lead: float | None = None
 
 
 class Turns:
-    """One study's turns at the slots beyond whole slots of its share, in each class (start-time fair queueing)."""
+    """One study's turns at the slots beyond the whole slots of its share, in each class (start-time fair queueing)."""
 
     def __init__(self, weight: float) -> None:
         self._weight = weight
         self._turns: dict[str, _Turn] = defaultdict(_Turn)
 
     def set_weight(self, weight: float, sent: Iterable[Sent], now: float) -> None:
-        """Let the study take turns by another weight from now on. `sent` are its attempts in flight.
+        """Use another weight for the study's turns from now on. `sent` are its attempts in flight.
 
-        Its virtual times stay as they are: what it has used so far counts by its weight at that time.
+        The virtual times do not change: slot seconds used so far count by the weight at that time.
         """
         used = _slot_seconds(sent, now)
         for name, turn in self._turns.items():
@@ -434,13 +446,13 @@ class Turns:
         if not turn.is_wanting:
             turn.origin -= min(0.0, self._lead(turn, used)) / self._weight
         if not had_others:
-            # The other studies start now: what this study used while it was alone does not count.
+            # The other studies start now, so slot seconds that this study used while it was alone do not count.
             turn.origin -= max(0.0, self._lead(turn, used)) / self._weight
         running = sum(each.attempt.slots for each in sent if each.is_claimed)
         has_own = 0 < math.floor(known.share) >= running
         if turn.lead is not None and has_own:
-            # This study waits and uses only whole slots of its own, so its lead must not grow. Otherwise the time that
-            # the other studies lose between their trials would count against it.
+            # This study waits and uses only whole slots of its own, so its lead must not grow. Otherwise it would be
+            # punished for the time that the other studies lose between their trials.
             turn.origin -= max(0.0, self._lead(turn, used) - turn.lead) / self._weight
         lead = self._lead(turn, used)
         turn.lead = lead if has_own and lead > LEEWAY_SECONDS else None
@@ -450,7 +462,7 @@ class Turns:
     def extras(self, sent: Iterable[Sent], now: float) -> dict[str, int]:
         """Return the number of slots that the study may take now beyond the whole slots of its share, by class.
 
-        Classes where it may only round its share up to the next whole slot are left out.
+        A class is left out if the study may simply round its share up to the next whole slot there.
         """
         shared = {name: turn for name, turn in self._turns.items() if turn.others}
         used = _slot_seconds(sent if shared else (), now)
@@ -468,17 +480,17 @@ class Turns:
         ]
         if len(beside) == len(turn.others):
             return None
-        # These slots are for the studies that are not ahead of their shares. If this is the only such study, it may
-        # also fill the gaps between the trials of the studies that are ahead.
+        # The slots are divided among the studies that are not ahead. If this is the only such study, it also gets the
+        # slots that are free for a moment between trials of the studies ahead.
         left = math.ceil(sum(turn.parts) - ROUNDING) - sum(part > 0 for part in beside)
         return max(left, 0 if beside else 1) or None
 
     def _virtual(self, turn: _Turn, used: float) -> float:
-        """Return the study's virtual time if its attempts in flight have `used` this many slot seconds."""
+        """Return the study's virtual time. Its attempts in flight have `used` this many slot seconds."""
         return min(MAX_VIRTUAL, max(0.0, turn.origin + (turn.ended + used) / self._weight))
 
     def _lead(self, turn: _Turn, used: float) -> float:
-        """Return the slot seconds by which this study is ahead of the other study that is furthest behind.
+        """Return by how many slot seconds this study is ahead of the other study that is furthest behind.
 
         The number is negative if this study is behind all others.
         """
@@ -487,7 +499,7 @@ class Turns:
 
 
 def _slot_seconds(sent: Iterable[Sent], now: float) -> dict[str, float]:
-    """Return the slot seconds that attempts in flight have used so far, by class. A class without any has 0."""
+    """Return the slot seconds that attempts in flight have used so far, by class. A class without attempts has 0."""
     used: dict[str, float] = defaultdict(float)
     for each in sent:
         used[str(each.attempt.compute_class)] += each.slot_seconds(now)
@@ -495,7 +507,7 @@ def _slot_seconds(sent: Iterable[Sent], now: float) -> dict[str, float]:
 
 
 def parts(slots: int, share: float, others: Sequence[float]) -> list[float]:
-    """Return the fraction of a slot beyond whole slots in each study's share, this study's first.
+    """Return the fractional part of each study's share in slots, this study's first.
 
     `others` are the shares of the other studies that want more slots, as multiples of this study's `share`.
     """
@@ -505,10 +517,10 @@ def parts(slots: int, share: float, others: Sequence[float]) -> list[float]:
 def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
     """Return the number of slots that a study of `weight` may use. `others` are (weight, wanted slots) pairs.
 
-    Slots are divided by weight. What a study does not want goes to the other studies (water filling).
+    Slots are divided by weight. Slots of its part that a study does not want go to the other studies (water filling).
     """
     free, total = float(slots), weight + sum(other for other, _ in others)
-    # Studies that want least relative to their weight come first. They get what they want, if their share allows it.
+    # Begin with the studies that want least relative to their weight: they get all they want, up to their part.
     for other, want in sorted(others, key=lambda pair: pair[1] / pair[0]):
         part = min(want, free * other / total)
         free -= part

@@ -1,8 +1,8 @@
 """Metrics of a run and of a worker, which Prometheus reads over HTTP.
 
-`family` describes a family of metrics: its name, help, labels, and the function that reads its samples. `run` and
-`worker` have the lists of families. `server` serves them.
+`family` has the class of a family of metrics: name, help, labels, and the function that reads its samples. `run` and
+`worker` have the lists of families. `server` answers Prometheus.
 
-Nothing is counted for the metrics alone that costs time: a scrape reads the records that there are, in a thread of its
-own, and the scheduler's loop never waits for it.
+Metrics cost a run almost no time: a scrape reads records that exist anyway, in a thread of its own, and the scheduler's
+loop never waits for it.
 """

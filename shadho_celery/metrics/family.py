@@ -1,4 +1,4 @@
-"""Families of metrics: each is described once, and its samples are read when Prometheus asks for them."""
+"""Families of metrics, and the collector that reads their samples when Prometheus asks for them."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: number of a sample; the count and the sum of a summary
+#: value of a sample; for a summary, the count and the sum
 Number = float | tuple[float, float]
-#: samples of a family, by the values of its labels
+#: values of a family's labels -> the sample
 Samples = Mapping[tuple[str, ...], Number]
 
-#: maximum number of samples of a family; further ones, in the order of their labels, are left out
+#: maximum number of samples of a family; further samples, in the order of their labels, are left out
 MOST = 1000
 
 #: maximum number of characters of a label's value
 MOST_CHARACTERS = 255
 
-#: how often a family is read again if what it reads has changed meanwhile
+#: maximum number of times that a family is read if its data change during the reading
 TRIES = 10
 
 
 class Kind(Enum):
-    """Kind of a family, as Prometheus has it, with the suffixes of its samples."""
+    """Prometheus's type of a family, with the suffixes of its samples' names."""
 
     GAUGE = ("",)
     #: a number that only grows while the process lives
     COUNTER = ("_total",)
-    #: the count and the sum of some measurements
+    #: the count and the sum of measurements
     SUMMARY = ("_count", "_sum")
 
 
 @dataclass(frozen=True)
 class Family(Generic[T]):
-    """A family of metrics of a T, such as a run."""
+    """A family of metrics that is read from a T, such as a run."""
 
     #: name without the suffix ``_total`` of a counter
     name: str
     help: str
     _: KW_ONLY
-    #: function that returns the samples; called in any thread
+    #: function that returns the samples; any thread may call it
     read: Callable[[T], Samples]
     labels: Sequence[str] = ()
     kind: Kind = Kind.GAUGE
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of its samples, as Prometheus shows them."""
+        """Names of the family's samples, as Prometheus shows them."""
         return [self.name + suffix for suffix in self.kind.value]
 
 
 class Collector(Generic[T]):
-    """Reads the families of one T for each scrape, all with the same labels first."""
+    """Collector for prometheus_client: reads families from one T at each scrape."""
 
     def __init__(self, families: Iterable[Family[T]], of: T, labels: Mapping[str, str]) -> None:
-        """`labels` are those of each sample, such as the name of the study."""
+        """`labels` are added to each sample, such as the name of the study."""
         self._families, self._of = [*families], of
         self._names, self._values = [*labels], tuple(labels.values())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics with their present samples."""
+        """Yield the metrics with their current samples."""
         from prometheus_client import Metric
 
         for family in self._families:
@@ -80,7 +80,7 @@ class Collector(Generic[T]):
             yield metric
 
     def _samples(self, family: Family[T]) -> Samples:
-        """Return the samples of a family, with labels that can be printed."""
+        """Return the samples of a family, with printable labels."""
         found = {
             tuple(one_line(each, MOST_CHARACTERS) for each in (*self._values, *labels)): number
             for labels, number in sorted(_read(family, self._of).items())[:MOST]
@@ -89,7 +89,7 @@ class Collector(Generic[T]):
 
 
 def _read(family: Family[T], of: T) -> Samples:
-    """Read a family. Another thread may change a dictionary meanwhile, which Python reports as a RuntimeError."""
+    """Return the samples of a family. If another thread changes a dictionary meanwhile (RuntimeError), read again."""
     for _ in range(TRIES):
         try:
             return family.read(of)

@@ -1,4 +1,6 @@
-"""Families of metrics of a run: its trials, the fleet as its scheduler sees it, and how near it is to the bound."""
+"""Families of metrics of a run: its trials, the fleet as the scheduler sees it, and the throughput relative to its
+bound.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +27,29 @@ STATES = ("running", "paused", "stopping")
 #: states of trials; after a LOST attempt, a trial waits again
 TRIAL_STATES = [state for state in TrialState if state is not TrialState.LOST]
 
-#: seconds after which the broker is asked for its messages again, and after which the bound is computed again
+#: seconds after which the numbers of messages are read from the broker again, and the bound is computed again
 QUEUES_SECONDS, BOUND_SECONDS = 5.0, 30.0
 
-#: seconds for which a scrape waits for each of these
+#: maximum seconds for which a scrape waits for either of these
 WAIT_SECONDS = 2.0
 
 
 class Run:
-    """One run, whose facts any thread may read."""
+    """One run, with values that are computed for its metrics. Any thread may read them."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.study, self.scheduler = session.study, session.scheduler
         self._began = time.monotonic()
         self._complete_before = self.study.count(TrialState.COMPLETE)
-        #: number of messages that wait, by class; None if the broker does not answer
+        #: number of waiting messages by class; None if the broker does not answer
         self.queues = Kept(self._queues, QUEUES_SECONDS)
-        #: completed trials per second that the slots of the study allow; None before they are known
+        #: maximum of completed trials per second with the study's slots (`_bound`); None while it is not known
         self.bound = Kept(self._bound, BOUND_SECONDS)
 
     @property
     def share(self) -> float | None:
-        """Completed trials of this run, divided by those that the present bound would have allowed, or None."""
+        """Completed trials of this run, divided by the number that the current bound would have allowed, or None."""
         seconds, bound = time.monotonic() - self._began, self.bound.get()
         complete = self.study.count(TrialState.COMPLETE) - self._complete_before
         return complete / (bound * seconds) if bound and seconds > 0 else None
@@ -66,9 +68,10 @@ class Run:
             return None
 
     def _bound(self) -> float | None:
-        """Return the bound with the mean slot seconds of each subspace on each class.
+        """Return the maximum of completed trials per second, from the mean slot seconds of each subspace on each class.
 
-        What fails or is pruned counts as time without result. Pairs without trials are estimated from the others.
+        Failed and pruned trials count as time without a result. The means of pairs without trials are estimated from
+        other pairs.
         """
         timed = dict(self.study.trials.timed)
         slots = {each.name: each.share for each in self.scheduler.classes}
@@ -82,12 +85,12 @@ class Run:
         try:
             return throughput_bound(filled(means, mix, slots), slots, mix).rate
         except ValueError:
-            # The linear program has no solution, because its numbers are too far apart.
+            # The linear program could not be solved, because its coefficients differ too much in size.
             return None
 
 
 class Kept(Generic[T]):
-    """A result that is kept for some seconds. It is made in a thread of its own, for which a scrape waits briefly."""
+    """A cached result of `make`, which is computed again after `seconds`, in a thread of its own."""
 
     def __init__(self, make: Callable[[], T], seconds: float) -> None:
         self._make, self._seconds = make, seconds
@@ -97,7 +100,9 @@ class Kept(Generic[T]):
         self._making: threading.Thread | None = None
 
     def get(self) -> T | None:
-        """Return the result, or the one before while another one is being made; None before the first one."""
+        """Return the result. If a new one is not ready within WAIT_SECONDS, return the previous one, or None if there
+        is none.
+        """
         with self._lock:
             is_due = self._found is None or time.monotonic() - self._made_at >= self._seconds
             if is_due and (self._making is None or not self._making.is_alive()):

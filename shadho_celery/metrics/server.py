@@ -1,6 +1,7 @@
-"""HTTP server of metrics. It takes its port before there is anything to serve, so a wrong port is known at once.
+"""HTTP server of metrics. It opens its port before there is anything to serve, so that an invalid port is reported at
+once.
 
-This module imports nothing heavy, because each command with options reads it.
+This module imports nothing heavy, because several commands import it to declare their options.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ from typing import Any
 from shadho_celery.core.checks import short
 from shadho_celery.errors import UsageError
 
-#: address on which metrics are served unless another one is given: only this machine can read them
+#: default address of the server, which only this machine can reach
 LOOPBACK = "127.0.0.1"
 
-#: environment variables of a worker with the same meaning as its options
+#: environment variables of a worker for its options --metrics-port and --metrics-host
 PORT, HOST = "SHADHO_METRICS_PORT", "SHADHO_METRICS_HOST"
 
-#: number of connections at a time; a further one cuts off the oldest, whose client may send nothing
+#: maximum number of connections at a time; a further connection closes the oldest one, whose client may be stuck
 MOST_CONNECTIONS = 50
 
 
 class MetricsServer(ThreadingTCPServer):
-    """Answers requests with the present metrics, once `serve` is called; until then, requests wait.
+    """Answers requests with the current metrics once `serve` was called; until then, requests wait.
 
-    Nothing waits for its threads, which end with the process: a client may send a byte a second.
+    Its threads are daemons, because a slow client must not delay the end of the process.
     """
 
     allow_reuse_address = daemon_threads = True
 
     def __init__(self, port: int, host: str | None = None, *, most: int = MOST_CONNECTIONS) -> None:
-        """Listen on a port, 0 for a free one, with at most `most` connections at a time.
+        """Listen on a port (0 for a free port), with at most `most` connections at a time.
 
-        Raises UsageError if that is not possible, or without the library.
+        Raises UsageError if that is not possible, or if prometheus_client is not installed.
         """
         if find_spec("prometheus_client") is None:
             raise UsageError('--metrics-port needs the extra metrics; in the checkout: pip install -e ".[metrics]"')
         self._host = host or LOOPBACK
         self.address_family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        #: the latest connections, the oldest first; some of them are closed
+        #: the latest connections, the oldest first; some may be closed already
         self._latest: deque[Any] = deque(maxlen=most)
         try:
             super().__init__((self._host, port), BaseRequestHandler)
@@ -57,7 +58,7 @@ class MetricsServer(ThreadingTCPServer):
 
     @classmethod
     def configured(cls) -> MetricsServer | None:
-        """Return the server of a worker's metrics that the environment asks for, or None. Raises UsageError."""
+        """Return the server for a worker's metrics if the environment names a port, else None. Raises UsageError."""
         port = os.environ.get(PORT)
         if not port:
             return None
@@ -89,4 +90,4 @@ class MetricsServer(ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a run and a worker have other things to say, and the client sees that it gets no answer."""
+        """Print nothing. The client notices that it gets no answer."""

@@ -1,4 +1,4 @@
-"""Families of metrics of one worker."""
+"""Families of metrics of one worker: its slots, state, ended trials, heartbeats and outages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shadho_celery.core.trial import TrialState
 from shadho_celery.metrics.family import Collector, Family, Kind
 from shadho_celery.node.slots import Slots
 
-#: states of a worker, of which it has exactly one
+#: states of a worker
 STATES = ("serving", "drained", "ending", "quarantined")
 
 

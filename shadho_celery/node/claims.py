@@ -1,8 +1,8 @@
-"""Claims: attempts are claimed in Redis before they run; those that this worker must not run are declined.
+"""Claims: a worker claims attempts in Redis before it runs them, and declines attempts that it must not run.
 
-A round trip to Redis costs as much as a short trial. The first attempt of a message is therefore claimed alone. If that
-trial was quick and succeeded, all others are claimed at once, and their results are sent at the end (`Bundle`).
-Attempts that wait behind a long trial are given back.
+A round trip to Redis costs as much as a short trial. Therefore the first attempt of a message is claimed alone. If it
+succeeds quickly, all other attempts of the message are claimed at once, and their results are sent together at the end
+(`Bundle`). Attempts that wait behind a long trial are given back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost, o
 
 
 class Bundle:
-    """Attempts of one delivery of a message.
+    """The attempts of one delivery of a message, with those claimed and the results not sent yet.
 
     `relieve` may be called from any thread, the other methods only from the slot's thread.
     """
@@ -53,7 +53,7 @@ class Bundle:
     ) -> None:
         """`host` is the name of this machine, and `slot` the number of the slot that runs the attempts."""
         self.payload = payload
-        #: random name of this delivery of the message, by which Redis recognises a repeated call
+        #: random name of this delivery of the message, so that Redis recognises a repeated call
         self.delivery = uuid.uuid4().hex[:8]
         #: attempts that are not claimed yet
         self.unclaimed = deque(attempts)
@@ -61,14 +61,14 @@ class Bundle:
         self._clock = clock
         self._host = host
         self._slot = slot
-        #: claimed attempts that are not started yet, and results that are not sent yet
+        #: claimed attempts that have not started yet, and results that have not been sent yet
         self._waiting: deque[Attempt] = deque()
         self._results: list[Result] = []
         self._claimed_at = clock.now()
         self._lock = threading.Lock()
 
     def exchange(self, count: int) -> list[Claim]:
-        """Send the results and claim the next `count` attempts. Return the answers to the claims.
+        """Send the collected results and claim the next `count` attempts. Return the answers to the claims.
 
         Attempts that the open circuit breaker of this worker refuses stay unclaimed. Raises redis-py's errors. After an
         error, repeat the call.
@@ -95,7 +95,7 @@ class Bundle:
             return self._waiting.popleft() if self._waiting else None
 
     def waiting(self) -> list[Attempt]:
-        """Return the claimed attempts that are not started yet."""
+        """Return the claimed attempts that have not started yet."""
         with self._lock:
             return list(self._waiting)
 
@@ -105,7 +105,8 @@ class Bundle:
             self._results.append(result)
 
     def refuse(self, reason: str, attempt: Attempt | None = None) -> None:
-        """Send the results. Give back `attempt` and all attempts after it, because they cannot finish on this worker.
+        """Send the collected results. Give back `attempt` and all attempts after it, which cannot finish on this
+        worker.
 
         Raises redis-py's errors. After an error, repeat the call.
         """
@@ -121,9 +122,9 @@ class Bundle:
                 self.unclaimed.popleft()
 
     def relieve(self, recall: Callable[[], None]) -> None:
-        """If the running trial takes long, send the results and give back the attempts that wait behind it.
+        """If the running trial takes long, send the collected results and give back the attempts that wait behind it.
 
-        `recall` takes the attempts that were sent ahead back from the slot's process. Raises redis-py's errors.
+        `recall` takes back the attempts that were already sent to the slot's process. Raises redis-py's errors.
         """
         if self._clock.now() - self._claimed_at < PATIENCE_SECONDS or not self._lock.acquire(blocking=False):
             # If the lock is taken, the slot's thread is sending results or attempts right now.
@@ -152,18 +153,20 @@ class Bundle:
 
 
 class Claims:
-    """This worker's calls of Redis about attempts: repeated during an outage. The methods are for any thread."""
+    """This worker's calls to Redis about attempts, which are repeated during an outage. Any thread may call the
+    methods.
+    """
 
     def __init__(self, channel: WorkerChannel, outage: Outage, clock: Clock, closing: threading.Event) -> None:
         """After `closing` is set, no call is repeated."""
         self.channel = channel
         self._outage, self._clock, self._closing = outage, clock, closing
-        #: calls that decline attempts, pending until the next beat
+        #: pending calls that decline attempts; `flush` makes them
         self._declined: list[Callable[[], object]] = []
         self._declining = threading.Lock()
 
     def persist(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. Repeat it until Redis answers: a restart of Redis must lose nothing."""
+        """Return the result of `call`, repeated until Redis answers, so that a restart of Redis loses nothing."""
         wait = 0.1
         while True:
             try:
@@ -175,13 +178,13 @@ class Claims:
                 wait = min(5.0, wait * 2)
 
     def note(self, error: redis.RedisError | None) -> None:
-        """Log once that Redis does not answer, and once that it answers again."""
+        """Log that Redis does not answer (`error`) or answers again (None), once for each outage."""
         text = None if error is None else f"Redis does not answer ({error}); trying again, and leases may run out"
         if (line := self._outage.see(text, self._clock.now())) is not None:
             log.warning("%s", line) if error is not None else tell(line)
 
     def is_void(self, payload: Payload) -> bool:
-        """Return whether claims of all attempts in a message would be refused, so that no worker needs the message."""
+        """Return whether no worker needs a message any more, because claims of all its attempts would be refused."""
         attempts = [(attempt.number, attempt.attempt) for attempt in payload.attempts]
         with suppress(redis.RedisError):
             refused = self.channel.are_refused(payload.study, attempts, replicas=payload.replica is not None)
@@ -189,21 +192,22 @@ class Claims:
         return False
 
     def decline(self, study: str, attempt: Attempt, reason: str, *, is_too_long: bool) -> None:
-        """Return an attempt to its scheduler.
+        """Decline an attempt, so that its scheduler gets it back.
 
-        Its message does not return to the queue, where it would be first again and block all messages behind it.
+        Its message does not return to the queue: it would be the first one there again, and block all messages behind
+        it.
         """
         number, which = attempt.number, attempt.attempt
         log.info("trial %s, attempt %s does not run here: %s", number, which, reason)
         decline = partial(self.channel.decline, study, number, which, reason, is_too_long=is_too_long)
         if attempt.failed_on or attempt.expected is not None:
-            # The scheduler sends a declined attempt again at once. If no other worker is free, it returns here, so it
-            # is declined only once a second, in the beat.
+            # The scheduler sends a declined attempt again at once, and if no other worker is free, to this worker.
+            # Therefore decline it only in the next beat, about once a second.
             self._declined.append(decline)
         else:
             self.persist(decline)
 
     def flush(self) -> None:
-        """Decline the attempts that wait for it. Raises redis-py's errors."""
+        """Make the pending calls that decline attempts. Raises redis-py's errors."""
         with self._declining:
             flush(self._declined)

@@ -5,8 +5,8 @@ cache by their digests, ``.shadho/code/.inputs``. The slot's process compares th
 import. A version that cannot be imported, or whose files do not have its digest, is refused for a while and then
 written again.
 
-By a token file in the folder of checkpoints, workers detect whether they share the folder. The first worker that finds
-no token creates one. Workers that read the same token see the same folder.
+A token file in the folder of checkpoints shows workers whether they share that folder: workers that read the same token
+do. The first worker that finds no token creates one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ AGAIN_SECONDS = 60.0
 
 
 class ShippedCode:
-    """Writes shipped code to folders, and remembers which versions cannot run here. Methods are for any thread."""
+    """Writes shipped code to folders, and remembers which versions cannot run on this worker. Any thread may call the
+    methods.
+    """
 
     def __init__(self, shipping: Shipping, folder: Path, clock: Clock) -> None:
         """`folder` contains the folders of all studies."""
@@ -51,13 +53,13 @@ class ShippedCode:
         self._clock = clock
         #: folders that this worker has written
         self._written: set[Path] = set()
-        #: reason why a version cannot run on this worker, and the time at which that was found, by digest
+        #: digest of a version that cannot run on this worker -> the reason, and the time at which it was found
         self._unfit: dict[str, tuple[str, float]] = {}
         self._lock = threading.Lock()
 
     @property
     def unfit(self) -> dict[str, str]:
-        """Reasons why versions of shipped code cannot run on this worker, by digest. They expire after a while."""
+        """Reasons why shipped versions cannot run on this worker, by digest. They expire after AGAIN_SECONDS."""
         now = self._clock.now()
         with self._lock:
             self._unfit = {code: each for code, each in self._unfit.items() if now - each[1] < AGAIN_SECONDS}
@@ -84,7 +86,7 @@ class ShippedCode:
             if self.folder(payload) in self._written:
                 return ""
             sources = self._shipping.fetch(payload.study)
-            # Another client may have stored an earlier version again, whose signature is valid too.
+            # Another client may have put back an earlier version, whose signature is valid too.
             if sources is None or sources.code != payload.code:
                 return "its study's code is not in Redis"
             try:
@@ -130,16 +132,16 @@ class ShippedCode:
 
 
 class Codes:
-    """Versions of the code of a worker's study modules. `follow` is for one thread, other methods are for any thread.
+    """Versions of a worker's study modules. One thread calls `follow`; any thread may call the other methods.
 
-    A module's version is the one that its newest process has imported. It becomes unknown when one of the module's
-    files is edited, because the next process imports the edited files.
+    A module's known version is the one that the newest process has imported. It becomes unknown when one of the
+    module's files is edited, because the next process imports the edited files.
     """
 
     def __init__(self) -> None:
-        #: known versions by module; a change replaces the whole mapping
+        #: module -> its known version; a change replaces the whole mapping
         self.known: Mapping[str, CodeVersion] = {}
-        #: versions by module that each slot's process had imported at the last `follow`, by slot
+        #: slot -> versions, by module, that its process had imported at the last `follow`
         self._seen: dict[int, Mapping[str, CodeVersion]] = {}
         self._disk = DiskWatch()
         self._lock = threading.Lock()
@@ -165,7 +167,9 @@ class Codes:
                     self.known = {name: each for name, each in self.known.items() if name != module}
 
     def lacks(self, module: str, digest: str) -> str:
-        """Return why trials of a module's version `digest` cannot run here. Return "" if they can or may be able to."""
+        """Return why trials with the version `digest` of a module cannot run here, or "" if they can or this is not
+        known.
+        """
         code = self.known.get(module)
         if code is None or code.is_usable(digest):
             return ""
@@ -173,16 +177,16 @@ class Codes:
 
 
 class CodeGate:
-    """Decides which messages' code this worker can run. The methods may be called from any thread."""
+    """Decides whether this worker has the code that a message needs. Any thread may call the methods."""
 
     def __init__(self, imports: Sequence[str], checkpoints: Path, shipped: ShippedCode | None) -> None:
-        """`imports` are the only modules whose objectives may run here, except `shipped` code, if it is accepted."""
+        """`imports` are the modules whose objectives may run here; `shipped` manages shipped code; None refuses it."""
         self._imports, self._checkpoints = imports, checkpoints
         self._shipped, self._codes = shipped, Codes()
 
     @property
     def facts(self) -> dict[str, object]:
-        """Versions that this worker has, and shipped versions that it cannot run, as it announces them."""
+        """Versions that this worker has, and shipped versions that it cannot run, as fields of its announcement."""
         unfit = {} if self._shipped is None else self._shipped.unfit
         return {"codes": {**self._codes.known}, "unfit": unfit}
 
@@ -195,7 +199,7 @@ class CodeGate:
         return str(self._shipped.folder(payload)) if self._shipped is not None and payload.is_shipped else ""
 
     def lacks(self, payload: Payload) -> str:
-        """Return why this worker cannot run a message's attempts. Return "" if it can, or if that is not known yet.
+        """Return why this worker cannot run a message's attempts, or "" if it can or this is not known yet.
 
         Raises redis-py's errors.
         """
@@ -210,7 +214,7 @@ class CodeGate:
         return self._codes.lacks(payload.module, payload.code)
 
     def refuse(self, payload: Payload, found: CodeVersion) -> str:
-        """Record the version that a new process has found in place of a message's. Return why it cannot be used."""
+        """Record that a new process has found another version than a message needs. Return why it cannot be used."""
         reason = found.problem or "its code was edited meanwhile"
         if self._shipped is not None and payload.is_shipped:
             self._shipped.refuse(payload, reason)
@@ -220,10 +224,10 @@ class CodeGate:
 
 
 def storage_id(folder: Path) -> str:
-    """Return the id of the storage of a folder of checkpoints. Create the folder and its token if needed.
+    """Return the id of the storage that contains a folder of checkpoints.
 
-    Returns "" if the folder cannot be read or written, or if its file system has no hard links. The folder then counts
-    as one that no other worker shares.
+    Creates the folder, and the token file in it from which the id is made, if they are missing. Returns "" if the
+    folder cannot be read or written, or if its file system has no hard links; the folder then counts as not shared.
     """
     token = folder / STORAGE_TOKEN
     with suppress(OSError):
@@ -235,7 +239,7 @@ def storage_id(folder: Path) -> str:
 
 
 def _make(token: Path) -> None:
-    """Create a token unless another process is faster. A hard link makes the file appear at once with its content."""
+    """Create a token file unless another process is faster. The hard link makes it appear complete, in one step."""
     draft = token.with_name(f"{STORAGE_TOKEN}.{uuid.uuid4().hex}")
     try:
         draft.write_text(uuid.uuid4().hex)
@@ -246,7 +250,7 @@ def _make(token: Path) -> None:
 
 
 def _read(token: Path) -> str:
-    # Trials may write here, so this must not block on a named pipe.
+    # Trials may write to this folder, so reading must not block if the file is a named pipe.
     descriptor = os.open(token, os.O_RDONLY | os.O_NONBLOCK)
     try:
         content, found = os.read(descriptor, 100).decode("ascii", "replace"), os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Consumer: pause and resume a worker's messages, and reconnect when Celery's consumer hangs."""
+"""Consumer: pauses a worker's messages, refuses unreadable ones, and reconnects if Celery's consumer hangs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ FULL_SECONDS = 1.0
 
 
 class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
-    """Celery's consumer that skips messages with unreadable headers, and takes no more messages than it has slots.
+    """Celery's consumer, changed to skip messages with unreadable headers and to take no more messages than there are
+    slots.
 
-    A message with unreadable headers would end the worker, return to its queue, and end the next worker. From RabbitMQ
-    4 on, each queue has its own prefetch limit. A worker could then get as many messages from each of its two queues as
-    it has slots, and the last messages would wait although other workers are free.
+    Without this, a message with unreadable headers would end the worker, return to its queue, and end the next worker.
+    Since RabbitMQ 4, each queue has its own prefetch limit, so a worker could get as many messages from each of its two
+    queues as it has slots. Half of them would wait although other workers may be free.
     """
 
-    #: number of slots that trials of several slots take, in addition to one for each message
+    #: number of slots that are taken in addition to one per message, by trials that take several
     held = 0
-    #: number of slots that are closed, because their trials would not fit beside the running ones
+    #: number of free slots that take no trial, because GPU memory is short
     closed = 0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -55,7 +56,9 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
         return connection
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Return whether a record of Celery is to be logged: of those about an outage of the broker, the first one."""
+        """Return whether to log a record of Celery. Of the records about an outage of the broker, only the first is
+        logged.
+        """
         text = record.getMessage()
         return not text.startswith(_OUTAGE) or self._outage.see(text, time.monotonic()) is not None
 
@@ -67,7 +70,7 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
         def on_task_received(message: Any) -> None:
             if len(state.reserved_requests) + self.held + self.closed >= self.pool.num_processes:
-                # Without the pause, the message would circulate fast.
+                # Wait first: otherwise the message would circulate between queue and workers without a pause.
                 self.timer.call_after(FULL_SECONDS, self.call_soon, (give_back, message))
                 return
             try:
@@ -84,17 +87,18 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
 
 class Consumer:
-    """The queues that a worker consumes: that of its class, and that of its class on its machine.
+    """Pauses, resumes and reconnects the two queues that a worker consumes: its class's, and its class's on this
+    machine.
 
-    Its methods may be called from any thread. They hand the work to the thread of Celery's consumer.
+    Any thread may call the methods. Calls of Celery's consumer run in the consumer's own thread.
     """
 
     def __init__(self, consumer: Any, queues: Sequence[str], clock: Clock | None = None) -> None:
-        """`consumer` is Celery's, from its `worker_ready` signal."""
+        """`consumer` is Celery's consumer, as its signal `worker_ready` passes it."""
         self._consumer = consumer
         self._queues = queues
         self._clock = clock or SystemClock()
-        #: reasons for which messages are paused; they are taken while there are none
+        #: reasons for the current pause; if empty, messages are taken
         self._paused: set[str] = set()
         self._waited = False
         self._lock = threading.Lock()
@@ -107,7 +111,7 @@ class Consumer:
 
     @contextmanager
     def holding(self, slots: int) -> Iterator[None]:
-        """Take fewer messages by this number within a `with` block, because a message needs so many further slots."""
+        """Take `slots` fewer messages within a `with` block, because one message needs that many additional slots."""
         with self._lock:
             self._consumer.held += slots
         try:
@@ -117,7 +121,7 @@ class Consumer:
                 self._consumer.held -= slots
 
     def close_slots(self, number: int) -> None:
-        """Take fewer messages by this number from now on."""
+        """Take `number` fewer messages than there are slots from now on; replaces the number of the last call."""
         self._consumer.closed = number
 
     def pause(self, reason: str = "breaker") -> None:
@@ -137,14 +141,14 @@ class Consumer:
         self._paused.discard(reason)
 
     def reconnect_if_stuck(self, is_wanted: Callable[[], bool]) -> None:
-        """Reconnect if messages wait in a queue but do not arrive. Call this now and then while a slot is free.
+        """Reconnect if messages wait in a queue but do not arrive. Call this regularly while a slot is free.
 
         `is_wanted` returns whether any study may have sent messages. If the connection was cut during an
         acknowledgement, Celery may wait for ever, or count the message against its prefetch limit for ever.
         """
         if self._paused or self._clock.now() - self._message_at < QUIET_SECONDS or not is_wanted():
             return
-        # Reconnect only if messages wait at two checks in a row: after the first, another worker may still take them.
+        # Reconnect only if messages wait at two checks in a row, because another worker may take them after the first.
         waiting = self._are_waiting()
         waits, before = bool(waiting), self._waited
         self.note_message()
@@ -152,8 +156,8 @@ class Consumer:
         if waits and before:
             log.warning("messages wait in %s but none arrives; reconnecting to the broker", " and ".join(waiting))
             self._consumer.call_soon(_break)
-            # Its thread may hang in a read. The socket is not part of py-amqp's public interface. If this fails, the
-            # next heartbeat finds the connection dead.
+            # The consumer's thread may hang while it reads, so shut the socket down. The socket is not part of
+            # py-amqp's public interface; if this fails, the next heartbeat notices that the connection is dead.
             with suppress(Exception):
                 self._consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
 
@@ -167,13 +171,12 @@ class Consumer:
             return []
 
     def _connection(self) -> Any:
-        # By the missing heartbeat, RabbitMQ notices that this machine has failed, and puts back the messages that were
-        # only examined.
+        # With heartbeats, RabbitMQ notices if this machine fails during the check, and puts examined messages back.
         return self._consumer.app.connection_for_read(
             heartbeat=BROKER_HEARTBEAT_SECONDS, connect_timeout=BROKER_CONNECT_SECONDS
         )
 
 
 def _break() -> None:
-    """End the consumer's loop as if the connection was lost: Celery then starts a new one."""
+    """End the consumer's loop as if the connection were lost, so that Celery opens a new one."""
     raise ConnectionResetError("the worker closed its connection")

@@ -1,7 +1,7 @@
-"""Devices of a worker: its slots, with the GPUs and cores that each has, and the process that runs trials in it.
+"""Devices of a worker: the GPUs, cores and process of each of its slots, and which slots are free.
 
-Attempts take all the slots that they need or none, in the order in which their messages arrived. They may share GPUs as
-far as their memory fits. An attempt whose memory is not known has its GPU alone.
+An attempt takes all the slots that it needs at once. Attempts take slots in the order in which their messages arrived.
+They may share a GPU if its memory suffices. An attempt whose GPU memory is not known does not share its GPU.
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ from shadho_celery.runner.runner import Runner
 
 log = logging.getLogger(__name__)
 
-#: seconds between two checks whether an attempt still waits for slots
+#: seconds between two checks whether an attempt that waits for slots is still wanted
 CHECK_SECONDS = 1.0
 
-#: bytes of GPU memory that a process takes beside those that are measured: the context of CUDA, and its libraries
+#: bytes of GPU memory that a process takes in addition to the measured ones, for the CUDA context and libraries
 CONTEXT_BYTES = 2**30
-#: number of the latest attempts whose median memory is expected of the next ones
+#: the next attempts are expected to take the median GPU memory of this many latest attempts
 RECENT = 8
 
 
 class Gpu:
-    """A GPU that attempts share as far as their memory fits."""
+    """A GPU that several attempts may share if its memory suffices for all."""
 
     def __init__(self, memory: int, slots: int) -> None:
-        """`memory` are its bytes, and `slots` the greatest number of attempts at a time."""
+        """`memory` is in bytes. At most `slots` attempts run on the GPU at a time."""
         self.memory = memory
         self._slots = slots
-        #: bytes of the attempt in each taken slot; None if it has the GPU alone
+        #: taken slot -> bytes that its attempt needs; None if the attempt must not share the GPU
         self.taken: dict[int, int | None] = {}
-        #: slots whose process may have a context of CUDA
+        #: slots whose process may have a CUDA context on this GPU
         self.begun: set[int] = set()
-        #: taken slots whose attempt has not been alone
+        #: taken slots whose attempt has shared the GPU
         self.shared: set[int] = set()
 
     def left(self, slot: int) -> int:
-        """Return the bytes that another attempt may take in a free slot; negative if there are none."""
+        """Return the bytes that an attempt in this free slot may take; negative if no attempt fits."""
         if None in self.taken.values():
             return -1
         used = sum(each or 0 for each in self.taken.values())
         return self.memory - used - CONTEXT_BYTES * len(self.begun | {slot})
 
     def open(self, typical: int) -> int:
-        """Return the number of attempts that may run at a time: those that do, and more of `typical` bytes each."""
+        """Return the number of attempts that may run at a time: the running ones, and more if they take `typical` bytes
+        each.
+        """
         if None in self.taken.values():
             return len(self.taken)
         left = self.memory - sum([(each or 0) + CONTEXT_BYTES for each in self.taken.values()])
@@ -60,7 +62,7 @@ class Gpu:
         return min(self._slots, len(self.taken) + more)
 
     def take(self, slot: int, need: int | None) -> None:
-        """Note that an attempt has a slot."""
+        """Record that an attempt that needs `need` bytes, or the whole GPU if None, has taken a slot."""
         self.taken[slot] = need
         self.begun.add(slot)
         self.shared.discard(slot)
@@ -68,50 +70,52 @@ class Gpu:
             self.shared |= self.taken.keys()
 
     def put(self, slot: int) -> None:
-        """Note that a slot is free."""
+        """Record that a slot is free."""
         self.taken.pop(slot, None)
 
 
 class FreeSlots:
-    """The slots of a worker that run nothing. Its methods may be called from any thread."""
+    """The free slots of a worker, and the attempts that wait for slots. Any thread may call the methods."""
 
     def __init__(self, count: int, cards: int = 0, memories: Sequence[int] = ()) -> None:
-        """Slots have the numbers from 0 to `count` - 1. Slot i has GPU i modulo `cards`, if there are any.
+        """Slots have the numbers from 0 to `count` - 1. Slot i has GPU i modulo `cards`, unless `cards` is 0.
 
-        With `memories`, the bytes of each GPU, attempts share GPUs as far as their memory fits.
+        With `memories`, the bytes of each GPU, attempts may share a GPU if its memory suffices.
         """
         self.count = count
         self.cards = cards
         self.gpus = [Gpu(memory, len(range(card, count, cards))) for card, memory in enumerate(memories)]
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._free = set(range(count))
-        #: tickets of the attempts that wait, with the number of slots that each needs
+        #: a ticket of each attempt that waits, in order, with the number of slots that it needs
         self._waiting: deque[tuple[object, int]] = deque()
         self._changed = threading.Condition()
 
     @property
     def is_any(self) -> bool:
-        """True if a slot is free and no attempt waits for it."""
+        """True if an attempt could take a slot at once."""
         with self._changed:
             return self._open() > self.count - len(self._free) and not self._waiting
 
     @property
     def open(self) -> int:
-        """Number of slots that attempts may have at a time: all, unless the memory of shared GPUs limits it."""
+        """Number of slots that attempts may take at a time: all slots, or fewer if the memory of shared GPUs limits
+        them.
+        """
         with self._changed:
             return self._open()
 
     @property
     def kept(self) -> int:
-        """Number of free slots that are kept for an attempt that waits for more."""
+        """Number of free slots that are kept for attempts that wait for more slots."""
         with self._changed:
             return min(len(self._free), sum(number for _, number in self._waiting))
 
     def take(self, number: int, is_wanted: Callable[[], bool] = lambda: True, *, need: int | None = None) -> list[int]:
-        """Wait until `number` slots are free, and take them. While an attempt waits, later ones wait behind it.
+        """Wait until `number` slots are free, and take them. Attempts that come later wait behind this one.
 
-        `need` are the bytes of GPU memory that the attempt takes; None if it needs its GPUs alone. `is_wanted` is
-        called every CHECK_SECONDS meanwhile. Once it returns False, the result is an empty list.
+        `need` is the GPU memory of the attempt in bytes; None if it must not share its GPUs. While this waits, it calls
+        `is_wanted` every CHECK_SECONDS. Returns the slots, or an empty list once `is_wanted` returns False.
         """
         ticket = object()
         with self._changed:
@@ -131,7 +135,7 @@ class FreeSlots:
                 self._changed.notify_all()
 
     def put(self, slots: Sequence[int]) -> None:
-        """Give slots back."""
+        """Free slots that `take` has returned."""
         with self._changed:
             self._free.update(slots)
             for slot in slots if self.gpus else ():
@@ -139,7 +143,10 @@ class FreeSlots:
             self._changed.notify_all()
 
     def beside(self, taken: Sequence[int]) -> list[int]:
-        """Return the other slots of the GPUs that an attempt has alone. Their processes must not keep GPU memory."""
+        """Return the idle slots of the GPUs that the attempt in the slots `taken` does not share.
+
+        Their processes may still hold GPU memory, so they must be killed.
+        """
         with self._changed:
             alone = [gpu for gpu in self.gpus if None in [gpu.taken.get(slot, 0) for slot in taken]]
             others = [slot for gpu in alone for slot in gpu.begun.difference(taken)]
@@ -169,13 +176,16 @@ class FreeSlots:
             gpu.take(slot, None if is_alone else need)
 
     def _chosen(self, ticket: object, number: int, need: int | None) -> list[int]:
-        """Return free slots for the attempt with a ticket, or [] while there are too few, or too little GPU memory."""
+        """Return free slots for the attempt with this ticket, or [] if slots or GPU memory are too few, or another is
+        first.
+        """
         if self._waiting[0][0] is not ticket or len(self._free) < number:
             return []
         if not self.gpus:
             return self._spread(self._free, number)
         if number == 1 and need is not None:
-            # The lowest free slot of each GPU, to use its process again. On the emptiest GPU an attempt is fastest.
+            # Choose the lowest free slot of each GPU, whose process probably exists already, and of these the one on
+            # the GPU with the most free memory, where the attempt is fastest.
             first = {slot % self.cards: slot for slot in sorted(self._free, reverse=True)}
             left, card = max((self.gpus[card].left(slot), -card) for card, slot in first.items())
             if left >= need:
@@ -186,7 +196,7 @@ class FreeSlots:
         return self._spread({slot for slot in self._free if slot % self.cards in idle}, number)
 
     def _spread(self, free: Collection[int], number: int) -> list[int]:
-        """Return some of the free slots: those with the lowest numbers, on different GPUs if that is possible."""
+        """Return `number` of the free slots: the lowest ones, on different GPUs if possible."""
         chosen: list[int] = []
         left = sorted(free)
         for _ in range(number):
@@ -198,11 +208,11 @@ class FreeSlots:
 
 
 class CoreShare:
-    """Number of threads that each trial on a worker gets, from its share of the host's cores."""
+    """Number of threads of each trial on a worker, computed from the worker's share of the host's cores."""
 
     def __init__(self, machine: Machine, slots: int) -> None:
         self._machine = machine
-        #: number of slots on the host that share its cores, threads of a trial, and both as last logged
+        #: number of slots that share the host's cores; threads of a trial; both numbers as last logged
         self._sharing = slots
         self.threads = machine.threads(slots)
         self._said = self._sharing, self.threads
@@ -210,7 +220,9 @@ class CoreShare:
         self._seen: tuple[int, Collection[Worker]] | None = None
 
     def follow(self, slots: int, neighbours: Collection[Worker]) -> bool:
-        """Divide the cores among this worker's slots and its `neighbours`. Return whether the threads have changed."""
+        """Divide the cores among this worker's `slots` and those of its `neighbours`. Return whether the threads have
+        changed.
+        """
         if self._seen is not None and slots == self._seen[0] and neighbours is self._seen[1]:
             return False
         self._seen = slots, neighbours
@@ -227,7 +239,7 @@ class CoreShare:
 
 
 class Devices:
-    """The slots' GPUs, cores and processes. The methods may be called from any thread."""
+    """The GPUs, cores and processes of a worker's slots. Any thread may call the methods."""
 
     def __init__(
         self,
@@ -239,29 +251,31 @@ class Devices:
         address: str,
         shares_gpus: bool,
     ) -> None:
-        """`make_runner` makes the runner of a slot from the environment variables of its process.
+        """`make_runner` creates the runner of a slot. Its argument are the environment variables of the slot's process.
 
-        With `shares_gpus`, trials share GPUs as far as their memory fits, in `count` slots at most. `address` is the
-        one by which the fleet's other machines reach this machine.
+        With `shares_gpus`, trials share GPUs if the memory suffices, in at most `count` slots. `address` is the address
+        at which the fleet's other machines reach this one.
         """
         gpus = machine.gpus_for(compute_class)
         self.free = FreeSlots(count, len(gpus), [gpu.memory for gpu in gpus] if shares_gpus else [])
-        #: number of slots that this worker announces at its start
+        #: number of slots that this worker announces when it starts
         self.slots = self.free.open
         self._machine, self._compute_class, self._address = machine, compute_class, address
         self._core_share = CoreShare(machine, self.slots)
-        #: number of slots whose GPUs and cores the process of each slot has
+        #: by slot: the number of slots whose GPUs and cores its process has
         self.widths = [1] * count
         self.runners = [make_runner(self._variables([slot])) for slot in range(count)]
 
     def start(self) -> None:
-        """Start the slots' processes. If one cannot be started, `Runner.run` will give the error to the trial."""
+        """Start the slots' processes. If a process cannot be started now, `Runner.run` tries again and reports the
+        error.
+        """
         for runner in self.runners[: self.free.open]:
             with suppress(OSError):
                 runner.start()
 
     def close(self) -> list[threading.Thread]:
-        """End the processes, in threads that are returned, because each takes a few hundredths of a second."""
+        """End the processes. Return the threads that do it, because each takes a few hundredths of a second."""
         killers = []
         for runner in self.runners:
             killer = threading.Thread(target=runner.close)
@@ -274,7 +288,7 @@ class Devices:
 
     @contextmanager
     def given(self, taken: Sequence[int]) -> Iterator[None]:
-        """Give an attempt the slots that it has taken, for a `with` block, and then free them."""
+        """Give an attempt the GPUs and cores of the slots that it has taken, for a `with` block, then free them."""
         try:
             for other in self.free.beside(taken):
                 self.runners[other].kill()
@@ -285,7 +299,7 @@ class Devices:
             self.free.put(taken)
 
     def share_cores(self, neighbours: Collection[Worker]) -> None:
-        """Give each slot's next trial its share of the cores, divided with the other workers of the host."""
+        """Divide the cores among the workers of this host, and set the number of threads of each slot's next trial."""
         if self._core_share.follow(self.free.open, neighbours):
             for runner, width in zip(self.runners, self.widths, strict=True):
                 runner.set_threads(self._core_share.threads * width)
@@ -297,8 +311,8 @@ class Devices:
     def _widen(self, taken: Sequence[int]) -> None:
         """Give the process of the first of these slots the GPUs and cores of all of them.
 
-        With GPUs, this needs another process, and the processes of the other slots end, because they may still hold
-        memory of their GPUs.
+        If there are GPUs, this needs a new process, and the processes of the other slots are killed, because they may
+        still hold GPU memory.
         """
         slot, width = taken[0], len(taken)
         if self.widths[slot] == width:

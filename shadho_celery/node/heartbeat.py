@@ -1,7 +1,7 @@
-"""Heartbeat: a worker announces itself, and takes messages while it is not drained and no circuit breaker is open.
+"""Heartbeat of a worker: announcements, drains, circuit breakers, and the thread that does this regularly (`Beat`).
 
-It obeys the latest drain that it has seen, counts what it has done since its start, and touches a file for health
-checks.
+A worker takes messages while it is neither drained nor has an open circuit breaker. It obeys the latest drain that it
+has seen, counts its trials and renewals since its start, and touches a file for health checks.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ log = logging.getLogger(__name__)
 
 
 class Obeyed:
-    """The record that the workers of one place, or one worker alone, obey.
+    """The drain or undrain that a worker obeys, for its place or for the worker alone.
 
-    An older record in Redis is refused: somebody has put it back. A record that is missing changes nothing.
+    An older record in Redis is refused, because somebody must have put it back. A missing record changes nothing.
     """
 
     def __init__(self, drains: Drains, place: str) -> None:
         self._drains, self._place = drains, place
-        #: the latest record; None before there is one
+        #: the latest record so far, or None
         self.latest: Drain | None = None
         self._has_warned = False
 
@@ -70,13 +70,13 @@ class Obeyed:
 
 
 class Tally:
-    """Counts of one worker, which any thread may read."""
+    """Counters of one worker since its start. Any thread may read them."""
 
     def __init__(self) -> None:
-        #: ended trials by state, and the seconds of all of them
+        #: number of ended trials by state, and the sum of their seconds
         self.trials: Counter[TrialState] = Counter()
         self.seconds = 0.0
-        #: announcements to the schedulers, and renewals of leases
+        #: number of announcements to the schedulers, and of renewals of leases
         self.heartbeats = self.renewals = 0
         self.redis = Outage("Redis")
         self._lock = threading.Lock()
@@ -89,7 +89,9 @@ class Tally:
 
 
 def announced(**facts: object) -> Worker:
-    """Return the announcement of this process as a worker. Raises UsageError if schedulers would refuse it."""
+    """Return the announcement of this process as a worker, with these fields. Raises UsageError if schedulers would
+    refuse it.
+    """
     own = {"protocol": PROTOCOL, "pid": os.getpid(), "price": price(), "versions": own_versions()}
     return as_record(own | facts, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
 
@@ -105,7 +107,7 @@ COMPARE_EVERY = 60.0
 
 
 class Heartbeat:
-    """One worker's announcements and circuit breakers. `beat` is for one thread, other methods are for any thread."""
+    """One worker's announcements and circuit breakers. One thread calls `beat`; other methods are for any thread."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class Heartbeat:
         signer: Signer = UNSIGNED,
         control: Signer | None = None,
     ) -> None:
-        """Announce `worker` as `name`, with the trials that have `leases` and the state of its circuit breakers.
+        """Announce `worker` as `name`, with the trials that `leases` contains and the state of its circuit breakers.
 
         `control` is the signer of the drains that this worker obeys; None to refuse them.
         """
@@ -129,11 +131,11 @@ class Heartbeat:
         self._host = Host(client, name, worker.machine, signer)
         #: other live workers that share this worker's cores
         self.neighbours: Collection[Worker] = ()
-        #: those of them that use GPUs of this worker, and were named in its log
+        #: neighbours that use GPUs of this worker, and that its log has already named
         self._sharing_gpus: set[str] = set()
-        #: the drains or undrains that it obeys: of its place, and of this worker alone, which may also be asked to end
+        #: drains that this worker obeys: first of its place, then of this worker alone, which may also ask it to end
         self._obeyed = [] if control is None else [Obeyed(Drains(client, control), at) for at in (place_of(name), name)]
-        #: called once, with who has asked, when this worker should finish its trials and end
+        #: called once if a user asks this worker to finish its trials and end, with the name of the user and host
         self.on_end: Callable[[str], None] | None = None
         self._was_drained = False
         self._name = name
@@ -142,14 +144,14 @@ class Heartbeat:
         self._clock = clock
         self._is_announced = threading.Event()
         self._is_draining = False
-        #: number of free slots that are kept for a trial that waits for more of them
+        #: number of free slots that are kept for a trial that waits for more slots
         self._kept = 0
-        #: what the worker has done so far
+        #: counters of this worker
         self.tally = Tally()
-        #: time of the last announcement that Redis has accepted
+        #: time of the last announcement that Redis accepted
         self._heard_at = -math.inf
         self._announced_at = self._drain_read_at = self._compared_at = clock.now()
-        #: receives the messages, once the worker is announced
+        #: receives the worker's messages; set once the worker is announced
         self.consumer: Consumer | None = None
         self._lock = threading.Lock()
         #: studies whose circuit breaker is not closed for this worker
@@ -183,9 +185,9 @@ class Heartbeat:
             self._meet_neighbours()
 
     def check(self) -> None:
-        """Try the commands of Redis that a worker needs: read announcements, and withdraw one that does not exist.
+        """Try the Redis commands that a worker needs, before it gets messages. Raises redis-py's errors.
 
-        This also finds out whether the worker is drained, before it gets messages. Raises redis-py's errors.
+        It reads announcements, and withdraws its own, which does not exist yet. It also learns whether it is drained.
         """
         self._studies.living()
         self._follow_drain()
@@ -194,7 +196,7 @@ class Heartbeat:
         self._workers.withdraw(self._name)
 
     def drain(self) -> None:
-        """Announce from now on that this worker takes no more messages because it ends."""
+        """Announce from now on that this worker takes no more messages, because it is about to end."""
         self._is_draining = True
         self._announce_now()
 
@@ -209,7 +211,7 @@ class Heartbeat:
             log.warning("could not withdraw the announcement; it expires by itself")
 
     def tell(self, **facts: object) -> None:
-        """Announce these facts of the worker from now on, by the names of their fields in `Worker`."""
+        """Change these fields of the announcement (`Worker`). If that changes anything, announce it at once."""
         if all(getattr(self._worker, name) == fact for name, fact in facts.items()):
             return
         with self._lock:
@@ -217,10 +219,10 @@ class Heartbeat:
         self._announce_now()
 
     def beat(self, *, has_free_slot: bool, kept: int = 0, slots: int | None = None) -> None:
-        """Announce the worker when that is due, and follow its circuit breakers. Raises redis-py's errors.
+        """Announce the worker if that is due, and read its circuit breakers and drains. Raises redis-py's errors.
 
-        Call this about every second. `kept` free slots are kept for a trial that waits for more of them. `slots` is the
-        number of slots that trials may use now; None if it does not change.
+        Call this about every second. `kept` free slots are kept for trials that wait for more. `slots` is the number of
+        slots that trials may use now; None for no change.
         """
         self._kept = kept
         if slots is not None:
@@ -255,12 +257,12 @@ class Heartbeat:
             self._announce_now()
 
     def _follow_breakers(self) -> None:
-        """Take messages again once the breaker of every study is closed. A quarantine does not end."""
+        """Read the state of the open breakers. Take messages again once all are closed. A quarantine never ends."""
         living = self._studies.living()
         for study, before in list(self._breakers.items()):
             state = Quarantine(self._client, study).state(self._name)
             if state is Breaker.OPEN and study not in living:
-                # The study's scheduler has ended without a decision. The next scheduler closes all breakers.
+                # The study's scheduler has ended without a decision, and the next one would close all breakers.
                 state = Breaker.CLOSED
             if state is before:
                 continue
@@ -278,7 +280,9 @@ class Heartbeat:
                 self.consumer.resume()
 
     def _follow_drain(self) -> None:
-        """Read whether this worker is drained, and pause or resume its messages. Raises redis-py's errors."""
+        """Read whether this worker is drained or should end, and pause or resume its messages. Raises redis-py's
+        errors.
+        """
         for obeyed in self._obeyed:
             obeyed.follow()
         drains = [each.drain for each in self._obeyed if each.drain is not None]
@@ -300,9 +304,10 @@ class Heartbeat:
         self._announce_now()
 
     def _compare_clocks(self) -> None:
-        """Announce from now on how far this machine's clock is ahead of that of the Redis server.
+        """Update the announced difference between this machine's clock and that of the Redis server.
 
-        Whole seconds suffice, and an announcement that rarely changes is rarely decoded. Raises redis-py's errors.
+        It is rounded to seconds, so that the announcement rarely changes and is rarely decoded. Raises redis-py's
+        errors.
         """
         self._compared_at = self._clock.now()
         offset = round(clock_offset(self._client))
@@ -310,7 +315,7 @@ class Heartbeat:
             self._worker = replace(self._worker, clock_offset=offset)
 
     def _meet_neighbours(self) -> None:
-        """Look for other workers that share this worker's cores. If it is announced, make it visible to them.
+        """Find the other workers that share this worker's cores. If this worker is announced, make it visible to them.
 
         Raises redis-py's errors.
         """
@@ -321,7 +326,7 @@ class Heartbeat:
         self._warn_of_shared_gpus(neighbours)
 
     def _warn_of_shared_gpus(self, neighbours: Mapping[str, Worker]) -> None:
-        """Log once for each other worker of the host that it uses GPUs of this worker."""
+        """Log a warning, once for each other worker of the host, if that worker uses GPUs of this worker."""
         own = self._worker.machine.gpus_for(self._worker.compute_class)
         for name, each in neighbours.items() if self._is_announced.is_set() else ():
             theirs = each.machine.gpus_for(each.compute_class)
@@ -363,13 +368,13 @@ class Heartbeat:
 
 
 class HeartbeatFile:
-    """File that a living worker touches every second, also while broker and Redis do not answer.
+    """File that a live worker touches every second, also during an outage of the broker or of Redis.
 
-    A health check by the age of the file restarts a worker that hangs, and none because of an outage.
+    A health check that reads the file's age therefore restarts a worker that hangs, but not one in an outage.
     """
 
     def __init__(self) -> None:
-        """Use the file that the environment names, if it names one. Raises UsageError if it cannot be written."""
+        """Use the file that the environment names, if any. Raises UsageError if it cannot be written."""
         path = os.environ.get(HEARTBEAT_FILE)
         self._path, self._is_written = Path(path).absolute() if path else None, True
         self.touch()
@@ -398,12 +403,12 @@ class HeartbeatFile:
                 self._path.unlink()
 
 
-#: seconds between two calls of a beat's `beat` and of its `look`
+#: seconds between two calls of `beat` in the thread, and between two calls of `look`
 BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
 
 
 class Beat:
-    """The thread that renews a worker's leases. It works until the worker closes, whatever fails."""
+    """The thread that renews a worker's leases. It runs until the worker closes, even if a call in it fails."""
 
     def __init__(
         self,
@@ -412,13 +417,15 @@ class Beat:
         note: Callable[[redis.RedisError | None], None],
         closing: threading.Event,
     ) -> None:
-        """Call `look` every LOOK_SECONDS and `beat` every BEAT_SECONDS. `note` gets their errors of Redis, or None.
+        """The thread calls `look` every LOOK_SECONDS and `beat` every BEAT_SECONDS.
+
+        `note` gets the Redis errors of both, and None after a `beat` without one.
 
         Raises UsageError for a heartbeat file that cannot be written.
         """
         self._look_once, self._beat_once, self._note, self._closing = look, beat, note, closing
         self.file = HeartbeatFile()
-        #: other work for this thread
+        #: functions that the thread should call soon
         self._soon = deque[Callable[[], None]]()
 
     def start(self) -> None:
@@ -426,7 +433,7 @@ class Beat:
         start_thread(threading.Thread(target=self._beat, name="shadho-beat", daemon=True))
 
     def do_soon(self, work: Callable[[], None]) -> None:
-        """Do `work` in this thread, within LOOK_SECONDS. Signal handlers may call this."""
+        """Call `work` in the thread, within about LOOK_SECONDS. Signal handlers may call this method."""
         self._soon.append(work)
 
     def _beat(self) -> None:
@@ -438,12 +445,15 @@ class Beat:
                 beaten_at = time.monotonic()
                 self.file.touch()
                 if not self._try(self._beat_once, self._note):
-                    # Redis may be silent: its next look would wait once more.
+                    # If Redis does not answer, `look` would wait for it again.
                     continue
             self._try(self._look_once)
 
     def _try(self, work: Callable[[], None], note: Callable[[None], None] = lambda _: None) -> bool:
-        """Do a part of the work, and return whether it succeeded."""
+        """Call `work` and return whether it succeeded. `note` is called with None after a success.
+
+        Errors do not leave this function: Redis errors are passed to `self._note`, other errors are logged.
+        """
         try:
             work()
             note(None)
@@ -451,6 +461,6 @@ class Beat:
         except redis.RedisError as error:
             self._note(error)
         except Exception:
-            # Without this thread all leases would run out.
+            # Catch all exceptions, because without this thread all leases would run out.
             log.exception("a part of the beat failed, and the beat continues; this is a bug")
         return False

@@ -1,4 +1,6 @@
-"""Leases of a worker's running attempts. A lease is renewed while its attempt runs. An attempt that loses it stops."""
+"""Leases of a worker's running attempts. A lease is renewed while its attempt runs. An attempt that loses its lease is
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ GIVEN_BACK = "given back"
 
 @dataclass(kw_only=True, eq=False)
 class Lease:
-    """The right to run an attempt, or a replica of one, in a slot of this worker."""
+    """The right to run an attempt, or a replica of its gang, in a slot of this worker."""
 
     study: str
     number: int
@@ -32,11 +34,11 @@ class Lease:
     name: str = ""
     #: start of the run, in seconds since the epoch
     started_at: float = 0.0
-    #: number of slots of this worker that it takes
+    #: number of slots of this worker that the attempt takes
     slots: int = 1
-    #: the replica's seat in the attempt's gang
+    #: the replica's seat in the attempt's gang; None for the attempt itself
     seat: Seat | None = None
-    #: reason why it was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" if it was not stopped
+    #: reason why the attempt was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" if it was not
     stopped: str = ""
     #: number of times the attempt has called for replicas
     calls: int = 0
@@ -45,7 +47,7 @@ class Lease:
 
 
 class Leases:
-    """The leases of one worker. The methods may be called from any thread."""
+    """The leases of one worker. Any thread may call the methods."""
 
     def __init__(self, channel: WorkerChannel, seats: WorkerSeats) -> None:
         self._channel = channel
@@ -61,7 +63,7 @@ class Leases:
             return len(self._live)
 
     def studies(self) -> dict[str, Share]:
-        """Return for each study which of its trials run and in how many slots, by the study's key."""
+        """Return for each study, by its key, its running trials and the number of their slots."""
         by_study: dict[str, list[Lease]] = defaultdict(list)
         with self._lock:
             for lease in self._live:
@@ -84,7 +86,7 @@ class Leases:
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:
-        """Renew a lease for the duration of a `with` block."""
+        """Keep a lease for the duration of a `with` block: `renew` renews it."""
         with self._lock:
             self._live.append(lease)
             lease.stopped = GIVEN_BACK if self._is_closed else ""
@@ -95,14 +97,16 @@ class Leases:
                 self._live.remove(lease)
 
     def close(self) -> None:
-        """Mark all attempts that are not stopped yet as given back, including attempts that are about to start."""
+        """Mark all attempts that are not stopped yet, and those that start later, as given back."""
         with self._lock:
             self._is_closed = True
             for lease in self._live:
                 lease.stopped = lease.stopped or GIVEN_BACK
 
     def preempt(self) -> None:
-        """Tell the running trials that the worker ends soon. Repeat this, because some may be about to start."""
+        """Tell the running trials that the worker ends soon. Repeat the call, because further trials may just be
+        starting.
+        """
         with self._lock:
             self.preempted.set()
             live = list(self._live)
@@ -110,7 +114,8 @@ class Leases:
             self._while_live(lease, lease.runner.preempt)
 
     def renew(self) -> int:
-        """Renew all leases and seats, and return their number. Stop the attempts and replicas that must stop.
+        """Renew all leases and seats, and return their number. Stop the attempts and replicas for which the answer asks
+        it.
 
         Raises redis-py's errors.
         """

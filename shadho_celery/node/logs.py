@@ -1,7 +1,7 @@
-"""Logs: a worker's answers to requests for the logs of its trials, and lines in its own log.
+"""Logs: a worker's answers to requests for the logs of its trials, and the lines in its own log.
 
-Each trial has a line at its end. Lines about the worker itself are written at any log level, because people wait for
-them.
+The worker's log has a line about each ended attempt. Lines about the worker itself (`tell`) are written at any log
+level, because people wait for them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from shadho_celery.runner.output import log_path, read_log
 
 log = logging.getLogger(__name__)
 
-#: seconds between two checks for requests; after a check that found requests, the next beat checks again
+#: seconds between two checks for requests; after a check that has found requests, the next beat checks at once
 LOOK_SECONDS = 2.0
 
-#: maximum number of lines about trials between two beats (about a second); further trials are only counted
+#: maximum number of lines about ended attempts between two beats (about a second); further ones are only counted
 MOST_LINES = 100
 
 
 class LogServer:
-    """Answers requests for logs below one folder. `beat` is for one thread."""
+    """Answers requests for logs in one folder. One thread calls `beat`."""
 
     def __init__(self, logs: Requests[ReadLog, LogAnswer], folder: Path, clock: Clock) -> None:
         self._logs = logs
@@ -53,7 +53,7 @@ class LogServer:
             return
         self._looked_at = now
         now_ms, requests = self._logs.take()
-        # Nobody waits for the others any more.
+        # Drop expired requests, for whose answers nobody waits any more.
         requests = [request for request in requests if request.expires >= now_ms]
         self._was_asked = bool(requests)
         if requests:
@@ -84,7 +84,7 @@ class LogServer:
 
 
 class TrialLines:
-    """Writes a line about each ended attempt to the worker's log. `beat` is for one thread, `tell` for any thread."""
+    """Writes a line about each ended attempt to the worker's log. One thread calls `beat`; any may call `tell`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class TrialLines:
         log.log(level, "%s", line(payload, attempt, outcome))
 
     def beat(self) -> None:
-        """Write the number of trials that got no line. Call this about every second."""
+        """Write the number of ended attempts that got no line. Call this about every second."""
         with self._lock:
             more, self._told, self._more = self._more, 0, 0
         if more:
@@ -114,7 +114,7 @@ def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
     has_failed = outcome.state is TrialState.FAILED
     which = f", attempt {attempt.attempt}" if attempt.attempt > 1 or has_failed else ""
     parts = [f"study {payload.name or payload.study}, trial {attempt.number}{which} ({attempt.subspace})"]
-    # Only the scheduler knows which losses are negative because they are maximised.
+    # With several losses, only the scheduler knows which ones are negated because they are maximised.
     loss = "" if outcome.loss is None or outcome.losses else f", loss {outcome.loss:.6g}"
     parts.append(f"{'failed' if has_failed else outcome.state}{loss}, {outcome.seconds or 0.0:.3g} s")
     if has_failed:
@@ -123,11 +123,11 @@ def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
 
 
 def tell(text: str) -> None:
-    """Write a line to the log at any log level."""
+    """Write a line to the worker's log, whatever its log level."""
     log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
 
 
 def ready(name: str, worker: Worker, queues: Sequence[str], broker: str) -> str:
-    """Return the line that says that a worker is ready. `broker` is a URL without a password."""
+    """Return the line for the worker's log that says that the worker is ready. `broker` is a URL without a password."""
     room = f"{worker.slots} slot{'s' * (worker.slots > 1)}"
     return f"{name} is ready. Class {worker.compute_class}, {room}, queues {' and '.join(queues)} on {broker}"

@@ -1,11 +1,11 @@
-"""Shutdown: the first signal lets a worker's running trials finish, the second one gives them back.
+"""Shutdown of a worker. After the first signal its running trials finish; after the second one they are given back.
 
-A worker that is preempted gives them back after a grace, in which they may write their checkpoints. A worker may also
-end by itself, after some time or when it has had nothing to do. An embedded worker ends at once at any signal, because
-its broker ends with it.
+A worker that is preempted gives its trials back after a grace period, in which they may write checkpoints. A worker may
+also end without a signal, after a set time or when it has been idle for long (`stay`). An embedded worker ends at once
+at any signal, because its broker ends with it.
 
-Celery's own handlers also let running tasks finish. But at a second signal they end tasks in ways that Celery's thread
-pool does not support, and they do not know the slots' processes and the claimed attempts.
+Celery's own handlers also let running tasks finish. But at a second signal they end tasks in a way that Celery's thread
+pool does not support, and they cannot end the slots' processes or give claimed attempts back.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from shadho_celery.node.logs import tell
 from shadho_celery.node.slots import Slots
 from shadho_celery.node.stay import MAX_TOO_LONG, Stay
 
-#: seconds after the second signal within which trials are given back; if Redis or the broker does not answer, the
-#: process then ends in any case, and the leases run out
+#: seconds after the second signal within which trials must be given back; then the process ends even if Redis or the
+#: broker has not answered, and the leases run out
 END_SECONDS = 10.0
 
 #: name of the threads that carry out a signal
@@ -46,16 +46,17 @@ REASON_SECONDS = 1.0
 
 
 def await_reason() -> None:
-    """Wait until the reason why this worker ends is logged. An idle one would end before, and its log not say why."""
+    """Wait until the log says why this worker ends. An idle worker could otherwise end before that."""
     for thread in [each for each in threading.enumerate() if each.name == THREAD]:
         thread.join(REASON_SECONDS)
 
 
 class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Handles SIGINT, SIGTERM, SIGQUIT and those of `Stay`, from before the worker connects until its process ends.
+    """Handles SIGINT, SIGTERM, SIGQUIT and the signals of `Stay`, from before the worker connects until its process
+    ends.
 
-    SIGQUIT, SIGINT after any other signal, and each signal to an embedded worker end the worker at once. Further
-    signals change nothing.
+    The worker ends at once at SIGQUIT, at SIGINT after any other signal, and if it is embedded at any signal. Further
+    signals have no effect.
     """
 
     def start(self, worker: Any) -> None:
@@ -67,7 +68,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         for number in {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *self._stay.signals}:
             signal.signal(number, self._handle)
         self._slots.heartbeat.on_end = lambda by: self._leave(f"stopping after the running trials, as {by} asks")
-        #: monotonic times at which the worker is preempted by itself, and since which it has had no trial
+        #: monotonic times: at which the worker preempts itself (`Stay.seconds`), and since which it has had no trial
         self._ends_at = time.monotonic() + (self._stay.seconds or math.inf) - self._stay.grace
         self._idle_since = time.monotonic()
         if self._stay.seconds or self._stay.idle:
@@ -90,8 +91,10 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             time.sleep(WATCH_SECONDS)
 
     def look(self, now: float) -> None:
-        """End the worker if its time is up, if it is idle for too long, or if no trial would end in time."""
-        # Short trials may run only between two looks.
+        """End the worker if its time is over, if it has been idle for too long, or if further trials would not end in
+        time.
+        """
+        # A short trial may start and end between two calls.
         self._idle_since = now if len(self._slots.leases) else max(self._idle_since, self._slots.ran_at)
         if now >= self._ends_at:
             self._preempt(f"the {duration(self._stay.seconds or 0.0)} of --for are over")
@@ -104,7 +107,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             self._leave(f"stopping after the running trials, because no other is predicted to end within {left}")
 
     def _leave(self, why: str) -> None:
-        """Take no more trials, and end when the running ones have finished."""
+        """Take no more trials, and end when the running trials have finished. `why` is logged."""
 
         def work() -> None:
             tell(why)
@@ -116,7 +119,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         self._stop(0, work)
 
     def _preempt(self, why: str) -> None:
-        """Take no more trials, tell the running ones, and after the grace give back those that have not returned."""
+        """Take no more trials, tell the running ones, and after the grace period give back those that still run."""
 
         def work() -> None:
             count, grace = len(self._slots.leases), duration(self._stay.grace)
@@ -137,17 +140,18 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             self._stop(0, work)
 
     def _stop(self, code: int, work: Callable[[], None]) -> None:
-        """Make Celery stop with an exit code as soon as no task runs. Do the `work` in a new thread.
+        """Make Celery stop with exit code `code` as soon as no task runs. Call `work` in a new thread.
 
-        A signal has interrupted the main thread anywhere, perhaps while it holds a lock that the work needs.
+        A new thread is needed because the signal may have interrupted the main thread while it held a lock that `work`
+        needs.
         """
-        # If the worker has had a SIGHUP, Celery would restart it when it ends.
+        # If the worker has received SIGHUP, Celery would restart it when it ends.
         atexit.unregister(_reload_current_worker)
         state.should_stop = self._worker.exitcode = code
         try:
             start_thread(threading.Thread(target=work, name=THREAD, daemon=True))
         except NoThread:
-            # Also while Python exits, when nothing is left to do.
+            # This function is also called while Python exits; then nothing is left to do.
             self._slots.beat.do_soon(work)
 
     def _end_late(self) -> None:
@@ -158,7 +162,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
     def _end(self) -> None:
         limit = threading.Timer(END_SECONDS, os._exit, (self._worker.exitcode,))
         limit.daemon = True
-        # Without the limit, the end only takes longer while Redis or the broker does not answer.
+        # If no thread can start, there is no limit: the end only takes longer if Redis or the broker does not answer.
         with suppress(NoThread):
             start_thread(limit)
         running = len(self._slots.leases)

@@ -1,4 +1,4 @@
-"""Slots of a worker. Each slot has its own process, in which it runs attempts from the worker's messages."""
+"""Slots of a worker. Each slot has a process of its own, in which it runs attempts from the worker's messages."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ log = logging.getLogger(__name__)
 #: seconds before a message for a module that this worker was not started with returns to the queue
 REQUEUE_SECONDS = 1.0
 
-#: after a trial that is shorter than this many seconds, a worker claims the rest of its message at once
+#: after a trial shorter than this many seconds, a worker claims all remaining attempts of the message at once
 QUICK_SECONDS = 0.02
 
 
 class NotMine(Exception):
-    """This worker must not act on a message, but another worker of its class may."""
+    """Raised if this worker cannot act on a message, but another worker of its class may be able to."""
 
 
 class Slots:
-    """The slots of one worker, with everything that runs beside them: leases, heartbeat and answers for logs."""
+    """The slots of one worker, and its leases, heartbeat and log server."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class Slots:
         fork_servers: ForkServers | None = None,
         shares_gpus: bool = False,
     ) -> None:
-        """`imports` are the only modules whose objectives may run here, except code that studies ship.
+        """`imports` are the modules whose objectives may run here; shipped code may run in addition.
 
-        `signer` signs messages and events, and `control` the drains that this worker obeys, if any. Shipped code is
-        accepted only with a `code_folder`, and stored there. `fork_servers` start the slots' processes, and are closed
-        with this object. Raises UsageError for a name or a heartbeat file that cannot be used.
+        `signer` signs messages and events. `control` signs the drains that this worker obeys; None to refuse them.
+        Shipped code is accepted only with a `code_folder`, in which it is stored. `fork_servers` start the slots'
+        processes, and are closed by `close`. Raises UsageError for a name or a heartbeat file that cannot be used.
         """
         self.name = f"{compute_class}@{machine.host}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer, self._host, self._checkpoints = signer, machine.host, checkpoints
@@ -126,22 +126,27 @@ class Slots:
         self._lines = TrialLines()
         self._logs = LogServer(Requests(client, of_worker(self.name), signer, LOGS), checkpoints, self._clock)
         self.beat = Beat(self._look, self._beat_once, self._claims.note, self._closing)
-        #: slots whose last trial was quick and succeeded, and the current bundle by slot
+        #: slots whose last trial was quick and succeeded; and the current bundle of each slot
         self._quick: set[int] = set()
         self._bundles: dict[int, Bundle] = {}
-        #: times by the monotonic clock at which trials must have ended, and at which the last one has ended
+        #: monotonic times: by which trials must have ended, and at which the last trial has ended
         self.leaves_at, self.ran_at = math.inf, -math.inf
-        #: study and number of each trial that was declined since the last one ran, because it would not end before that
+        #: study and number of each trial that was declined since a trial last ran, because it would not end before
+        #: `leaves_at`
         self.too_long: set[tuple[str, int]] = set()
 
     def check(self) -> None:
-        """Try commands of Redis that a worker needs, without an effect. Raises ServiceError if Redis refuses them."""
+        """Try the Redis commands that a worker needs, without changing anything. Raises ServiceError if Redis refuses
+        them.
+        """
         with refusals():
             self.heartbeat.check()
             self._claims.channel.are_refused("0", [])
 
     def start(self) -> None:
-        """Start the slots' processes and the thread that renews leases. Raises ServiceError without that thread."""
+        """Start the slots' processes and the thread that renews leases. Raises ServiceError if that thread cannot
+        start.
+        """
         self._devices.share_cores(self.heartbeat.neighbours)
         try:
             self.beat.start()
@@ -159,7 +164,9 @@ class Slots:
         return self._closing.is_set() or self.leases.preempted.is_set()
 
     def preempt(self) -> None:
-        """Take no more trials, and tell the running ones that this worker ends soon. Give back what has returned."""
+        """Take no more trials, and tell the running ones that this worker ends soon. Trials that then end early are
+        given back.
+        """
         self.heartbeat.drain()
         self.leases.preempt()
 
@@ -170,7 +177,7 @@ class Slots:
         self._fork_servers.close()
         killers = self._devices.close()
         with suppress(redis.RedisError):
-            # Otherwise the scheduler would send these attempts again only after half a minute.
+            # Without this, the scheduler would send these attempts again only after half a minute.
             self._claims.flush()
         self.heartbeat.withdraw()
         self.beat.file.remove()
@@ -191,10 +198,10 @@ class Slots:
         if reason := "this worker is drained" if self.heartbeat.is_drained else self._claims.persist(lacks):
             if self._claims.is_void(payload):
                 return
-            # The message returns to its queue for another worker. Without the pause, it would circulate fast.
+            # The message returns to its queue for another worker. Wait first, or it would circulate without a pause.
             self._closing.wait(REQUEUE_SECONDS)
             raise NotMine(reason)
-        # A replica belongs to an attempt that another worker has claimed.
+        # The message of a replica is not declined here: its attempt has been claimed by another worker.
         ours = [
             each for each in payload.attempts if payload.replica is None and not self._declines(payload.study, each)
         ]
@@ -209,7 +216,7 @@ class Slots:
             self._run_in(width, payload, ours)
 
     def _run_in(self, width: int, payload: Payload, ours: Sequence[Attempt]) -> None:
-        """Run a message's attempts in `width` slots, once these are free."""
+        """Wait until `width` slots are free, and run a message's attempts there."""
         needs = [each.gpu_bytes for each in ours]
         need = None if payload.replica is not None or None in needs else max(map(int, filter(None, needs)), default=0)
 
@@ -246,13 +253,13 @@ class Slots:
             self._follow_open()
 
     def _follow_open(self) -> None:
-        """Take as many messages as trials may have slots now."""
+        """Take only as many messages as trials may have slots now, because shared GPUs may have too little memory."""
         free = self._devices.free
         if free.gpus and self.heartbeat.consumer is not None:
             self.heartbeat.consumer.close_slots(free.count - free.open)
 
     def _fits_beside(self, width: int, payload: Payload) -> bool:
-        """Return whether another worker of this class and machine has the slots for which a message waits here."""
+        """Return whether another worker of this class and machine has enough free slots for this message."""
         return width > 1 and any(
             each.slots - each.busy >= width
             and each.machine.host == self._host
@@ -263,7 +270,7 @@ class Slots:
         )
 
     def _run_bundle(self, slot: int, bundle: Bundle) -> None:
-        """Claim and run the attempts of a message one after another, and send their results."""
+        """Claim and run the attempts of a message one after another, and send the results."""
         self._bundles[slot], runner = bundle, self._devices.runners[slot]
         while bundle.unclaimed:
             if self.leases.preempted.is_set():
@@ -301,7 +308,10 @@ class Slots:
         self._exchange(bundle, 0)
 
     def _give_back(self, runner: Runner, bundle: Bundle, attempt: Attempt | None = None, reason: str = "") -> None:
-        """Send a bundle's results. Give back `attempt`, if any, and those after it, by default as this worker ends."""
+        """Send a bundle's results. Give back `attempt`, if any, and all attempts after it.
+
+        `reason` is recorded; by default it says that this worker has stopped or was preempted.
+        """
         ended = "preempted" if self.leases.preempted.is_set() else "stopped"
         runner.recall()
         self._claims.persist(partial(bundle.refuse, reason or f"its worker was {ended}", attempt))
@@ -313,10 +323,11 @@ class Slots:
         return reason
 
     def _tell(self) -> None:
-        """Announce which versions of the code this worker has, which shipped versions it cannot run, and complaints.
+        """Announce the versions of the code that this worker has, the shipped versions that it cannot run, and
+        complaints.
 
-        Complaints say why the slots' processes start slowly. The slots that start meanwhile wait for the announcement,
-        so it comes before the results of their trials, which may be the last ones of a short study.
+        Complaints say why the slots' processes start slowly. A slot that is starting waits for this announcement, so
+        the scheduler knows the complaint before the slot's result, which may be the last one of a short study.
         """
         with self._telling:
             self.heartbeat.tell(**self._gate.facts, complaints=[*self._fork_servers.complaints()])
@@ -332,7 +343,7 @@ class Slots:
             self._is_refused(Claim.BREAKER_OPEN, bundle.payload.study)
 
     def _declines(self, study: str, attempt: Attempt) -> bool:
-        """Decline an attempt if it is for another machine or worker. Return whether it was declined."""
+        """Decline an attempt that must not run here or would not end in time. Return whether it was declined."""
         is_too_long = False
         if attempt.only_on not in (None, self._host):
             reason = f"it is for {attempt.only_on}, but was delivered to {self._host}"
@@ -353,12 +364,12 @@ class Slots:
         number, which = attempt.number, attempt.attempt
         if stopped == "gone":
             log.warning(REFUSED, number, which)
-            # The result is not sent, because Redis may have lost the record by which it would refuse the result.
+            # Do not send the result: Redis may have lost its record of the attempt, and would then accept the result.
             with suppress(redis.RedisError):
                 self._claims.channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
-        # The result says that the trial was stopped, because the scheduler knows why. Here it is known to be pruned.
+        # The result only says CANCELLED, because the scheduler knows the reason. The worker's log shows PRUNED.
         shown = replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome
         self.heartbeat.tally.end(shown)
         self._lines.tell(payload, attempt, shown)
@@ -374,7 +385,7 @@ class Slots:
         )
 
     def _run_replica(self, slot: int, payload: Payload, replica: ReplicaSeat) -> None:
-        """Run a replica if its attempt runs and the seat is free. Its vectors go to its gang; it has no result."""
+        """Run a replica if its attempt runs and the seat is free. It sends vectors to its gang, and has no result."""
         [attempt] = payload.attempts
         delivery = uuid.uuid4().hex[:8]
         seat = Seat(number=attempt.number, attempt=attempt.attempt, call=replica.call, rank=replica.rank)
@@ -394,7 +405,8 @@ class Slots:
                 error = f"another version of {payload.module} is here: {self._note_code(payload, other.code)}"
                 outcome, stopped = Outcome(state=TrialState.FAILED, error=error, seconds=0.0), ""
         has_ended = not (stopped or self._closing.is_set())
-        # A replica that its gang no longer needs ends as CANCELLED. If its objective returns, it took part in no gang.
+        # A replica that its gang no longer needs ends as CANCELLED. If the objective returns, it has taken part in no
+        # gang.
         failure = None
         if has_ended and outcome.state is not TrialState.CANCELLED:
             error = outcome.error or "its objective returned without taking part in a gang"
@@ -417,9 +429,9 @@ class Slots:
     def _drive(
         self, slot: int, payload: Payload, attempt: Attempt, delivery: str, seat: Seat | None = None
     ) -> tuple[Outcome, str]:
-        """Run an attempt, or its replica on `seat`, while its lease is renewed.
+        """Run an attempt, or a replica of it on `seat`, while its lease is renewed.
 
-        Returns the outcome, and the reason why it was stopped (`Lease.stopped`), which is "" if it was not.
+        Returns the outcome, and the reason why it was stopped (`Lease.stopped`), or "" if it was not.
         """
         number, which, runner = attempt.number, attempt.attempt, self._devices.runners[slot]
         lease = Lease(
@@ -461,15 +473,16 @@ class Slots:
             warning = f"{unsent} reports were lost: Redis did not accept them, or the scheduler was away for too long"
             outcome = replace(outcome, warning=joined(outcome.warning, warning))
         if self.leases.preempted.is_set() and not lease.stopped and outcome.state not in WELL:
-            # It has returned early, or a service manager has ended all processes of the worker.
+            # The trial has returned early because of the preemption, or a service manager has killed all of the
+            # worker's processes.
             return outcome, GIVEN_BACK
         return outcome, lease.stopped
 
     def _order(self, slot: int, payload: Payload, attempt: Attempt) -> RunAttempt:
-        """Return the order to a slot's process for an attempt of a message."""
+        """Return the order that tells a slot's process to run an attempt of a message."""
         whose = attempt.number if attempt.origin is None else attempt.origin
         rank = 0 if payload.replica is None else payload.replica.rank
-        # Paths are built as text, because a worker does this for each trial, and a Path takes ten times as long.
+        # Build the paths as text: a worker does this for each trial, and `Path` takes ten times as long.
         folder = study_folder(self._checkpoints, payload.study)
         return RunAttempt(
             payload=replace(payload, attempts=[attempt]),
@@ -482,7 +495,7 @@ class Slots:
         )
 
     def _look(self) -> None:
-        """Stop the trials that were pruned, and tell those that have just started of a preemption."""
+        """Stop the trials that were pruned. If this worker is preempted, tell the trials that have just started."""
         self.leases.look()
         if self.leases.preempted.is_set():
             self.leases.preempt()
@@ -499,7 +512,7 @@ class Slots:
         free = self._devices.free
         self.heartbeat.beat(has_free_slot=free.is_any, kept=free.kept, slots=free.open)
         self._devices.share_cores(self.heartbeat.neighbours)
-        # This is not logged at the start of the worker, when its log is not set up yet.
+        # Log the threads only now: when the worker starts, its log is not set up yet.
         self._devices.tell()
         self._logs.beat()
         self._claims.flush()

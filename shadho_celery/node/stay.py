@@ -1,6 +1,6 @@
-"""How long a worker stays, and its reaction to a preemption, from environment variables.
+"""Environment variables that set how long a worker stays, and what it does when it is preempted.
 
-This module imports nothing heavy, because the command checks its options before it loads Celery.
+This module imports nothing heavy, because the worker's command checks these options before it loads Celery.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from shadho_celery.errors import UsageError
 #: environment variables that say how long a worker stays
 FOR, IDLE, GRACE, SIGNAL = "SHADHO_FOR", "SHADHO_IDLE_EXIT", "SHADHO_GRACE", "SHADHO_PREEMPT_SIGNAL"
 
-#: seconds for preempted trials to return, if SHADHO_GRACE is not set
+#: seconds that preempted trials have to return, if SHADHO_GRACE is not set
 GRACE_SECONDS = 30.0
 
-#: number of trials in a row that would not end in time after which a worker takes no more
+#: a worker takes no more trials once this many in a row would not end in time
 MAX_TOO_LONG = 3
 
-#: a worker takes a trial if this multiple of its predicted seconds is left, because predictions are not exact
+#: a worker takes a trial only if the time left is this multiple of the trial's predicted time, which is not exact
 SAFETY = 1.25
 
-#: greatest number of seconds until the scheduler knows that a worker has declined a trial
+#: maximum seconds until the scheduler knows that a worker has declined a trial
 DECLINE_SECONDS = 1.0
 
-#: signals that may mean a preemption, by the names that people write
+#: signals that may mean a preemption, by the names that users may write
 SIGNALS: Mapping[str, signal.Signals] = {
     name: number
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
@@ -39,26 +39,26 @@ SIGNALS: Mapping[str, signal.Signals] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stay:
-    """How long a worker stays, and what a preemption means."""
+    """Settings of how long a worker stays, and of preemption."""
 
-    #: seconds until it is preempted by itself; None for no limit
+    #: seconds after which the worker preempts itself; None for no limit
     seconds: float | None = None
-    #: seconds without a trial after which it ends; None for never
+    #: seconds without a trial after which the worker ends; None for never
     idle: float | None = None
     #: seconds that preempted trials have to return
     grace: float = GRACE_SECONDS
-    #: signals at which it is preempted
+    #: signals that preempt the worker
     signals: frozenset[signal.Signals] = field(default=frozenset())
 
     @classmethod
     def configured(cls) -> Stay:
-        """Return what the environment says. Raises UsageError."""
+        """Return the settings in the environment. Raises UsageError for invalid ones."""
         told = os.environ.get(SIGNAL, "").upper()
         if told and told not in SIGNALS:
             names = ", ".join(name for name in SIGNALS if not name.startswith("SIG"))
             raise UsageError(f"{SIGNAL} (--preempt-signal) is {told!r}; give one of {names}")
         grace, seconds = _seconds(GRACE), _seconds(FOR)
-        # Only a worker whose trials have a grace is preempted by SIGTERM; otherwise they would not finish.
+        # SIGTERM preempts a worker only if a grace or signal is set. Otherwise running trials finish after SIGTERM.
         signals = {signal.SIGTERM} if grace is not None or told else set()
         stay = cls(
             seconds=seconds,

@@ -1,7 +1,7 @@
 """hyperopt's interface: samplers of this package as algorithms for its ``fmin``, and an `fmin` that wraps it.
 
 Spaces, loop, results and records are hyperopt's own: its `Domain` calls the objective, and its `Trials` contain the
-documents.
+records (documents) of the trials.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from shadho_celery.space.split import split
 
 #: hyperopt's record of a trial
 Document = dict[str, Any]
-#: called after each turn of the loop with the trials and its own last results; returns whether the search ends, and
-#: arguments for the next call
+#: function that hyperopt calls after each turn of its loop, with the trials and with the arguments that its last call
+#: returned; it returns whether the search ends, and arguments for its next call
 EarlyStop = Callable[..., tuple[bool, Iterable[Any]]]
 
-#: greatest seed that is drawn from numpy's legacy generator, a RandomState
+#: maximum of a seed that is drawn from numpy's legacy generator (RandomState)
 _MAX_SEED = 2**31 - 1
 
 
@@ -48,16 +48,17 @@ class Algorithm:
 
     def __init__(self, sampler: str) -> None:
         self._sampler = sampler
-        #: search of each call of hyperopt's fmin, by the Domain object that hyperopt creates for the call
+        #: Domain object that hyperopt creates for a call of fmin -> the search of this call
         self._searches: WeakKeyDictionary[base.Domain, _Search] = WeakKeyDictionary()
 
     def suggest(
         self, new_ids: Sequence[int], domain: base.Domain, trials: hyperopt.Trials, seed: int, **options: Any
     ) -> list[Document]:
-        """Return a document of a new trial for each of `new_ids`, as hyperopt's own algorithms do.
+        """Return the document of a new trial for each of `new_ids`, like hyperopt's own algorithms.
 
-        In a finite space, points may repeat. Only the first `seed` of a search has an effect. `options` of hyperopt's
-        algorithms have none, which a warning says. Raises SpaceError for a space that cannot be searched.
+        In a finite space, points may be repeated. Only the first `seed` of a search has an effect. `options` for
+        hyperopt's algorithms have no effect, and cause a warning. Raises SpaceError for a space that cannot be
+        searched.
         """
         if domain not in self._searches:
             if options:
@@ -66,7 +67,7 @@ class Algorithm:
         return self._searches[domain].propose(new_ids, domain, trials)
 
 
-# The grid is missing, because an algorithm of hyperopt's cannot end the search.
+# There is no grid, because an algorithm cannot end hyperopt's search.
 auto, tpe, gp, cma, qmc, rand = map(Algorithm, ("auto", "tpe", "gp", "cma", "qmc", "random"))
 
 
@@ -75,12 +76,12 @@ class _Search:
 
     def __init__(self, study: Study, space: Any) -> None:
         self._study, self._space = study, space
-        #: trials that were proposed and have not ended, by hyperopt's trial id
+        #: hyperopt's trial id -> proposed trial that has not ended
         self._asked: dict[int, AskedTrial] = {}
         self._told: set[int] = set()
 
     def propose(self, new_ids: Iterable[int], domain: base.Domain, trials: hyperopt.Trials) -> list[Document]:
-        # A document may be RUNNING because its trial was interrupted. Such a trial never ends.
+        # Documents of interrupted trials are left out. They stay RUNNING, but their trials never end.
         open_states = {base.JOB_STATE_NEW, base.JOB_STATE_RUNNING}
         known = [each for each in trials._dynamic_trials if each["tid"] not in self._told]
         self._learn([each for each in known if each["state"] not in open_states])
@@ -91,7 +92,7 @@ class _Search:
         return documents
 
     def _learn(self, ended: Sequence[Document]) -> None:
-        """Learn from trials that have ended, including those of an earlier search and known points."""
+        """Learn from trials that have ended, including trials of an earlier search, and known points."""
         self._told.update(each["tid"] for each in ended)
         if others := [each for each in ended if each["tid"] not in self._asked]:
             known = [(params, _loss(document)) for document, params in _within(self._space, others)]
@@ -109,9 +110,9 @@ def _loss(document: Document) -> float:
 
 
 def _within(space: Any, documents: Sequence[Document]) -> Iterator[tuple[Document, Params]]:
-    """Yield the documents whose points lie in the space, each with its params. Missing labels are drawn.
+    """Yield the documents whose points are in the space, each with its params. Values for missing labels are drawn.
 
-    As in hyperopt, a point outside of the space is evaluated too, but a sampler cannot learn from it.
+    As in hyperopt, points outside the space are evaluated too, but a sampler cannot learn from them.
     """
     if not documents:
         return
@@ -143,11 +144,11 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     early_stop_fn: EarlyStop | None = None,
     trials_save_file: str = "",
 ) -> Any:
-    """Minimise `fn` over `space` with hyperopt's ``fmin``. Return the best trial's drawn values by label.
+    """Minimise `fn` over `space` with hyperopt's ``fmin``. Return the drawn values of the best trial, by label.
 
-    Arguments and results are those of hyperopt. `algo` is the method `suggest` of auto, tpe (the default), gp, cma,
-    qmc or rand of this package, a ``partial`` of it, or an algorithm of hyperopt's. `trials_save_file` is
-    replaced atomically, so that a full disk or a killed process does not destroy it. A point to evaluate may lack
+    Arguments and results are those of hyperopt, with these differences. `algo` may be `suggest` of this package's auto,
+    tpe (the default), gp, cma, qmc or rand, a ``partial`` of it, or an algorithm of hyperopt. `trials_save_file` is
+    replaced atomically, so that a full disk or a killed process does not destroy it. Points to evaluate may lack
     labels, whose values are then drawn. `rstate` may also be a number. `allow_trials_fmin` has no effect.
 
     Raises UsageError for invalid arguments, SpaceError for a space that cannot be searched, and hyperopt's exceptions.
@@ -163,7 +164,7 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
         _with_status(fn),
         space,
         algo or tpe.suggest,
-        # A script may give a float, such as 1e3.
+        # Scripts may give a float, such as 1e3.
         sys.maxsize if max_evals is None else int(max_evals),
         timeout,
         loss_threshold,
@@ -190,7 +191,7 @@ def _found(search: Callable[[], Any], trials: hyperopt.Trials) -> Any:
         return search()
     except AllTrialsFailed:
         if STATUS_OK in trials.statuses():
-            # The objective itself has raised this exception.
+            # The exception was raised by the objective itself.
             raise
         raise _no_trials(trials) from None
 
@@ -200,7 +201,7 @@ class NoTrials(NoSuccessfulTrial, AllTrialsFailed):  # type: ignore[misc]  # hyp
 
 
 def _no_trials(trials: hyperopt.Trials) -> NoTrials:
-    """Return the error for a search without a successful trial, which gives the last failure."""
+    """Return the error for a search without a successful trial. Its message describes the last failure."""
     ended = [each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_NEW]
     if not ended:
         return NoTrials()
@@ -216,7 +217,7 @@ def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
     hyperopt itself would raise a KeyError without an explanation.
     """
 
-    # `wraps` keeps the attributes of the objective, because hyperopt reads one of them.
+    # `wraps` copies the attributes of the objective, one of which hyperopt reads.
     @wraps(fn)
     def checked(*args: Any, **named: Any) -> Any:
         result = fn(*args, **named)
@@ -246,7 +247,7 @@ def _new_document(number: int, params: Params, domain: Any, trials: Any) -> Docu
 
 
 def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return a function with one dict as its argument that calls `fn`, and the space from the annotations of `fn`."""
+    """Return a function of one dict that calls `fn` with its items, and the space in the annotations of `fn`."""
     space = {name: hint for name, hint in inspect.getfullargspec(fn).annotations.items() if name != "return"}
     for name, hint in space.items():
         if not isinstance(hint, Apply):
@@ -258,7 +259,7 @@ def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, An
 
 
 def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> hyperopt.Trials:
-    """Return the Trials object to fill: the given one, else that in the file, else a new one with the points."""
+    """Return the Trials object for the search: the given one, or the one in the file, or a new one with the points."""
     if given is not None and points is not None:
         raise UsageError("points_to_evaluate go into new trials; leave out one of trials and points_to_evaluate")
     if given is not None:
@@ -280,7 +281,7 @@ def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> 
 
 
 def _complete(trials: hyperopt.Trials, space: Any) -> None:
-    """Draw values for labels that points to evaluate lack, because hyperopt asserts that they have all labels."""
+    """Draw values for labels that points to evaluate lack, because hyperopt requires all labels."""
     waiting = [each for each in trials._dynamic_trials if each["state"] == base.JOB_STATE_NEW]
     for document, params in _within(space, waiting):
         misc = document["misc"]
@@ -290,7 +291,7 @@ def _complete(trials: hyperopt.Trials, space: Any) -> None:
 
 
 def _generator(rstate: Any) -> np.random.Generator | None:
-    """Return the random generator for hyperopt, or None to let hyperopt create it from its environment variable."""
+    """Return the random generator for hyperopt, or None if hyperopt should create it from its environment variable."""
     if isinstance(rstate, np.random.RandomState):
         rstate = int(rstate.randint(_MAX_SEED))
     if isinstance(rstate, (int, np.integer)) and not isinstance(rstate, bool):
@@ -301,7 +302,7 @@ def _generator(rstate: Any) -> np.random.Generator | None:
 
 
 def _saving(early_stop: EarlyStop | None, save_file: str) -> EarlyStop:
-    """Return a function for `early_stop_fn` that saves the trials, and then returns what `early_stop` returns."""
+    """Return a function for `early_stop_fn` that saves the trials, and then does the same as `early_stop`."""
 
     def saved(trials: hyperopt.Trials, *state: Any) -> tuple[bool, Iterable[Any]]:
         _save(trials, save_file)

@@ -1,4 +1,4 @@
-"""Search with a study file on workers, either those of this machine or those of a fleet."""
+"""Search with a study file on workers, either embedded ones or those of a fleet."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def search_on_workers(
     broker: str | None,
     redis: str | None,
 ) -> ShownStudy:
-    """Run a study on workers to its end. The arguments are those of `minimize`, with `opened` for its `Options`."""
+    """Run a study on workers to its end. The arguments are those of `minimize`; `opened` are fields of `Options`."""
     module = objective if isinstance(objective, str) else _module_of(objective, space)
     given = _given(settings)
-    # What a study on workers must have in its study file.
+    # These settings must be in the study file if a study runs on workers.
     if space is not None and isinstance(objective, str):
         raise UsageError("a study file has its own SPACE; leave out space")
     which = ["a sampler of your own"] * callable(given.get("sampler"))
@@ -86,15 +86,15 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _ending_unguarded(module: str) -> Iterator[None]:
-    """Show a NestedStart in one line and end the program, if the program is the study file and has no main guard.
+    """On NestedStart, print one line and end the program, if the program is the study file and has no main guard.
 
-    Such a file starts its study again whenever it is imported.
+    Such a file would start its study again whenever it is imported.
     """
     try:
         study_file.refuse_nested(module)
         yield
     except NestedStart as error:
-        # Within the import of another study file, or within a trial, the error is raised: it ends that import or trial.
+        # Within the import of another study file, or within a trial, raise the error, which ends that import or trial.
         if study_file.WITHIN in os.environ or not study_file.is_program(module):
             raise
         say(f"shadho_celery: {error}", err=True)
@@ -103,7 +103,7 @@ def _ending_unguarded(module: str) -> Iterator[None]:
 
 @contextmanager
 def _environment(found: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment variables with the URLs of servers for the block, and restore them afterwards."""
+    """Set the environment variables with the URLs of servers for a `with` block, and restore them afterwards."""
     with overridden(dict.fromkeys([*urls.DEFAULTS, urls.IGNORE])):
         urls.prefer_own()
         os.environ.update(found)
@@ -111,7 +111,7 @@ def _environment(found: Mapping[str, str]) -> Iterator[None]:
 
 
 def _module_of(objective: object, space: object) -> str:
-    """Return the name of the module that defines this objective and this space, which workers then import."""
+    """Return the name of the module that defines this objective and this space. Workers import it."""
     name = getattr(objective, "__module__", None)
     found = vars(sys.modules[name]) if isinstance(name, str) and name in sys.modules else {}
     if name == "__main__" or found.get("objective") is not objective or found.get("SPACE") is not space:

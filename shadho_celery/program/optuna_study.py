@@ -1,4 +1,4 @@
-"""A study as Optuna has it, for Optuna's plots and importances."""
+"""Copy of a study as an Optuna study, for Optuna's plots and importances."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from shadho_celery.space.stored import Label, read_labels
 if TYPE_CHECKING:
     import optuna
 
-#: maximum number of trials: Optuna's plots take minutes for more
+#: maximum number of trials; with more, Optuna's plots take minutes
 MOST = 10_000
-#: number of steps from which on floats do not hold all values of a grid
+#: with this many steps or more, floats cannot represent all values of a grid
 MOST_STEPS = 2**53
-#: names of Optuna's states
+#: state of a trial -> name of Optuna's state
 _STATES = {TrialState.FAILED: "FAIL", TrialState.CANCELLED: "FAIL"}
 _STATES |= {each: each.name for each in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)}
-#: Optuna's user attributes of a trial, and the facts that they hold
+#: user attribute of a trial in Optuna -> attribute of our trial
 _ATTRIBUTES = {"trial": "number", "class": "compute_class", "seconds": "seconds", "budget": "budget"}
 
 
 @refuse_unknown
 def optuna_study(store: str, name: str) -> optuna.Study:
-    """Return a copy of a study in memory as Optuna's `Study`, with its distributions, reports, constraints and times.
+    """Return a copy of a study as Optuna's `Study` in memory, with its distributions, reports, constraints and times.
 
-    `store` and `name` are as for `load_study`. The copy is for ``optuna.visualization`` and ``optuna.importance``: what
-    is done to it does not reach the store. Numbers have the drawn values, and choices the texts of their options. The
-    attribute `budget` of a trial is its budget. Of a study with budgets, the trials with the highest one are copied,
-    and of more than 10,000 trials the latest; a warning counts the others. Raises UsageError without Optuna.
+    `store` and `name` are as for `load_study`. The copy is for ``optuna.visualization`` and ``optuna.importance``;
+    changes to it do not affect the store. Params are the drawn values; for a choice, the text of the option. The user
+    attribute `budget` of a trial is its budget. If the study has budgets, only trials with the highest budget are
+    copied, and at most the latest 10,000 trials; a warning says how many are left out. Raises UsageError if Optuna is
+    not installed.
     """
     try:
         import optuna
@@ -75,7 +76,7 @@ def optuna_study(store: str, name: str) -> optuna.Study:
             values=values if is_complete else None,
             intermediate_values=_steps(reports[trial.number], ways[0]),
             user_attrs={name: getattr(trial, fact) for name, fact in _ATTRIBUTES.items()},
-            # A list of numbers is their form in every version of Optuna; an empty one stands for none.
+            # Every version of Optuna accepts constraints as a list of numbers; an empty list means no constraints.
             system_attrs={"constraints": [number for _, number in sorted(trial.constraints.items())]},
         )
         # A trial that was cancelled may not have started.
@@ -88,12 +89,15 @@ def optuna_study(store: str, name: str) -> optuna.Study:
 
 
 def _moment(seconds: float) -> datetime:
-    """Return a moment as Optuna has it, in local time without a zone."""
+    """Return a time as Optuna represents it: in local time, without a time zone."""
     return datetime.fromtimestamp(seconds, timezone.utc).astimezone().replace(tzinfo=None)
 
 
 def _at_the_top(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return the trials with the highest budget of a complete trial, with a warning about others. None is all of it."""
+    """Return the trials with the highest budget that a complete trial has. Warn about the others.
+
+    The budget None means the full fidelity, which is the highest.
+    """
     found: defaultdict[float, list[TrialResult]] = defaultdict(list)
     for trial in trials:
         found[math.inf if trial.budget is None else trial.budget].append(trial)
@@ -108,22 +112,22 @@ def _at_the_top(trials: Iterable[TrialResult]) -> list[TrialResult]:
 
 
 def _steps(reports: Sequence[Report], way: str) -> dict[int, float]:
-    """Return the losses of the last attempt by step, in the objective's own direction."""
+    """Return the reported losses of the last attempt, by step, in the objective's own direction."""
     last = max((report.attempt for report in reports), default=0)
     sign = -1.0 if way == "maximize" else 1.0
     return {report.step: sign * report.loss for report in reports if report.attempt == last and report.step >= 0}
 
 
 def _shown(law: Any, value: float) -> Any:
-    """Return the value of a label as its distribution has it: the text of an option, or a number."""
+    """Return a param as its Optuna distribution represents it: the text of an option, or a number."""
     choices = getattr(law, "choices", None)
     return value if choices is None else choices[int(value)]
 
 
 def _distributions(tree: Mapping[str, Any] | None, trials: Sequence[TrialResult], kinds: Any) -> dict[str, Any]:
-    """Return Optuna's distribution of each label, in which all of its values lie.
+    """Return an Optuna distribution for each label, which includes all drawn values of the label.
 
-    Without a space that can be read, it is the range of the values.
+    If the recorded space cannot be read, it is the range of the values.
     """
     drawn: defaultdict[str, list[float]] = defaultdict(list)
     for trial in trials:
@@ -140,9 +144,9 @@ def _distributions(tree: Mapping[str, Any] | None, trials: Sequence[TrialResult]
 
 
 def _distribution(label: str, known: Label, values: Sequence[float], kinds: Any) -> Any:
-    """Return the distribution of a label, extended to values that were recorded outside of its domain.
+    """Return the Optuna distribution of a label, extended to include recorded values outside its domain.
 
-    A grid that floats do not hold exactly becomes a range. Raises LookupError for an option that is not there.
+    A grid that floats cannot represent exactly becomes a range. Raises LookupError for an option that does not exist.
     """
     if known.law == Categorical.law:
         texts = [str(option) for option in known.options or range(len(known.parameters["probabilities"]))]
@@ -164,7 +168,7 @@ def _distribution(label: str, known: Label, values: Sequence[float], kinds: Any)
 
 
 def _is_held(low: float, high: float, step: float, values: Sequence[float]) -> bool:
-    """Return whether Optuna finds `high` on the grid by its decimals, and each value within 1e-8 steps."""
+    """Return whether Optuna accepts the grid: `high` is on it in decimals, and each value within 1e-9 steps."""
     if (high - low) / step >= MOST_STEPS or (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
         return False
     return all(abs(place - round(place)) < 1e-9 for place in ((value - low) / step for value in values))

@@ -1,6 +1,6 @@
-"""Recorded studies in a program and in notebooks: `load_study`, `list_studies`.
+"""Recorded studies in a program and in notebooks (`load_study`, `list_studies`), and the progress bar of a search.
 
-Progress of a search in this process: a bar in a terminal, and a line of summary at its end.
+A search in this process shows its progress as a bar in a terminal, and a one-line summary at its end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class ShownStudy(StudyResults):
-    """The results of a study, which a notebook displays with its summary, best trials and charts."""
+    """The results of a study. A notebook displays it with its summary, best trials and charts."""
 
     @property
     def charts(self) -> StudyPictures:
-        """Charts of the study, such as ``study.charts.history()``. Each reads the study when it is made."""
-        # Imported late, as below, because only notebooks need it.
+        """Charts of the study, such as ``study.charts.history()``. Each call reads the study anew."""
+        # Imported here, as below, because only notebooks need it.
         from shadho_celery.charts.notebook import StudyPictures
 
         return StudyPictures(self)
@@ -42,10 +42,11 @@ class ShownStudy(StudyResults):
 
 @refuse_unknown
 def load_study(store: str, name: str) -> ShownStudy:
-    """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
+    """Return the study called `name` from the store at a URL. `name` may be shortened if it stays unique.
 
-    `name` may also be that of a module, for its latest study. The study may run meanwhile: each access reads what is
-    recorded at that moment. Raises StudyNotFound, which names the candidates if there are several, or StoreError.
+    `name` may also be the name of a module, which means its latest study. The study may be running: each access reads
+    what is recorded at that moment. Raises StudyNotFound, which lists the candidates if there are several, or
+    StoreError.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a study's name is a text, not {short(name, 60)}")
@@ -59,23 +60,23 @@ def list_studies(store: str) -> list[ShownStudy]:
     return [ShownStudy(opened, record) for record in opened.records()]
 
 
-#: maximum number of characters of the best values in the summary
+#: maximum number of characters for the best trial's values in the summary
 MOST_VALUES = 200
 
 
 @contextmanager
 def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable[[], None]]:
-    """Show a bar of the trials of a run, with the best loss so far. Yield the function that updates it.
+    """Show a progress bar of a run's trials, with the best loss so far. Yield the function that updates it.
 
-    The bar is shown in a terminal, and its last state stays there, above one line of summary. In a notebook the line is
-    printed alone. If it is `wanted` elsewhere, only the bar's last state is printed. Nothing is shown if it is False.
+    In a terminal, the bar's last state remains, above a one-line summary. A notebook shows only the summary. Elsewhere,
+    only the bar's last state is printed, and only if `wanted` is True. If `wanted` is False, nothing is shown.
     """
     is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
     if wanted is False or (wanted is None and not is_notebook and not (sys.stderr and sys.stderr.isatty())):
         yield lambda: None
         return
     if is_notebook:
-        # Imported late, as below, because a search without a bar needs no command line.
+        # Imported here, as below, because a search without a bar does not need the room `cli`.
         from shadho_celery.cli.messages import say
 
         yield lambda: None
@@ -106,8 +107,8 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
 
 
 def _summary(scheduler: Scheduler) -> str:
-    """Return the result of a search in one line."""
-    # Imported late, because it imports rich.
+    """Return a summary of a search's result in one line."""
+    # Imported here, because the module imports rich.
     from shadho_celery.cli.tables import counts_line
 
     study = overview_of(scheduler.study)

@@ -1,6 +1,6 @@
-"""`Study`: a study that a program runs, with an objective in this process or with ask and tell.
+"""`Study`, a study that a program runs with an objective in this process or with ask and tell; and `minimize`.
 
-`minimize` is a complete search in one call.
+`minimize` is a complete search in one call, in this process or on workers.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request
 from shadho_celery.study.state import Limits
 
-#: stands for a result that is not given; None may be the result of an objective without a return statement
+#: means that no result is given; None cannot mean that, because an objective without a return statement returns it
 _NOTHING: Any = object()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedTrial:
-    """A trial that `Study.ask` has returned, and whose result is given to `Study.tell`."""
+    """A trial that `Study.ask` has returned. Pass it to `Study.tell` with its result."""
 
     #: position of the trial in its study, from 0
     number: int
-    #: drawn value of each active label; for a choice the index of its option
+    #: drawn value of each active label; for a choice, the index of the option
     params: Mapping[str, Any]
-    #: values that an objective would get, in the space's own shape
+    #: the argument of an objective: the values in the space's own shape
     values: Any
-    #: seed for the random draws of the evaluation
+    #: seed for random numbers in the evaluation
     seed: int
     #: budget of the trial; None for the full fidelity
     budget: float | None
@@ -74,8 +74,8 @@ class Study(ShownStudy):
                 study.tell(trial, trial.values["x"] ** 2)
         print(study.best.values)
 
-    It holds the study's lock until `close`. Its results can still be read afterwards. Several threads may ask and tell;
-    a lock lets one at a time change the study. A forked process cannot change it.
+    The object holds the study's lock until `close`; afterwards its results can still be read. Several threads may ask
+    and tell: a lock allows one change at a time. A forked process cannot change the study.
     """
 
     @with_settings
@@ -102,8 +102,8 @@ class Study(ShownStudy):
         """Begin or resume a study of `space`, a hyperopt expression.
 
         `store`, `study`, `resume`, `seed`, `enqueue` and `warm_start` are as in `minimize`. A resumed study keeps its
-        earlier settings unless others are given. `policy` has an effect only on workers.
-        Raises SpaceError, UsageError, StudyError or StoreError.
+        earlier settings, except those that are given. `policy` has an effect only on workers. Raises SpaceError,
+        UsageError, StudyError or StoreError.
         """
         given: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
         given |= {"fidelity": fidelity, "objectives": objectives, "direction": direction, "where": where}
@@ -113,13 +113,13 @@ class Study(ShownStudy):
         known: dict[str, Any] = {"points": points, "warm_start": warm_start}
         opening = Opening(Request(space=space, given=given, limits=ENDLESS, **names, **known))
         self._interrupts = Interrupts()
-        #: lock of the thread that changes the study
+        #: held by the thread that changes the study
         self._lock = RLock()
         #: id of the thread in which `run` is active; None while it is not active
         self._run_by: int | None = None
         self._process = os.getpid()
         with ExitStack() as opened:
-            # If the opening is interrupted, the study is closed here, because the caller does not have it yet.
+            # An interrupt in this block closes the study, because the caller does not have it yet.
             with self._interrupts:
                 self._open(opening)
                 opened.callback(self.close)
@@ -133,7 +133,7 @@ class Study(ShownStudy):
         super().__init__(opened.store, self._study.record, self._plan.space)
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
-        #: reports of each trial that was asked for, by the trial's number
+        #: number of an asked trial -> its reports
         self._reports: defaultdict[int, Reports] = defaultdict(Reports)
         #: scheduler for `ask` and `tell`, created at the first `ask`
         self._loop: Scheduler | None = None
@@ -150,7 +150,7 @@ class Study(ShownStudy):
         self.close()
 
     def enqueue(self, points: Iterable[Mapping[str, Any]]) -> int:
-        """Add known points, which are evaluated in this order before all other trials. Return their number.
+        """Add known points, which run in this order before all other trials. Return how many were added.
 
         A point is a dict of values by label; for a choice, the value is the index or the name of an option. The sampler
         proposes values for missing labels. If a point is invalid, no point is enqueued. Raises UsageError, which gives
@@ -158,12 +158,13 @@ class Study(ShownStudy):
         """
         points = _listed(points)
         with self._changing(within_run=True):
-            # The next `ask` creates a scheduler again, because shares and samplers count the trials at that time.
+            # Create a new scheduler at the next `ask`, because shares and samplers count the trials when they are
+            # created.
             self._loop = None
             return len(known_points.enqueue(self._study, self._plan, points))
 
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
-        """Record trials that were evaluated elsewhere: their points, as in `enqueue`, and their results, as in `tell`.
+        """Record trials that were evaluated elsewhere. `points` are as in `enqueue`, and `results` as in `tell`.
 
         The search learns from all of them at once, which is much faster than `ask` and `tell`. Raises like `enqueue`.
         """
@@ -171,7 +172,7 @@ class Study(ShownStudy):
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
         with self._changing(within_run=True):
-            # The next `ask` creates a scheduler again, which learns from the recorded trials at that time.
+            # Create a new scheduler at the next `ask`. It learns from all trials that are recorded then.
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)
 
@@ -179,7 +180,7 @@ class Study(ShownStudy):
         """Return the next trial. The caller evaluates it, and passes its result to `tell`.
 
         Several trials may be open at the same time. Raises UsageError if the study has budgets and the next trial
-        depends on results that are still missing.
+        depends on results that are still missing, or if all points have been tried.
         """
         with self._changing():
             attempt = self._ask()
@@ -196,7 +197,7 @@ class Study(ShownStudy):
         loop = self._scheduler()
         self._by_hand.is_asked = True
         try:
-            # The first turn finds the trials of an earlier run that have no result.
+            # The first turn may only find trials of an earlier run that have no result.
             for _ in range(2):
                 loop.turn()
                 if (attempt := self._by_hand.fetch()) is not None:
@@ -213,9 +214,9 @@ class Study(ShownStudy):
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
         """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
 
-        The trial has then ended as PRUNED, and `tell` does not change it any more. `step` is a whole number that
-        increases. If a trial has more than a thousand reports, they are thinned out evenly, with a warning; the pruner
-        may then stop the trial some reports later. Raises UsageError like `tell`, and for invalid numbers.
+        The trial has then ended as PRUNED, and `tell` does not change it. `step` is an integer that must increase. If a
+        trial has more than a thousand reports, only evenly spaced ones are kept, with a warning; the pruner may then
+        stop the trial a few reports later. Raises UsageError like `tell`, and for invalid numbers.
         """
         with self._changing():
             number = self._number_of(trial)
@@ -237,12 +238,12 @@ class Study(ShownStudy):
     def tell(
         self, trial: AskedTrial, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
-        """Record the result of a trial that `ask` has returned. Return the trial as it is recorded.
+        """Record the result of a trial that `ask` has returned. Return the recorded trial.
 
-        `result` is what an objective returns: a loss, or a dict with `loss` and further metrics (with `losses` in a
-        study that has `objectives`). An invalid result, such as NaN or None, counts as a failure. `error` is the reason
-        of a failure: an exception or a text. A pruned trial stays pruned. Raises UsageError for a trial that has a
-        result already, or belongs to another study.
+        `result` is a value that an objective may return: a loss, or a dict with `loss` and further metrics (with
+        `losses` in a study that has `objectives`). An invalid result, such as NaN or None, counts as a failure. `error`
+        is the reason of a failure: an exception or a text. A pruned trial stays PRUNED. Raises UsageError for a trial
+        that already has a result, or that belongs to another study.
         """
         with self._changing():
             number = self._number_of(trial)
@@ -272,18 +273,18 @@ class Study(ShownStudy):
         on_trial: OnTrial | None = None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> Study:
-        """Search for the params with the least loss, one trial after another in this process. Return the study itself.
+        """Search for the params with the best loss, one trial after another in this process. Return this study.
 
-        The search ends when the study has `trials` trials, after `seconds`, or at a feasible loss that is as good as
-        `target`, whichever comes first. It also ends after `early_stop` trials without a better feasible loss (with
-        several losses, without a change of the front), and with a warning if its first `max_failures` trials all fail
-        in the same way (0: never). Ctrl-C ends it at once; the interrupted trial waits for the next run.
+        The search ends when the study has `trials` trials, after `seconds`, or when a feasible loss is as good as
+        `target`, whichever comes first. It also ends after `early_stop` trials in a row without a better feasible loss
+        (with several losses, without a change of the front). If its first `max_failures` trials all fail in the same
+        way, it ends with a warning (0: never). Ctrl-C ends it at once; the interrupted trial waits for the next run.
 
-        `progress` shows a bar on standard error, by default in a terminal and in a notebook. At the end its last state
-        stays, with a line of summary.
+        `progress` decides whether progress is shown on standard error; by default it is in a terminal and in a
+        notebook.
 
-        `on_trial(study, trial)` is called after each trial, once it is recorded; see `minimize`. `on_turn` is called
-        after each turn of the loop.
+        `on_trial(study, trial)` is called after each trial, once the trial is recorded; see `minimize`. `on_turn` is
+        called after each turn of the scheduler's loop.
         """
         check_objective(objective, "the objective")
         bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
@@ -352,7 +353,7 @@ class Study(ShownStudy):
         if scheduler.hopeless:
             warn(f"stopped: {scheduler.hopeless} (max_failures)")
         elif scheduler.is_exhausted and limits.trials is not None:
-            # Without a limit on trials, this is the expected end.
+            # Warn only if there is a limit on trials: without one, this is the expected end.
             warn(f"ended after {counted(self._study.counted, 'trial')}: the sampler has no further params")
         for notice in scheduler.notices():
             warn(notice)
@@ -387,7 +388,7 @@ class Study(ShownStudy):
             warn(line)
 
     def __del__(self) -> None:
-        # After an error in an ask/tell loop, the study must not stay locked for the rest of the program.
+        # If an ask/tell loop fails, the study must not stay locked until the program ends.
         if getattr(self, "_is_open", False) and self._process == os.getpid() and not sys.is_finalizing():
             with suppress(StoreError):
                 self.close()
@@ -404,13 +405,13 @@ class Study(ShownStudy):
 
     @property
     def _asked(self) -> str:
-        """Text that names the trials that were asked for and have no result."""
+        """Text that lists the trials that `ask` has returned and that have no result."""
         return f"trial {listed(sorted(self._by_hand.fetched), 5)}"
 
     def _scheduler(self) -> Scheduler:
-        """Return the scheduler of the trials that the caller evaluates."""
+        """Return the scheduler for `ask` and `tell`, which is created at the first call."""
         if self._loop is None:
-            # The caller's own code is not known.
+            # The version of the code that evaluates the trials is not known.
             self._study.use_code("")
             self._loop = self._opened.scheduler(self._by_hand)
         return self._loop
@@ -433,16 +434,17 @@ class Study(ShownStudy):
 
     @contextmanager
     def _changing(self, *, within_run: bool = False, or_closed: bool = False) -> Iterator[None]:
-        """Let only this thread change the study in the block, and delay Ctrl-C meanwhile.
+        """Let only this thread change the study during a `with` block, and delay Ctrl-C meanwhile.
 
-        Raises UsageError if the study is closed, unless `or_closed`; if it belongs to the process from which this one
-        was forked; or while `run` is active. With `within_run`, the thread of `run` may change it, as in `on_trial`.
+        Raises UsageError if the study is closed, unless `or_closed`; if the study was opened by another process, from
+        which this one was forked; and while `run` is active. With `within_run`, the thread of `run` may still change
+        it, as in `on_trial`.
         """
         if self._process != os.getpid():
             raise UsageError(
                 f"study {self.name!r} was opened by process {self._process}, and only that process can change it"
             )
-        # Checked before the lock is taken, because `run` holds it until its end.
+        # Check this before taking the lock, which `run` holds until its end.
         if self._run_by is not None and not (within_run and self._run_by == get_ident()):
             raise UsageError(f"study {self.name!r} is active in run(); call this after it has returned")
         with self._lock, self._interrupts:
@@ -452,7 +454,7 @@ class Study(ShownStudy):
 
 
 def _listed(points: object) -> list[Any]:
-    """Return known points as a list. Raises UsageError for a single dict, a text, or what is not iterable."""
+    """Return known points as a list. Raises UsageError for a single dict, a text, or a value that is not iterable."""
     if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
         raise UsageError(f"points are a list of dicts, not {short(points, 60)}")
     return list(points)
@@ -490,21 +492,22 @@ def minimize(
     on_trial: OnTrial | None = None,
     warm_start: WarmStartSource | None = None,
 ) -> ShownStudy:
-    """Search for the params with the least loss.
+    """Search for the params with the best loss.
 
-    `objective` is a function of a point of `space` (a hyperopt expression). Trials run one after another in this
-    process. To run them on workers, give the name of a study file, such as "my_study", or the `objective` and `SPACE`
-    of a module. These are workers of this machine, with slots by class in `workers`, such as ``{"cpu": 4}``, or those
-    of a fleet, with the URLs `broker` and `redis`, by default from CELERY_BROKER_URL and SHADHO_REDIS_URL.
+    `objective` is a function of a point of `space` (a hyperopt expression). By default, trials run one after another in
+    this process. To run them on workers, give the name of a study file, such as "my_study", or the `objective` and the
+    `SPACE` of a module. `workers` are the slots by class of embedded workers on this machine, such as
+    ``{"cpu": 4}``. For the workers of a fleet, give the URLs `broker` and `redis`, by default from CELERY_BROKER_URL
+    and SHADHO_REDIS_URL.
 
-    `seed` makes the search repeatable. `store` is a database URL, by default in memory. `study` is the study's name in
-    the store, and `resume` continues it; with "if-exists" the study begins if there is none of this name. `enqueue` are
-    points to evaluate first (see `Study.enqueue`). `warm_start` are finished trials to learn from: a study, its name,
-    "STORE_URL#STUDY", a CSV file, hyperopt's `Trials`, or pairs of params and loss.
-    `on_trial(study, trial)` is called after each trial. `study.stop()` ends the search, as Ctrl-C does.
+    `seed` makes the search repeatable. `store` is a database URL; the default is in memory. `study` is the study's name
+    in the store. `resume` continues the study; with "if-exists", the study begins if there is none with this name.
+    `enqueue` are known points, which run first (see `Study.enqueue`). `warm_start` is the source of finished trials to
+    learn from: a study, its name, "STORE_URL#STUDY", a CSV file, hyperopt's `Trials`, or pairs of params and loss.
+    `on_trial(study, trial)` is called after each trial. In it, `study.stop()` ends the search.
 
-    Return the study. It has `.trials`, each with `.params` by label, `.values`, `.loss` and `.state`. Its `.best`
-    raises NoSuccessfulTrial if no trial succeeds. Raises SpaceError or UsageError for invalid arguments.
+    Returns the study. It has `.trials`, each with `.params` by label, `.values`, `.loss` and `.state`. Its `.best`
+    raises NoSuccessfulTrial if no trial has succeeded. Raises SpaceError or UsageError for invalid arguments.
     """
     bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target, "early_stop": early_stop}
     bounds["max_failures"] = max_failures
@@ -513,13 +516,13 @@ def minimize(
     settings |= {"fidelity": fidelity, "where": where, **losses}
     opened: dict[str, Any] = {"store": store, "resume": resume, "seed": seed, "warm_start": warm_start}
     if isinstance(objective, str) or workers or broker or redis:
-        # Imported late, because a search in this process does not need it.
+        # Imported here, because a search in this process does not need it.
         from shadho_celery.program.on_workers import search_on_workers
 
         settings |= {**bounds, "trial_timeout": trial_timeout}
         opened |= {"name": study, "points": enqueue, "on_trial": on_trial, "silent": progress is False}
         return search_on_workers(objective, space, settings, opened, workers=workers, broker=broker, redis=redis)
-    # Arguments are checked before a study is recorded.
+    # Check the arguments before a study is recorded.
     check_objective(objective, "the objective")
     if trial_timeout is not None:
         raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")

@@ -1,8 +1,9 @@
-"""Process groups: torch.distributed over the slots of a trial, for DistributedDataParallel and other loops.
+"""Process groups of torch.distributed: processes (ranks) of one trial, for DistributedDataParallel and similar
+programs.
 
-`process_group` calls the ranks, which run the objective together. `context.launch` starts them within one
-worker (`launch`). With `DropCompute` a slow rank stops its step at a deadline. `README.md` beside this file describes
-how to use them. `rendezvous` and `children` are for internal use.
+With `process_group`, all ranks run the objective, each in one of the trial's slots. `context.launch` runs a function in
+several ranks on one worker (`launch`). With `DropCompute`, a slow rank stops its step at a deadline. `README.md` in
+this folder describes how to use them. `rendezvous` and `children` are internal.
 
 The room imports `core`, `objective`, `errors` and torch. It calls for ranks through the trial's context.
 """

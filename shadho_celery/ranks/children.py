@@ -1,4 +1,4 @@
-"""Processes of ranks and replicas: they begin alike, and end with their parent, even if it is killed."""
+"""Start and end of the processes of ranks and replicas. They end with their parent, even if the parent is killed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-#: seconds between two looks whether the parent, or a child, has ended
+#: seconds between two checks whether the parent, or a child, has ended
 CHECK_SECONDS = 0.1
 
 
 def begin_child(parent: int, meanwhile: Callable[[], None] = lambda: None, threads: int = 1) -> None:
-    """Prepare a new process that computes: it ends with its parent, and leaves the decision about Ctrl-C to it.
+    """Prepare a new process of a rank or replica: it ends with its parent, and ignores Ctrl-C, which its parent
+    handles.
 
     A thread ends this process once the process `parent` has ended. Until then it calls `meanwhile`. torch uses
     `threads` threads.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The threads of OpenMP do not exist in a forked process.
+    # A forked process does not have the threads of OpenMP, so create new ones.
     torch.set_num_threads(threads)
-    # Nor do other threads. An object of the parent that waits for its thread when it is collected, such as a store of
-    # torch, would end this process.
+    # A fork has only one thread. Objects of the parent such as a torch store wait for their thread when they are
+    # garbage collected, which would end this process, so prevent collection.
     gc.freeze()
 
     def watch() -> None:
@@ -40,7 +41,7 @@ def begin_child(parent: int, meanwhile: Callable[[], None] = lambda: None, threa
 
 
 def end_children(children: Sequence[BaseProcess], seconds: float) -> None:
-    """Wait up to `seconds` for the processes to exit. Kill those that are left then."""
+    """Wait up to `seconds` for the processes to exit. Then kill the remaining processes."""
     until = time.monotonic() + seconds
     for child in children:
         child.join(max(0.0, until - time.monotonic()))
@@ -50,7 +51,7 @@ def end_children(children: Sequence[BaseProcess], seconds: float) -> None:
 
 
 def how_ended(rank: int, code: int) -> str:
-    """Return how a rank has ended, by its exit code or the negative number of a signal."""
+    """Return a text that says how a rank has ended. `code` is its exit code, or the negative number of a signal."""
     if code < 0:
         # Most real-time signals have no name.
         name = signal.Signals(-code).name if -code in {*signal.Signals} else str(-code)

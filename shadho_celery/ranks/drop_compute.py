@@ -1,9 +1,9 @@
-"""DropCompute: a rank that is slow stops its step at a deadline, and the mean is over what all ranks have computed.
+"""DropCompute: a slow rank stops its step at a deadline, and the gradient is the mean over all computed micro-batches.
 
 Giladi et al., *DropCompute: simple and more robust distributed synchronous training via compute variance reduction*,
 arXiv 2306.10598. Each rank computes the gradients of its micro-batches until the deadline tau (algorithm 1). The sums
-of the gradients and the numbers of micro-batches are all-reduced. Other than the paper, the deadline is chosen among
-those that keep a given share of the micro-batches, and it is chosen again if it keeps less later.
+of the gradients and the numbers of micro-batches are all-reduced. Unlike in the paper, the deadline must keep a given
+share of the micro-batches. It is chosen again if it later keeps fewer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 
 class DropCompute:
-    """Micro-batches of each step up to a deadline. Every rank must create it, with a model of the same shape.
+    """Yields the micro-batches of each step until a deadline. Every rank must create one, with a model of the same
+    shape.
 
     ::
 
@@ -48,9 +49,9 @@ class DropCompute:
             drop.reduce()
             optimizer.step()
 
-    After `record` steps without a deadline, the deadline is the one that processes most micro-batches a second among
-    those that keep the share `keep` of them. `deadline` gives one in seconds instead. The first micro-batch of a step
-    always counts. Raises UsageError for arguments that are not valid.
+    After `record` steps without a deadline, the deadline is chosen that keeps at least the share `keep` of the
+    micro-batches and processes most of them per second. `deadline` sets a deadline in seconds instead. The first
+    micro-batch of a step always counts. Raises UsageError for arguments that are not valid.
     """
 
     def __init__(
@@ -71,15 +72,18 @@ class DropCompute:
         self._unsynced = model.no_sync if isinstance(model, DistributedDataParallel) else nullcontext
         self._parameters = [each for each in model.parameters() if each.requires_grad]
         if not isinstance(model, DistributedDataParallel):
-            # As DistributedDataParallel does: every rank begins with the same model.
+            # Give every rank the same initial model, as DistributedDataParallel does.
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor.detach(), 0)
         self._keep, self._record, self._given = keep, record, deadline
-        #: seconds after the beginning of a step from which no further micro-batch begins; None while times are recorded
+        #: seconds after the beginning of a step after which no further micro-batch begins; None while times are
+        #: recorded
         self.deadline = deadline
-        #: numbers of micro-batches of all ranks that counted, and of all that were given, since the deadline was chosen
+        #: number of micro-batches of all ranks that have counted, and of all micro-batches, since the deadline was
+        #: chosen
         self.kept = self.offered = 0
-        #: of each recorded step, the seconds at which each micro-batch ended; seconds that a step took besides
+        #: for each recorded step: the seconds after which each micro-batch ended, and the seconds of the rest of the
+        #: step
         self._ends: list[list[float]] = []
         self._rest: list[float] = []
         self._count = self._of = 0
@@ -88,11 +92,11 @@ class DropCompute:
 
     @property
     def share(self) -> float:
-        """Share of the micro-batches that counted since the deadline was chosen; 1 before the first."""
+        """Share of the micro-batches that have counted since the deadline was chosen; 1 before the first."""
         return self.kept / self.offered if self.offered else 1.0
 
     def parts(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the micro-batches of one step until the deadline. `batches` has the same number in every rank."""
+        """Yield the micro-batches of one step until the deadline. Every rank must give the same number of `batches`."""
         batches = [*batches]
         if not batches:
             raise UsageError("a step needs at least one micro-batch in each rank")
@@ -116,7 +120,7 @@ class DropCompute:
             )
         self._count = len(ends)
         if not self._ends or len(self._ends[0]) == len(ends):
-            # A shorter step, such as the last one of an epoch, is not recorded.
+            # Do not record a step of another length, such as the last step of an epoch.
             self._ends.append(ends)
 
     def reduce(self) -> int:
@@ -125,7 +129,7 @@ class DropCompute:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        # One message: the sums, the count and the number that was given.
+        # The number of computed micro-batches, and the number of all.
         numbers = torch.tensor([self._count, self._of], dtype=torch.float64, device=self._device)
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(numbers)
@@ -145,7 +149,9 @@ class DropCompute:
         return kept
 
     def _learn(self, kept: int, offered: int) -> None:
-        """Count a step. Choose the deadline if enough steps are recorded, or record again if it keeps too few."""
+        """Count a step. Choose the deadline once enough steps are recorded. If it keeps too few micro-batches, record
+        again.
+        """
         if self.deadline is not None:
             self._ends.clear()
             self._rest.clear()
@@ -165,7 +171,9 @@ class DropCompute:
         self._rest.clear()
 
     def _gathered(self) -> tuple[NDArray[np.float64], float]:
-        """Return the recorded times of all ranks, and the mean seconds that a step took besides; equal in all ranks."""
+        """Return the recorded times of all ranks, and the mean seconds of the rest of a step. The results are equal in
+        all ranks.
+        """
         own = torch.tensor(self._ends, dtype=torch.float64, device=self._device)
         every = [torch.empty_like(own) for _ in range(self._size)]
         dist.all_gather(every, own)
@@ -175,15 +183,16 @@ class DropCompute:
 
 
 def best_deadline(ends: NDArray[np.float64], rest: float, keep: float) -> float:
-    """Return the deadline with most micro-batches a second of those that keep at least a share `keep`.
+    """Return the deadline that keeps at least the share `keep` of the micro-batches and processes most of them per
+    second.
 
-    `ends` are seconds by step, rank and micro-batch; `rest` is the mean seconds of a step besides the micro-batches.
-    A micro-batch begins when the one before ends, and counts if it begins before the deadline. A step takes as long as
-    its slowest rank (equation 6 of the paper, with the recorded times in place of a normal distribution). The deadline
-    is infinite if none is better than none.
+    `ends` are the seconds after which micro-batches ended, by step, rank and micro-batch. `rest` is the mean seconds of
+    the rest of a step. A micro-batch begins when the previous one ends, and counts if it begins before the deadline. A
+    step takes as long as its slowest rank (equation 6 of the paper, with recorded times instead of a normal
+    distribution). The result is infinite if no deadline is better than having none.
     """
     begins = np.concatenate([np.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
-    # Between two of these candidates the same micro-batches count. Quantiles are enough of them.
+    # Only the times at which micro-batches begin make a difference. Quantiles of them are enough candidates.
     candidates = np.unique(np.quantile(begins[..., 1:], np.linspace(0, 1, 201))) if ends.shape[-1] > 1 else ()
     best, rate = math.inf, ends.size / (ends.max(axis=(1, 2)) + rest).sum()
     for candidate in candidates:

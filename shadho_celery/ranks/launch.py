@@ -1,4 +1,4 @@
-"""Launch: one process for each of a trial's GPUs.
+"""Launch: runs a function in several processes (ranks) on one worker, one for each of the trial's GPUs.
 
 ::
 
@@ -14,10 +14,11 @@
     def objective(params, context):
         return context.launch(train, params)
 
-The objective runs once. It waits for the ranks, answers them over a pipe, and passes on what rank 0 reports. The ranks
-meet in a file that only their user can read, and are connected on the loopback interface. torch's default process group
-is initialised before the function is called. A script that reads MASTER_ADDR and MASTER_PORT finds a store there, which
-this process has opened on the loopback interface, as torchrun does.
+The objective runs once. While it waits for the ranks, it answers their requests over pipes, and forwards the reports of
+rank 0. The ranks find one another through a file that only their user can read, and connect on the loopback interface.
+torch's default process group is initialised before the function is called. As under torchrun, MASTER_ADDR and
+MASTER_PORT are the address of a store for scripts that read them. The trial's process opens it on the loopback
+interface.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.ranks.children import CHECK_SECONDS, begin_child, end_children, how_ended
 from shadho_celery.ranks.rendezvous import LOST_CONNECTION, open_store
 
-#: seconds that a collective may take, and that the ranks may take to meet
+#: maximum seconds of a collective, and of the ranks' initialisation
 TIMEOUT_SECONDS = 1800.0
-#: seconds in which a rank must tell its own error, after another one has lost its connection to it
+#: seconds to wait for the error that is the cause, after a rank has failed only because it lost a connection
 CAUSE_SECONDS = 2.0
-#: seconds in which ranks that have returned must exit; then they are killed
+#: seconds that ranks have to exit after they have returned, before they are killed
 LEAVE_SECONDS = 30.0
-#: reasons to stop, as they are broadcast; the first one is for no reason
+#: reasons to stop, whose index is broadcast; the first one means no reason
 _REASONS = ("", "stopped", "timeout", "preempted")
-#: a rank is a new interpreter, because CUDA cannot be used in a fork
+#: ranks are new interpreters, because CUDA cannot be used in a fork
 SPAWN = multiprocessing.get_context("spawn")
-#: facts of the trial's context that a rank gets
+#: attributes of the trial's context that are copied to the contexts of the ranks
 _FACTS = (
     *("study", "trial", "attempt", "seed", "budget", "checkpoints", "device", "compute_class", "slot", "slots", "gpus"),
     *("is_copy", "encrypted", "timeout", "objectives"),
@@ -77,32 +78,35 @@ class RankFailed(ShadhoError):
 
 
 class RankTraceback(Exception):
-    """Traceback of the error that a rank has raised."""
+    """Traceback of the error that a rank has raised; the cause of a RankFailed."""
 
 
 @dataclass(kw_only=True)
 class RankContext(LocalContext):
-    """Context of one rank. `rank` and `size` are those of the process group, and `device` is the rank's own.
+    """Context of one rank. `rank` and `size` are its rank in the process group and the group's size; `device` is its
+    device.
 
     Reports count in rank 0 only. Each rank must call `should_stop` at the same step.
     """
 
     rank: int = 0
     size: int = 1
-    #: connection to the objective
+    #: connection to the process of the objective
     pipe: Connection | None = None
-    #: allows one thread at a time to use the connection
+    #: held by the thread that uses the connection
     lock: threading.Lock = field(default_factory=threading.Lock)
     _reason: str = ""
 
     def report(self, step: int, loss: float) -> None:
-        # Here it is only checked.
+        # The call only checks the arguments.
         super().report(step, loss)
         if not self.rank:
             self._ask("report", step, loss)
 
     def should_stop(self) -> bool:
-        """Return whether the trial should stop, as rank 0 knows it. Each rank must call this at the same step."""
+        """Return whether the trial should stop. Rank 0 decides for all ranks. All ranks must call this at the same
+        step.
+        """
         told = "" if self.rank else self._ask("stop_reason")
         number = torch.tensor([_REASONS.index(told)], dtype=torch.uint8)
         dist.broadcast(number, 0)
@@ -111,7 +115,7 @@ class RankContext(LocalContext):
 
     @property
     def stop_reason(self) -> str:
-        """Reason that the last `should_stop` has found."""
+        """Reason to stop at the last call of `should_stop`, or ""."""
         return self._reason
 
     def launch(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -120,30 +124,30 @@ class RankContext(LocalContext):
     def _ask(self, *request: Any) -> Any:
         assert self.pipe is not None
         with self.lock:
-            # Tensors are sent by value. Their own way through a pipe opens a socket.
+            # Pickle tensors by value, because torch's own way to send them through a pipe opens a socket.
             self.pipe.send_bytes(pickle.dumps(request))
             return self.pipe.recv()
 
 
 class _Rank:
-    """Process of one rank, as the objective sees it."""
+    """One rank, as the process of the objective sees it: the process, its pipe, and its result."""
 
     def __init__(self, number: int, variables: Mapping[str, str], facts: Mapping[str, Any], *arguments: Any) -> None:
-        """Start the process with further environment variables. `facts` and `arguments` are for `_run`."""
+        """Start the process with additional environment variables. `facts` and `arguments` are passed to `_run`."""
         self._number = number
         self.pipe, theirs = SPAWN.Pipe()
-        # Not daemonic: it may have children, which load the data.
+        # The process is not daemonic, so that it may have children, such as the workers of a DataLoader.
         self.process = SPAWN.Process(target=_run, args=({**facts, "rank": number, "pipe": theirs}, *arguments))
         with theirs, overridden(variables):
             self.process.start()
-        #: the value that it has returned; () until then
+        #: the value that the rank has returned, in a tuple; () until then
         self.returned: tuple[Any, ...] = ()
-        #: error of the trial, its message, and the traceback, if the rank has failed
+        #: if the rank has failed: class and message of the trial's error, and the rank's traceback
         self.failed: tuple[type[ShadhoError], str, str] | None = None
 
     def look(self, context: LocalContext) -> None:
-        """Answer what the rank has asked, and note its end."""
-        # The exit code is read first: then all that the process has sent is in the pipe.
+        """Answer the requests that the rank has sent, and record its end."""
+        # Read the exit code first: if there is one, everything that the process has sent is already in the pipe.
         code = self.process.exitcode
         try:
             while not self.has_ended and self.pipe.poll():
@@ -172,17 +176,17 @@ class _Rank:
 
 
 def launch(context: LocalContext, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Call ``function(context, *arguments)`` in ``context.gpus`` processes. Return what it returns in rank 0.
+    """Call ``function(context, *arguments)`` in ``context.gpus`` processes. Return the value that rank 0 returns.
 
-    A process with a GPU of its own uses NCCL, otherwise gloo on the CPU. Raises RankFailed for a rank that raises an
-    error, with its traceback, or that exits, and RankLost for one that is killed: the trial is then tried again. Raises
-    UsageError unless function and arguments can be pickled.
+    The process group uses NCCL if each process has a GPU of its own, else gloo on the CPU. Raises RankFailed if a rank
+    raises an error (with its traceback) or exits, and RankLost if a rank is killed; the trial is then tried again.
+    Raises UsageError unless function and arguments can be pickled.
     """
     if context.replica is not None:
         raise UsageError("context.launch is for the process of the trial itself; check context.replica first")
     remedy = "give a function at the top level of a module, and plain values"
     _pickled((function, arguments), "its function or arguments to other processes", remedy)
-    # By rank: peak of its resident memory, and of that of its GPU.
+    # For each rank: peak of its resident memory, and of its GPU memory.
     peaks = SPAWN.RawArray("q", 2 * context.gpus)
     facts = {name: getattr(context, name) for name in _FACTS} | {"size": context.gpus}
     server = listen(LOOPBACK)
@@ -195,7 +199,7 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
                 variables = _variables(context, number, store.port)
                 ranks.append(_Rank(number, variables, facts, folder, peaks, function, tuple(arguments)))
             _await(ranks, context)
-            # A thread of rank 0 may still wait for an answer.
+            # Close the pipe, because a thread of rank 0 may still wait for an answer.
             ranks[0].pipe.close()
             seconds = LEAVE_SECONDS
         finally:
@@ -205,36 +209,40 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
 
 
 def _await(ranks: Sequence[_Rank], context: LocalContext) -> None:
-    """Answer the ranks until all have returned. Raises the error of the first one that fails by itself."""
+    """Answer the ranks' requests until all ranks have returned. Raises the error of the first rank that fails.
+
+    A rank that fails because it has lost its connection to another rank is not the cause, so its error is raised only
+    if no other rank fails within CAUSE_SECONDS.
+    """
     until = math.inf
     while not all(rank.returned for rank in ranks):
         wait([rank.pipe for rank in ranks if not rank.has_ended and not rank.pipe.closed], CHECK_SECONDS)
         for rank in ranks:
             rank.look(context)
         for kind, message, trace in filter(None, [rank.failed for rank in ranks]):
-            # A rank that has lost its connection to another one shows that this one has ended.
+            # A lost connection is only a consequence of another rank's end.
             if not LOST_CONNECTION.search(message) or time.monotonic() > until:
                 raise kind(message) from (RankTraceback(f"\n{trace.rstrip()}") if trace else None)
             until = min(until, time.monotonic() + CAUSE_SECONDS)
 
 
 def _variables(context: LocalContext, rank: int, port: int) -> dict[str, str]:
-    """Return the environment variables of a rank, which are those of torchrun."""
+    """Return the environment variables of a rank, with the names that torchrun uses."""
     numbers = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank) | {"MASTER_PORT": port}
     numbers |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), context.gpus)
     numbers |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
-    # Without the agent's store, rank 0 of a script that reads these would open one, on all addresses.
+    # With the last variable, rank 0 of a script uses our store instead of opening one on all addresses.
     names = {"MASTER_ADDR": LOOPBACK, "ROLE_NAME": "rank", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     names |= {"TORCHELASTIC_RUN_ID": f"{context.study or 'trial'}-{context.trial}.{context.attempt}"}
     variables = names | {name: str(number) for name, number in numbers.items()} | interface_variables(LOOPBACK)
     if (threads := os.environ.get(THREAD_VARIABLES[0], "")).isdecimal():
-        # The ranks share the cores of the trial.
+        # Divide the trial's cores among the ranks.
         variables |= thread_variables(max(1, int(threads) // context.gpus))
     return variables
 
 
 def _together(peaks: Sequence[int]) -> tuple[int, int]:
-    """Return the resident bytes of all ranks, and the most bytes that ranks have on one GPU."""
+    """Return the sum of the ranks' resident memory, and the maximum over the GPUs of the ranks' memory, in bytes."""
     cards = Counter[int]()
     count = _cards() or len(peaks)
     for rank, gpu in enumerate(peaks[1::2]):
@@ -243,7 +251,7 @@ def _together(peaks: Sequence[int]) -> tuple[int, int]:
 
 
 def _cards() -> int:
-    """Return the number of GPUs of the trial; 0 without a GPU. This process need not use one itself."""
+    """Return the number of the trial's GPUs, without initialising CUDA in this process if possible."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return torch.cuda.device_count() if visible is None else len([name for name in visible.split(",") if name.strip()])
 
@@ -255,8 +263,8 @@ def _run(
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> None:
-    """In a rank: call the function in the process group, and send what it returns in rank 0, or its error."""
-    # A rank that is killed cannot note its peaks at its end.
+    """In a rank: call the function within the process group, and send the value that rank 0 returns, or the error."""
+    # Write the peaks regularly, because a rank that is killed cannot write them at its end.
     note = partial(_note_peaks, peaks, facts["rank"])
     begin_child(os.getppid(), note, torch.get_num_threads())
     context = RankContext(**facts)
@@ -270,7 +278,7 @@ def _run(
 
 
 def _call(context: RankContext, folder: Path, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
-    """Join the process group and call the function. Return the message with its value in rank 0, else with None."""
+    """Join the process group and call the function. Return the message with its value (None except in rank 0)."""
     gpus = torch.cuda.device_count() if context.device == "cuda" else 0
     backend = "cpu:gloo,cuda:nccl" if gpus >= context.size and dist.is_nccl_available() else "gloo"
     if gpus:
@@ -283,7 +291,7 @@ def _call(context: RankContext, folder: Path, function: Callable[..., Any], argu
     store = FileStore(str(folder / "store"), context.size)
     store.set_timeout(timeout)
     dist.init_process_group(backend, timeout=timeout, rank=context.rank, world_size=context.size, store=store)
-    # A rank that leaves the group at once would cut the connections of those that still join it.
+    # Wait for all ranks, because a rank that leaves the group at once would cut connections of ranks that still join.
     store.set(f"joined {context.rank}", "")
     store.wait([f"joined {rank}" for rank in range(context.size)])
     try:
@@ -292,9 +300,9 @@ def _call(context: RankContext, folder: Path, function: Callable[..., Any], argu
         raise RuntimeError(f"it called sys.exit({error.code!r}); return instead") from error
     value = None if context.rank else returned
     told = _pickled(("returned", value), "what rank 0 returns to the objective", "return plain values")
-    # The function may have left the group, or made another one.
+    # The function may have destroyed the group, or created another one.
     if dist.is_initialized():
-        # Otherwise a rank that is quicker would cut the connections of the others.
+        # Wait for all ranks, because a faster rank would cut the connections of the others.
         dist.barrier()
         dist.destroy_process_group()
     return told

@@ -1,4 +1,5 @@
-"""Process group: torch.distributed over the slots of a trial, for DistributedDataParallel and any other loop.
+"""Process group: torch.distributed with one rank in each slot of a trial, for DistributedDataParallel and similar
+programs.
 
 ::
 
@@ -6,9 +7,9 @@
         model = DistributedDataParallel(model.to(pg.device))
         ...
 
-The objective runs in every rank. A trial with several slots calls the other ranks through its queue, where other
-workers run the same objective. A trial with one slot has one rank. Ranks other than 0 leave the objective at the end of
-the block, so that only rank 0 returns a loss.
+The objective runs in every rank. A trial with several slots calls for the other ranks through the queue of its class;
+the workers that get these messages run the same objective. A trial with one slot has one rank. Ranks other than 0 leave
+the objective at the end of the block, so that only rank 0 returns a loss.
 """
 
 from __future__ import annotations
@@ -48,25 +49,25 @@ from shadho_celery.ranks.rendezvous import (
 
 logger = logging.getLogger(__name__)
 
-#: seconds after rank 0 has left its block in which the other ranks leave theirs
+#: seconds that the other ranks have to leave their `with` block after rank 0 has left its block
 LEAVE_SECONDS = 30.0
 #: name of the checkpoint within the trial's folder
 CHECKPOINT = "process-group.pt"
 
 
 class ProcessGroup:
-    """torch's default process group over the slots of a trial. Use it as a context manager.
+    """torch's default process group with one rank in each slot of a trial. Use it as a context manager.
 
-    Each slot of the trial has a rank; `ranks`, if it is given, must be their number. For several ranks in one slot, or
-    on the GPUs of one worker, call `context.launch`. `backend` is by default NCCL if each rank has a GPU of its own,
-    else gloo on the CPU.
+    `ranks`, if it is given, must be the number of the trial's slots. For several ranks in one slot, or on the GPUs of
+    one worker, call `context.launch`. The default `backend` is NCCL if each rank has a GPU of its own, else gloo on the
+    CPU.
 
-    Rank 0 waits `start_seconds` for the others; the scheduler takes an incomplete gang back earlier. A collective may
-    take `timeout_seconds`. A rank whose heartbeat is missing for `deadline_seconds` counts as lost; then every rank
-    ends, and the trial is tried again.
+    Rank 0 waits `start_seconds` for the other ranks, but the scheduler gives up an incomplete group earlier. A
+    collective may take `timeout_seconds`. A rank without a heartbeat for `deadline_seconds` counts as lost; then every
+    rank ends, and the trial is tried again.
 
-    torch does not authenticate the connections. On a fleet with a signing key, several slots therefore need
-    ``plain=True``. Raises UsageError for arguments that are not valid.
+    torch does not authenticate the connections. Therefore, on a fleet with a signing key, trials with several slots
+    need ``plain=True``. Raises UsageError for arguments that are not valid.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ProcessGroup:
         deadline_seconds: float = 15.0,
     ) -> None:
         self.context = context
-        #: True if the ranks come from the trial's queue
+        #: True if the other ranks are called for through the queue of the trial's class
         self._calls = context.slots > context.gpus
         if backend not in (None, "nccl", "gloo"):
             raise UsageError(f"backend is {backend!r}; it must be 'nccl', 'gloo' or None")
@@ -112,7 +113,7 @@ class ProcessGroup:
         self._version = version_of(sys._getframe(1).f_code)
         self._rendezvous: Rendezvous | None = None
         self._watch: Watch | None = None
-        #: restores the environment at the end
+        #: restores the environment variables at the end
         self._until_closed = ExitStack()
 
     def __enter__(self) -> ProcessGroup:
@@ -134,24 +135,25 @@ class ProcessGroup:
         self._leave(error)
 
     def should_stop(self) -> bool:
-        """Return ``context.should_stop()`` of rank 0. Each rank must call this at the same step."""
+        """Return the value of ``context.should_stop()`` in rank 0. All ranks must call this at the same step."""
         flag = torch.tensor([self.rank == 0 and self.context.should_stop()], dtype=torch.uint8)
         dist.broadcast(flag, 0)
         return bool(flag.item())
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replace the trial's checkpoint, in rank 0. `state` has tensors, numbers, texts, and dicts and lists of them.
+        """In rank 0, replace the trial's checkpoint by `state`: tensors, numbers and texts, also in dicts and lists.
 
-        The other ranks, and a copy of the trial beside another attempt, save nothing.
+        Other ranks, and a speculative copy of the trial, save nothing.
         """
         if self.rank == 0 and not self.context.is_copy:
             with replacing(self.context.checkpoint_dir / CHECKPOINT, mode=0o600) as file:
                 torch.save(state, file)
 
     def load(self) -> dict[str, Any] | None:
-        """Return the state that rank 0 has saved last, in every rank; None if there is none. Each rank must call this.
+        """Return the state that rank 0 has last saved, or None. The result is the same in all ranks, which must all
+        call this.
 
-        Only rank 0 needs the file. Raises ShadhoError in every rank if it cannot be read.
+        Only rank 0 needs access to the file. Raises ShadhoError in every rank if it cannot be read.
         """
         path = self.context.checkpoint_dir / CHECKPOINT
         content = b""
@@ -173,7 +175,7 @@ class ProcessGroup:
         return state
 
     def _assemble(self) -> None:
-        """Become rank 0. In a trial with several slots, call the other ranks."""
+        """Become rank 0. In a trial with several slots, call for the other ranks."""
         host = own_address() if self._calls else LOOPBACK
         server = listen(host, for_others=self._calls)
         token, port = make_token(), server.getsockname()[1]
@@ -185,18 +187,19 @@ class ProcessGroup:
             self.context.gang_assembled()
 
     def _join(self, seat: ReplicaSeat) -> None:
-        """Become the rank of this seat."""
+        """Become the rank for which this seat was published."""
         master, _, port = seat.address.rpartition(":")
         self._meet(open_store(self.rank, master, int(port)), seat.token, own_address(master))
 
     def _meet(self, store: TCPStore, token: str, host: str) -> None:
-        """Join the other ranks in the store, and initialise torch's process group."""
+        """Meet the other ranks through the store, and initialise torch's process group."""
         self._rendezvous = meeting = Rendezvous(store, token, self.rank, self.size, self._stop_waiting)
         meeting.take_place()
         self._watch = Watch(meeting.copy(), self._deadline)
         terms = meeting.meet(self._version, self._gpu(), self._wanted, self._start_seconds, host)
         numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": 0, "MASTER_PORT": store.port}
-        # NCCL's own watchdog would end the process. Rank 0 of a script that reads these would listen on all addresses.
+        # Prevent that NCCL's watchdog ends the process, and that rank 0 of a script that reads these variables listens
+        # on all addresses.
         names = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
         names |= {"MASTER_ADDR": store.host} | {name: str(number) for name, number in numbers.items()}
         self._until_closed.enter_context(overridden(names | interface_variables(host)))
@@ -220,20 +223,20 @@ class ProcessGroup:
         self._watch.opened = connections() - before
 
     def _gpu(self) -> str | None:
-        """Return the name of this rank's own GPU, or None."""
+        """Return a name that identifies this rank's own GPU, or None."""
         if (self.context.device != "cuda" and self._wanted != "nccl") or not torch.cuda.device_count():
             return None
         return f"{socket.gethostname()}/{os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
 
     def _stop_waiting(self) -> None:
-        """Raise if the trial was stopped while it waits for its ranks."""
+        """Raise an exception if the trial was stopped while its ranks join."""
         if self.context.should_stop():
             raise TrialStopped("the trial was stopped while its ranks joined") if self.rank == 0 else ReplicaDone
 
     def _leave(self, error: BaseException | None) -> None:
-        """Leave the group. A rank other than 0 does not return: it exits, or raises ReplicaDone or its own error.
+        """Leave the group. Ranks other than 0 then raise ReplicaDone, unless `error` is an error of their own.
 
-        Rank 0 returns, or raises what has ended the group if that is not `error`.
+        Rank 0 raises the reason why the group has ended, if that is not `error`.
         """
         if self._watch is not None:
             self._watch.pacify()
@@ -251,7 +254,9 @@ class ProcessGroup:
             raise ShadhoError(end.reason) from error
 
     def _end_of(self, error: BaseException | None) -> End | None:
-        """Return what has ended the group, if it is not this rank's own `error`. Tell the others if it is."""
+        """Return why the group has ended. If this rank's own `error` is the cause, tell the other ranks and return
+        None.
+        """
         meeting, watch = self._rendezvous, self._watch
         if meeting is None or watch is None:
             return None
@@ -264,7 +269,7 @@ class ProcessGroup:
                 return watch.end or End(reason=str(error), is_loss=True)
             end = watch.end
             if end is None and _is_of_connection(error):
-                # A connection was lost. The heartbeats will show whose.
+                # A connection to a rank was lost. Missing heartbeats will show which rank is gone.
                 end = watch.wait(self._deadline + 3.0)
                 if end is None:
                     lost = f"rank {self.rank} has lost its connection to another rank: {describe(error)}"
@@ -272,12 +277,12 @@ class ProcessGroup:
             if end is None and not isinstance(error, ReplicaDone):
                 meeting.end(End(reason=f"rank {self.rank} failed: {describe(error)}", is_loss=False))
         except RuntimeError as gone:
-            # The store is rank 0's, which has ended.
+            # Rank 0, which has the store, has ended.
             return End(reason=f"rank 0 has ended ({describe(gone)})", is_loss=True)
         return end
 
     def _await_others(self, meeting: Rendezvous) -> None:
-        """Wait until the other ranks have left their blocks. What happens to them no longer matters to the trial."""
+        """Wait until the other ranks have left their `with` blocks. Their failures no longer affect the trial."""
         until = time.monotonic() + LEAVE_SECONDS
         rest = set(range(1, self.size))
         while rest and time.monotonic() < until and (self._watch is None or self._watch.end is None):
@@ -290,10 +295,10 @@ class ProcessGroup:
         try:
             if self._watch is not None:
                 self._watch.close()
-        finally:  # also if the trial is interrupted here
+        finally:  # even if the trial is interrupted in the lines above
             if dist.is_initialized() and not (is_broken and self.device.type == "cuda"):
                 dist.destroy_process_group()
-        # The store ends with its last reference.
+        # The store closes when its last reference is gone.
         self._rendezvous = self._watch = None
         self._until_closed.close()
 

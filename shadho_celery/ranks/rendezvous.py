@@ -1,11 +1,13 @@
-"""Rendezvous of a process group: all ranks join, tell their versions and addresses, and check that they are reachable.
+"""Rendezvous of a process group, in which all ranks meet, and the watch that detects lost ranks.
 
-Rank 0 has a TCPStore, which the ranks also use for torch's own rendezvous. Its keys begin with the token of the gang,
-so that a rank of an earlier attempt cannot be taken for one of this attempt. torch does not authenticate connections.
+All ranks join, exchange their versions and addresses, and check that they can reach one another. Rank 0 has a TCPStore,
+which torch also uses for its own rendezvous. The store's keys begin with the token of the gang, so that a rank of an
+earlier attempt is not mistaken for a rank of this attempt. torch does not authenticate connections.
 
-torch's collectives notice a closed connection, but not a machine that is silent or a rank that waits elsewhere. Each
-rank therefore records heartbeats in the store. Rank 0 looks at them and records the end of the group. A `Watch` ends
-its own rank's waiting for a rank that has died or failed.
+A collective of torch fails at once if a connection closes. But it waits, up to its time limit, for a machine that has
+stopped responding, and for a rank that is alive but will not call the collective, for instance because it has failed.
+Therefore each rank records heartbeats in the store. Rank 0 checks them, and records in the store that the group has
+ended. In each rank, a `Watch` then interrupts the main thread if it still waits for the lost rank.
 """
 
 from __future__ import annotations
@@ -37,56 +39,57 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
 
-#: seconds between two looks into the store
+#: seconds between two checks of the store
 TICK = 0.1
-#: seconds in which a machine must accept a connection
+#: seconds that a machine has to accept a connection
 REACH_SECONDS = 10.0
 #: time limit of one request to the store
 REQUEST = timedelta(seconds=60)
 
-#: messages of gloo and NCCL about lost connections; torch raises RuntimeError for those of gloo
+#: messages of gloo and NCCL about lost connections; for gloo, torch raises them as RuntimeError
 LOST_CONNECTION = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|TCPStore", re.IGNORECASE)
 
 Backend = Literal["nccl", "gloo"]
 
 
 class End(Struct, frozen=True, kw_only=True):
-    """End of a process group before its ranks have left it."""
+    """Record of the end of a process group before its ranks have left it."""
 
     reason: str
-    #: True if a rank was lost, and False if one has failed
+    #: True if a rank was lost, False if a rank has failed
     is_loss: bool
 
 
 class Card(Struct, frozen=True, kw_only=True):
-    """What a rank says of itself when it joins."""
+    """Description of itself that a rank records when it joins."""
 
-    #: address at which the other ranks connect to it once, as ``host:port``
+    #: address to which the other ranks connect once, as a test, as ``host:port``
     address: str
-    #: versions of Python, torch and the calling code, which must be equal
+    #: versions of Python, torch and the calling code, which must be equal in all ranks
     version: str
-    #: name of its own GPU; None if it has no GPU, or shares it
+    #: name that identifies the rank's own GPU; None if it has no GPU
     gpu: str | None = None
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What rank 0 says once all ranks have joined."""
+    """Addresses and backend, which rank 0 records once all ranks have joined."""
 
     addresses: list[str]
     backend: Backend
 
 
 def version_of(code: CodeType) -> str:
-    """Return the versions that all ranks must share; the last one is a digest of `code`."""
+    """Return the versions that must be equal in all ranks, as text: Python, torch, and a digest of `code`."""
     digest = hashlib.sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:12]
     python = ".".join(map(str, sys.version_info[:2]))
     return f"Python {python}, torch {torch.__version__.partition('+')[0]}, code {digest}"
 
 
 class Rendezvous:
-    """One rank's view of the store.
+    """One rank's access to the store of rank 0.
 
-    `stop` is called while the rank waits, and may raise. All methods raise torch's errors if rank 0 has ended.
+    While the rank waits, it calls `stop`, which may raise an exception. All methods raise torch's errors if rank 0 has
+    ended.
     """
 
     def __init__(self, store: TCPStore, token: str, rank: int, size: int, stop: Callable[[], None]) -> None:
@@ -97,12 +100,12 @@ class Rendezvous:
         self._plain, self._token = store, token
 
     def copy(self) -> Rendezvous:
-        """Return a view over another connection, for another thread. A request blocks the connection of its thread."""
+        """Return a copy with a connection of its own, for another thread, because a request blocks its connection."""
         store = self._plain.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
         return Rendezvous(store, self._token, self.rank, self.size, self._stop)
 
     def end(self, end: End) -> End:
-        """Record the end of the group, unless it is recorded already. Return the recorded end."""
+        """Record the end of the group, unless an end is already recorded. Return the recorded end."""
         first = self.store.compare_set("end", "", msgspec.json.encode(end).decode())
         return msgspec.json.decode(first, type=End)
 
@@ -119,15 +122,15 @@ class Rendezvous:
         return self.store.add(f"beat/{rank}", 0)
 
     def leave(self) -> None:
-        """Record that this rank has left its block."""
+        """Record that this rank has left its `with` block."""
         self.store.set(f"left/{self.rank}", "1")
 
     def has_left(self, rank: int) -> bool:
-        """Return whether a rank has left its block."""
+        """Return whether a rank has left its `with` block."""
         return self.store.check([f"left/{rank}"])
 
     def take_place(self) -> None:
-        """Take the rank's place in the group. Raises ShadhoError if another process has taken it."""
+        """Register as this rank. Raises ShadhoError if another process has already registered as it."""
         if self.store.add(f"joined/{self.rank}", 1) > 1:
             raise ShadhoError(
                 f"an earlier process has the place of rank {self.rank}, and torch cannot replace it; if that process "
@@ -135,11 +138,11 @@ class Rendezvous:
             )
 
     def meet(self, version: str, gpu: str | None, wanted: Backend | None, seconds: float, host: str) -> Terms:
-        """Wait until all ranks have joined and reach one another. Return the terms, which are equal in all ranks.
+        """Wait until all ranks have joined and can reach one another. Return the terms, which are equal in all ranks.
 
-        `version` and `gpu` are those of this rank's card, and `host` is the host of its address, to listen on. Raises
-        ShadhoError if a rank never joins, or two ranks cannot reach one another; UsageError if their versions differ or
-        NCCL is not possible.
+        `version` and `gpu` are recorded in this rank's `Card`; `host` is the address on which it listens. Raises
+        ShadhoError if a rank does not join within `seconds`, or if two ranks cannot reach one another. Raises
+        UsageError if versions differ, or if NCCL is `wanted` but not possible.
         """
         server = listen(host, for_others=not host.startswith("127."))
         try:
@@ -153,7 +156,7 @@ class Rendezvous:
                 terms = msgspec.json.decode(self.store.get("terms"), type=Terms)
             self._reach(terms.addresses)
             self.store.add("reached", 1)
-            # Nobody closes a server that another rank has not reached yet.
+            # Do not close the server before all ranks have reached it.
             self._wait(lambda: self.store.add("reached", 0) >= self.size)
         finally:
             close_socket(server)
@@ -182,14 +185,14 @@ class Rendezvous:
         return Terms(addresses=[card.address for card in ordered], backend=_backend(ordered, wanted))
 
     def _reach(self, addresses: Sequence[str]) -> None:
-        """Connect to every other rank once. Raises ShadhoError with both addresses if that fails."""
+        """Connect to every other rank once. If that fails, raises ShadhoError with both addresses."""
         for rank, address in enumerate(addresses):
             if rank != self.rank:
                 self._stop()
                 reach(f"rank {self.rank}", addresses[self.rank], f"rank {rank}", address)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Wait for a condition. Raises ShadhoError if the group ends instead."""
+        """Wait until `ready` returns True. Raises ShadhoError if the group ends before that."""
         while not ready():
             self._stop()
             if (end := self.ended()) is not None:
@@ -198,9 +201,9 @@ class Rendezvous:
 
 
 def open_store(rank: int, host: str, port: int, server: socket.socket | None = None) -> TCPStore:
-    """Return the store of rank 0, which takes its listening socket over. Other ranks connect to it.
+    """Return the store. In rank 0 it uses the listening socket `server`; other ranks connect to rank 0 at `host`.
 
-    Raises ShadhoError with both addresses, of which `host` is that of rank 0, if that fails.
+    If that fails, raises ShadhoError with both addresses.
     """
     if server is None:
         reach(f"rank {rank}", own_address(host), "rank 0", f"{host}:{port}")
@@ -209,14 +212,14 @@ def open_store(rank: int, host: str, port: int, server: socket.socket | None = N
 
 
 def reach(whose: str, own: str, other: str, address: str) -> None:
-    """Connect to the address of another rank once. Raises ShadhoError with both addresses if that fails."""
+    """Connect to the address of another rank once. If that fails, raises ShadhoError with both addresses."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
     except OSError as error:
         remedy = "open the ports between these machines, or set SHADHO_HOST there to the address that others can reach"
         if isinstance(error, ConnectionRefusedError) and own.partition(":")[0] == host:
-            # On one machine there is no firewall in between.
+            # Both are on one machine, so a firewall is not the cause.
             remedy = f"{other} has ended"
         raise ShadhoError(f"{whose} at {own} cannot reach {other} at {address} ({error}); {remedy}") from error
 
@@ -250,7 +253,7 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error in one short line, for the other ranks."""
+    """Return an error as one short line, to show it in other ranks."""
     return one_line(f"{type(error).__name__}: {error}", 500)
 
 
@@ -258,28 +261,29 @@ logger = logging.getLogger(__name__)
 
 #: seconds between two heartbeats
 BEAT_SECONDS = 0.5
-#: seconds after which a rank that has not noticed the end of its group gets an exception, and as many later it exits
+#: seconds after the end of the group after which a rank that has not noticed it gets an exception; after as many more,
+#: it exits
 GRACE_SECONDS = 4.0
 
-#: descriptor of a connection, and the addresses of its two ends
+#: descriptor of a connection, and the addresses of both ends
 Opened = tuple[int, Any, Any]
 
 
 class Watch:
-    """Thread that watches over one rank's group until `close`."""
+    """Thread that sends one rank's heartbeats and watches for the end of its group, until `close`."""
 
     def __init__(self, rendezvous: Rendezvous, deadline: float) -> None:
-        """`rendezvous` is for the thread alone. A rank that is silent for `deadline` seconds is lost."""
+        """Only the thread may use `rendezvous`. A rank that is silent for `deadline` seconds counts as lost."""
         self._rendezvous, self._deadline = rendezvous, deadline
         #: end of the group, once this rank knows it
         self.end: End | None = None
         self._ended = threading.Event()
         self._closing = threading.Event()
         self._is_done = False
-        #: held while an exception is raised in the main thread, and while that must not happen
+        #: held while an exception is raised in the main thread, and while `pacify` prevents that
         self._lock = threading.Lock()
         self._main = threading.get_ident()
-        #: connections of gloo
+        #: connections that gloo has opened
         self.opened: set[Opened] = set()
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
         self._thread.start()
@@ -290,7 +294,7 @@ class Watch:
         return self.end
 
     def pacify(self) -> None:
-        """Raise no exception in the main thread from now on. Heartbeats go on."""
+        """Raise no exception in the main thread from now on. Heartbeats continue."""
         with self._lock:
             self._closing.set()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._main), None)
@@ -308,7 +312,7 @@ class Watch:
                 self._rendezvous.beat()
                 end = self._rendezvous.ended() or (self._look(seen) if self._rendezvous.rank == 0 else None)
             except RuntimeError as error:
-                # Rank 0 has the store. If it has ended, nothing more is said.
+                # Rank 0, which has the store, has ended.
                 end = End(reason=f"rank 0 has ended ({str(error).splitlines()[0][:200]})", is_loss=True)
             if end is not None and not self._is_done:
                 self.end = end
@@ -318,13 +322,13 @@ class Watch:
             time.sleep(BEAT_SECONDS)
 
     def _look(self, seen: dict[int, tuple[int, float]]) -> End | None:
-        """Return the end of the group if a rank is silent, after recording it."""
+        """In rank 0: if a rank is silent, record the end of the group and return it."""
         now = time.monotonic()
         for rank in range(1, self._rendezvous.size):
             beats = self._rendezvous.beats(rank)
             before, since = seen.get(rank, (-1, now))
             seen[rank] = (beats, now) if beats != before else (before, since)
-            # A rank that has not joined yet has no heartbeat, and is waited for elsewhere.
+            # A rank without any heartbeat has not joined yet; `meet` waits for it.
             if beats and now - seen[rank][1] > self._deadline and not self._rendezvous.has_left(rank):
                 return self._rendezvous.end(
                     End(reason=f"rank {rank} was silent for {self._deadline:g} s", is_loss=True)
@@ -332,12 +336,16 @@ class Watch:
         return None
 
     def _break_off(self) -> None:
-        """End what the main thread waits for; then raise an exception in it; then exit, unless this is rank 0."""
+        """Make the main thread leave the group.
+
+        First end the operations for which it may wait, then raise an exception in it, and at last exit, unless this is
+        rank 0.
+        """
         with self._lock:
             if self._closing.is_set():
                 return
             with suppress(Exception):
-                # The group also has gloo, for tensors on the CPU, so `get_backend` names both.
+                # Groups with NCCL also have gloo, for tensors on the CPU.
                 if "nccl" in distributed_c10d.get_backend_config():
                     distributed_c10d._abort_process_group()
             shut(self.opened)
@@ -352,16 +360,17 @@ class Watch:
 
 
 def connections() -> set[Opened]:
-    """Return this process's TCP connections, with their descriptors. Empty if the system does not list them."""
+    """Return this process's TCP connections with their descriptors, or nothing if the system does not list them."""
     with suppress(OSError, psutil.Error):
         return {(each.fd, each.laddr, each.raddr) for each in psutil.Process().net_connections("tcp") if each.raddr}
     return set()
 
 
 def shut(opened: set[Opened]) -> None:
-    """Shut connections down that are still open. gloo has no other way to end a call that waits for a silent machine.
+    """Shut down those of the `opened` connections that are still open.
 
-    Its listening socket, which has no peer, is left alone: gloo aborts the process if that fails.
+    This is the only way to end a call of gloo that waits for a silent machine. gloo's listening socket, which has no
+    peer, is not included: gloo aborts the process if that socket fails.
     """
     for descriptor, *_ in opened & connections():
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:

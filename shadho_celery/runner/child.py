@@ -1,4 +1,4 @@
-"""Code inside a slot's process: run attempts one after another, as the worker's end (`runner`) sends them."""
+"""Code inside a slot's process. It runs the attempts that the worker's end (`runner`) sends, one after another."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from shadho_celery.runner.process_tree import MARK
 _INTERRUPT = signal.SIGVTALRM
 
 
-#: libraries with their own number of threads, besides the pools that threadpoolctl finds (BLAS, OpenMP)
+#: libraries whose number of threads threadpoolctl cannot set; it can for BLAS and OpenMP
 _THREADED = ("torch", "numexpr")
 
 
 class _Study(NamedTuple):
     """An imported study."""
 
-    #: the objective, which can be interrupted
+    #: the objective, wrapped so that it can be interrupted
     objective: Objective
     takes_context: bool
     #: makes the objective's values from a trial's params
@@ -70,27 +70,28 @@ class Child:
         self._mark = os.environ.get(MARK, "")
         self._sending = threading.RLock()
         self._stop = threading.Event()
-        #: number of the order whose trial was told that its worker is preempted
+        #: number of the order whose trial must be told that its worker is preempted
         self._preempted = protocol.NO_ORDER
         self._timed_out = threading.Event()
-        #: True while the objective itself runs: nothing else may be interrupted
+        #: True while the objective runs; only then may the main thread be interrupted
         self._is_in_objective = False
-        #: True while the main thread sends a record, which must not be cut; True if an interrupt must follow afterwards
+        #: True while the main thread sends a record, which must not be interrupted; and True if an interrupt is due
+        #: after that
         self._is_sending = self._is_interrupted = False
         #: True if an import was interrupted: a partly imported module would make the next trial fail
         self._is_torn = False
-        #: orders that have not started, and the number of the order that runs
+        #: orders that have not started; and the number of the running order
         self._orders: deque[protocol.RunAttempt] = deque()
         self._current = protocol.NO_ORDER
         self._is_recalled = False
-        #: number of threads of the numerical libraries now, and for the next trial
+        #: number of threads of the numerical libraries: now, and from the next trial on
         self._threads = self._wanted_threads = os.environ.get(THREAD_VARIABLES[0], "")
         self._changed = threading.Condition()
         self._studies: dict[str, _Study] = {}
         self._cleanup: Cleanup | None = None
         #: version of each module's imported code, or the reason why it could not be imported
         self._codes: dict[str, CodeVersion] = {}
-        #: bytes of memory that this process shares with the process from which it was forked
+        #: bytes of memory that this process shares with the prepared process
         self._shared = 0
 
     def serve(self, modules: Sequence[str]) -> None:
@@ -115,20 +116,20 @@ class Child:
                 while not self._orders:
                     self._changed.wait()
                 order = self._orders.popleft()
-                # From now on, stops and interrupts refer to this order.
+                # From now on, stop and interrupt records refer to this order.
                 self._current = order.order
                 self._stop.clear()
                 self._timed_out.clear()
             goes_on = self._serve_one(order, self._cleanup)
         self._divide_output(protocol.NO_ORDER)
-        # The worker replaces this process. Orders that were sent ahead run in the next one.
+        # The worker starts another process, which runs the orders that were sent ahead.
         os._exit(0)
 
     def _serve_one(self, order: protocol.RunAttempt, cleanup: Cleanup) -> bool:
         """Run an attempt and send its end. Return whether this process can run another attempt.
 
-        If the attempt needs another version of the code, refuse it and return False: a new process reads the current
-        files.
+        If the attempt needs another version of the code, this refuses it and returns False, so that a new process
+        imports the current files.
         """
         if self._wanted_threads != self._threads:
             before, self._threads = self._threads, self._wanted_threads
@@ -141,7 +142,7 @@ class Child:
         self._divide_output(order.order)
         outcome = self._outcome(order, cleanup.spares[2])
         if os.getpid() != self._pid:
-            # The trial has forked, and this is the forked process, which has returned from the objective too.
+            # The trial has forked this process, and the objective has returned in it too.
             os._exit(0)
         try:
             left = cleanup.clear()
@@ -151,7 +152,7 @@ class Child:
             outcome = replace(outcome, warning=joined(outcome.warning, f"it left behind {', '.join(left)}"))
         study = self._studies.get(order.payload.module)
         is_fresh = study is not None and study.is_fresh
-        # A process that has run out of memory may still hold some of it.
+        # A process that has run out of memory may still hold much of it.
         is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn or is_fresh
         with self._sending:
             is_recalled = self._is_recalled
@@ -164,7 +165,7 @@ class Child:
             self._cleanup.divide_output(protocol.boundary(self._mark, order))
 
     def _listen(self) -> None:
-        """Obey the records from the pipe. End this process when either end of the pipe is closed."""
+        """Act on the records from the pipe. End this process when either end of the pipe is closed."""
         with suppress(OSError, ValueError):
             for line in self._pipe.makefile("r", encoding="utf-8", newline="\n"):
                 with self._changed:
@@ -179,14 +180,14 @@ class Child:
         elif isinstance(record, protocol.Threads):
             self._wanted_threads = str(record.threads)
         elif record.what == "recall":
-            # The order in the record may not have started yet, because a new process first imports its modules.
+            # The order in the record may not have started yet, because a new process imports its modules first.
             self._orders = deque(each for each in self._orders if each.order <= record.order)
             self._is_recalled = True
         elif record.what == "preempt":
-            # Its order may not have started yet.
+            # The order in the record may not have started yet.
             self._preempted = record.order
         elif record.order != self._current:
-            # Its trial ended while the record was on its way.
+            # The trial ended before the record arrived.
             return
         elif record.what == "stop":
             self._stop.set()
@@ -214,7 +215,7 @@ class Child:
         called: list[GangCall] = []
 
         def report(step: int, loss: float) -> None:
-            # The coordinator of the gang sends the trial's reports, its replicas do not.
+            # Of a gang, only the coordinator sends reports.
             if seat is None:
                 self._send(protocol.Reported(order=order.order, step=step, loss=loss))
 
@@ -226,7 +227,7 @@ class Child:
                     'replicas cannot be called: the trial has one slot, or slots of one worker; see STUDY["slots"]'
                 )
             if order.encrypted and find_spec("cryptography") is None:
-                # The worker, which encrypts the gang's token, lacks it too.
+                # The worker has the same libraries, and it must encrypt the gang's token.
                 raise UsageError(
                     "replicas cannot be called: the fleet has a signing key, so the gang is encrypted, which needs "
                     'cryptography; install it on all workers, in the checkout: pip install -e ".[torch]"'
@@ -234,12 +235,12 @@ class Child:
             call = {"address": address, "token": token, "backups": backups}
             form = "give host:port, a token, and backups >= 0"
             called.append(as_record(call, GangCall, "context.call_replicas", form))
-            # The time limit is paused while the trial waits for replicas, so the dump would come too early.
+            # The time limit is paused while the trial waits for replicas, so the traceback would be written too early.
             faulthandler.cancel_dump_traceback_later()
             self._send(protocol.Gang(order=order.order, call=called[-1]))
 
         def gang_assembled() -> None:
-            # A gang that has not called has no replicas on the fleet.
+            # Without a call, the gang has no replicas on the fleet.
             if called:
                 self._send(protocol.Gang(order=order.order, call=replace(called[-1], assembled=True)))
 
@@ -283,11 +284,12 @@ class Child:
         context.on_ranks = peak.add
         seed_generators(attempt.seed)
         if timeout is not None:
-            # This traceback shows where a trial hangs, even in C code, where Python cannot raise an exception.
+            # The traceback shows where a trial hangs, even if it hangs in C code, where Python cannot raise an
+            # exception.
             faulthandler.dump_traceback_later(timeout + protocol.HARD_SECONDS - 1, file=output)
         try:
-            # Python shows a warning once per process, but within this block once per trial. Context variables are
-            # reset for each trial.
+            # With `catch_warnings`, Python shows a warning once per trial instead of once per process. The copied
+            # context resets context variables after the trial.
             with warnings.catch_warnings():
                 outcome = copy_context().run(
                     call,
@@ -309,7 +311,7 @@ class Child:
         return replace(outcome, continued=continued, **facts)
 
     def _interruptible(self, objective: Objective) -> Objective:
-        """Return the objective as a function that a time limit can interrupt."""
+        """Return the objective, wrapped so that `_interrupt` can interrupt it."""
         limit = sys.getrecursionlimit()
 
         def run(*arguments: Any) -> Any:
@@ -318,7 +320,7 @@ class Child:
                 return objective(*arguments)
             finally:
                 self._is_in_objective = False
-                # This comes first: if the trial has set a low recursion limit, every other call fails.
+                # Call this first: if the trial has set a low recursion limit, any other call would fail.
                 sys.setrecursionlimit(limit)
 
         return run
@@ -326,7 +328,8 @@ class Child:
     def _has(self, order: protocol.RunAttempt) -> bool:
         """Return whether this process has imported the code of an order."""
         if order.folder and order.folder != sys.path[0]:
-            # A process uses one folder. It is searched before the working directory, which may contain an old copy.
+            # A process uses one folder of shipped code. Search it before the working directory, which may contain an
+            # old copy.
             sys.path.insert(0, order.folder)
         module, code = order.payload.module, order.payload.code
         if not code:
@@ -341,9 +344,9 @@ class Child:
         return self._codes[module].digest == code
 
     def _study(self, module: str) -> _Study:
-        """Return the study in `module`."""
+        """Return the study in `module`, which is imported at the first call. Raises the error of the import."""
         if module not in self._studies:
-            # hyperopt takes long to import, so this waits for the first study.
+            # hyperopt takes long to import, so import it only for the first study.
             from shadho_celery.space.compile import compile_space
 
             try:
@@ -366,7 +369,7 @@ class Child:
     def _send(self, record: protocol.FromChild) -> None:
         with self._sending:
             if isinstance(record, protocol.Reported | protocol.Gang) and record.order != self._current:
-                # A thread that outlives its trial must not send records in the name of the next trial.
+                # A thread that still runs after its trial must not send records for the next trial.
                 return
             if identity(self._pipe.fileno()) != self._pipe_identity:
                 # The trial has closed the pipe, and the descriptor now belongs to a file of the trial.
@@ -382,7 +385,7 @@ class Child:
 
 
 def _set_up_output() -> None:
-    """Write output line by line. Call this before modules are imported, because their settings should override it."""
+    """Configure output and logging. Call this before modules are imported, so that their settings override these."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=False)
@@ -395,9 +398,9 @@ def _set_up_output() -> None:
 
 
 def change_threads(before: str, after: str) -> None:
-    """Change the number of threads of the numerical libraries that are imported, and of those imported later.
+    """Change the number of threads of the numerical libraries, including those that are imported later.
 
-    `before` is the number that was set before. A library with another number keeps it, because the study has set it.
+    `before` is the number so far. A library that has another number keeps it, because the study must have set it.
     OpenMP stores its number per thread, so call this in the thread that runs the trials.
     """
     if after == before:
@@ -417,8 +420,8 @@ def change_threads(before: str, after: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve on the socket whose descriptor is the first argument. The other arguments are the modules."""
+    """Run the attempts that arrive on a socket. The first argument is its descriptor; the others are modules."""
     if threads := os.environ.get(THREAD_VARIABLES[0]):
-        # What a prepared process has imported has one thread.
+        # The libraries that a prepared process has imported are set to one thread.
         change_threads("1", threads)
     Child(socket.socket(fileno=int(arguments[0]))).serve(arguments[1:])

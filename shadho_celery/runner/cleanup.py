@@ -15,11 +15,11 @@ from contextlib import suppress
 from shadho_celery.runner.process_state import ProcessState, identity
 from shadho_celery.runner.process_tree import adopt_orphans, descendants, kill_all
 
-#: seconds for threads to end, and for killed children to disappear
+#: seconds that a trial's threads have to end, and that killed children have to disappear
 GRACE_SECONDS = 0.3
 
-#: child processes that a library starts once and keeps: its module, an object in it, and the object's attribute with
-#: the process id
+#: child processes that a library starts once and keeps, each as a module, an object in it, and the attribute of the
+#: object with the process id
 _HELPERS = (
     ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
     ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
@@ -45,14 +45,14 @@ class Cleanup:
         self._free = _free_descriptor()
 
     def clear(self) -> list[str]:
-        """Restore everything that can be restored. Return descriptions of what only the end of this process removes."""
+        """Restore the state after a trial. Return descriptions of what could not be undone and needs a new process."""
         left = [f"a changed {name}" for name in self._state.restore()]
         if not _is_childless() or _thread._count() > self._count:
             left += [*self._end_children(), *self._await_threads()]
         if _free_descriptor() - self._free > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 > 0:
             left.append("so many open files that later trials may lack them")
         try:
-            # The output so far belongs to this trial.
+            # Output that is still buffered belongs to this trial.
             sys.stdout.flush()
             sys.stderr.flush()
         except (OSError, ValueError):
@@ -61,28 +61,28 @@ class Cleanup:
         return list(dict.fromkeys(left))
 
     def note(self) -> None:
-        """Record the current state as the state to restore. Call this after the import of a study."""
+        """Record the current state as the state to restore. Call this after a study was imported."""
         self._state.note()
 
     def divide_output(self, boundary: bytes) -> None:
-        """Write a boundary into the output pipe, between the output so far and the output that follows."""
+        """Write a boundary into the output pipe, which separates the output of two trials."""
         with suppress(OSError):
             # A trial may have closed the descriptor and opened its own file under the same number.
             if identity(self.spares[1]) == self._output:
-                # Any process that has the pipe may have made it non-blocking, which affects all of them.
+                # Any process that has the pipe may have made it non-blocking, which affects all processes.
                 os.set_blocking(self.spares[1], True)
                 os.write(self.spares[1], boundary)
 
     def _end_children(self) -> list[str]:
-        """Kill the trial's child processes and their descendants. Return a list with one phrase, empty without any.
+        """Kill the trial's child processes and their descendants. Return a list with one phrase that names them, or [].
 
-        The libraries that started them may be broken afterwards, so the caller replaces this process.
+        The libraries that started these processes may not work afterwards, so the caller replaces this process.
         """
         if self._left():
             _stop_loky()
             # Some objects, such as a DataLoader, end their children themselves when they are collected.
             gc.collect()
-        # A library's own signal handler might raise here.
+        # A signal handler that a library has set might raise an exception here.
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         names = kill_all(self._left, GRACE_SECONDS)
         _reap(self._children | _helpers())
@@ -94,7 +94,9 @@ class Cleanup:
         return {pid: name for pid, name in descendants(os.getpid()).items() if pid not in kept}
 
     def _await_threads(self) -> list[str]:
-        """Wait for threads that are about to end. Return a list with one phrase about the others, empty without any."""
+        """Wait up to GRACE_SECONDS for a trial's threads to end. Return a list with one phrase that names the rest, or
+        [].
+        """
         deadline = time.monotonic() + GRACE_SECONDS
         while (left := self._left_threads()) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -105,10 +107,11 @@ class Cleanup:
         return []
 
     def _left_threads(self) -> list[str]:
-        """Return the names of threads that a trial started."""
+        """Return the names of the threads that the trial has started and that still run."""
         running = threading.enumerate()
         helpers = {thread for thread in running if type(thread).__name__ in _HELPER_THREADS}
-        # A C thread that has called Python once looks like a Python thread, and cannot be ended.
+        # `_DummyThread` is a thread of a C library that has called Python once. It is left out, because it cannot be
+        # ended.
         new = [
             thread.name
             for thread in running
@@ -129,9 +132,9 @@ def _free_descriptor() -> int:
 
 
 def _is_childless() -> bool:
-    """Return whether this process has no children, and so no descendants: orphans would become its children."""
+    """Return whether this process has no children. Then it has no descendants, because it adopts orphans."""
     if sys.platform != "linux":
-        # Elsewhere the system adopts orphans, and the reaper ends children.
+        # On other systems, init adopts orphans, and the reaper ends children.
         return True
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -146,16 +149,18 @@ def _helpers() -> set[int]:
 
 
 def _stop_loky() -> None:
-    """Stop the process pool that joblib keeps for its next call, and that may still compute for the ended trial."""
+    """Stop the process pool that joblib keeps for its next call. It may still compute for the ended trial."""
     pool = getattr(sys.modules.get("joblib.externals.loky.reusable_executor"), "_executor", None)
     if pool is not None:
         pool.shutdown(wait=True, kill_workers=True)
 
 
 def _reap(helpers: set[int]) -> None:
-    """Collect the exit status of ended children, mostly orphans, that nothing has waited for. Stop at a helper."""
+    """Collect the exit status of ended children, mostly adopted orphans. Stop at an ended helper, for which its library
+    waits.
+    """
     if not hasattr(os, "waitid"):
-        # On macOS before Python 3.13: the system adopts orphans, and this process is replaced if it had children.
+        # macOS before Python 3.13. Nothing needs to be collected: init adopts orphans there.
         return
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

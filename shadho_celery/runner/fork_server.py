@@ -1,9 +1,11 @@
-"""Prepared process of a worker's slots: ``python -m shadho_celery.runner.fork_server MODULE...``.
+"""Prepared process, from which the processes of a worker's slots are forked.
+
+It is started with ``python -m shadho_celery.runner.fork_server MODULE...``.
 
 It imports the modules that all trials need, and then forks a reaper for each request from the worker (`starting`). A
-fork takes hundredths of a second; a new interpreter would repeat these imports. It imports no code of a study, has one
-thread, and ends with its worker. Its environment has no credentials, because a fork shows the environment of its parent
-to other processes.
+fork takes hundredths of a second, whereas a new interpreter would repeat these imports. The prepared process imports no
+code of studies, has one thread, and ends with its worker. Its environment has no credentials, because other processes
+can read the environment of its forks.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from shadho_celery.runner.process_tree import MARK, PR_SET_PDEATHSIG, UNMARKED, 
 
 log = logging.getLogger(__name__)
 
-#: modules that trials need; psutil is for the end of a trial, and threadpoolctl for its number of threads
+#: modules that trials need; psutil is needed after a trial, threadpoolctl to set the number of threads
 _MODULES = (
     "numpy",
     "scipy",
@@ -43,16 +45,16 @@ _MODULES = (
     "shadho_celery.space.compile",
 )
 
-#: devices that cannot be used in a fork of the process that has opened them
+#: devices that a fork cannot use if its parent has opened them
 _DEVICE = re.compile(r"/dev/(nvidia|kfd|dri/|accel)")
 
 
 class Request(Struct, frozen=True):
-    """A reaper to start. Lifeline, pipe, output and status socket are sent with it as descriptors."""
+    """A request to start a reaper. The descriptors of lifeline, pipe, output and status socket are sent with it."""
 
     #: variables to add to the environment
     environment: dict[str, str]
-    #: module whose `main` runs below the reaper, and its arguments after the pipe's descriptor
+    #: module whose `main` runs in the reaper's child, and the arguments of `main` after the pipe's descriptor
     arguments: list[str]
 
 
@@ -68,10 +70,10 @@ def main() -> None:
     mark = _address_of_mark()
     gc.disable()
     path = [*sys.path]
-    # Libraries must not get files of a study instead of other libraries.
+    # Libraries must not import files of a study that have the names of other libraries.
     sys.path[:] = [folder for folder in path if is_library_folder(folder)]
     for name in _MODULES:
-        # If one of them cannot be imported, trials fail with the reason.
+        # If a module cannot be imported, trials fail with the reason.
         with suppress(Exception):
             importlib.import_module(name)
     if reason := _obstacle():
@@ -80,11 +82,11 @@ def main() -> None:
     for name in preload:
         _preload(name, control)
     sys.path[:] = path
-    # The collector of a fork must not touch the objects of the imports, because it would copy their memory.
+    # Exclude the imported objects from garbage collection in forks, which would copy the memory of these objects.
     gc.collect()
     gc.freeze()
-    # The system collects the ended reapers. This is not set earlier, because a module may wait for a program at its
-    # import.
+    # The system then collects the ended reapers. This comes after the imports, because a module may run a program at
+    # its import and wait for it.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if os.getppid() != worker:
         return
@@ -92,7 +94,8 @@ def main() -> None:
         message, descriptors, _, _ = socket.recv_fds(control, protocol.MAX_START, 4)
         if not message:
             return
-        # Without its status socket, a request that was not fulfilled has failed. There may be no room for a process.
+        # If the fork fails, for example for lack of memory, the status socket closes without a message, which tells the
+        # worker.
         with suppress(OSError):
             if os.fork() == 0:
                 break
@@ -103,8 +106,8 @@ def main() -> None:
 
 
 def _take_control() -> socket.socket:
-    """Return the socket that is standard input, and leave standard input empty."""
-    # A worker may have closed standard streams. Other files must not get their numbers, which belong to the output.
+    """Return the socket that standard input is, and replace standard input by /dev/null."""
+    # The worker may have closed its standard streams. Occupy their descriptors, so that no other file gets them.
     while (empty := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     control = socket.socket(fileno=os.dup(0))
@@ -114,12 +117,12 @@ def _take_control() -> socket.socket:
 
 
 def _preload(name: str, control: socket.socket) -> None:
-    """Import a module that a study names. If it cannot be forked then, start this program again without it."""
+    """Import a module that a study names. If this process then cannot be forked, start again without it."""
     try:
         importlib.import_module(name)
         reason = _obstacle()
     except (Exception, SystemExit) as error:
-        # It may be partly imported.
+        # The module may be partly imported.
         reason = f"its import failed: {type(error).__name__}: {short(error)}"
     if reason:
         _complain(control, f"{name} is imported in each slot and not before (STUDY['preload']): {reason}")
@@ -129,7 +132,7 @@ def _preload(name: str, control: socket.socket) -> None:
 
 
 def _complain(control: socket.socket, text: str) -> None:
-    """Write a complaint to the worker's log, and send it to the worker, which announces it."""
+    """Log a complaint, and send it to the worker, which announces it."""
     log.warning("%s", text)
     with suppress(OSError):
         control.send(one_line(text, protocol.MAX_COMPLAINT).encode(), socket.MSG_DONTWAIT)
@@ -147,7 +150,7 @@ def _obstacle() -> str:
 
 
 def _address_of_mark() -> int | None:
-    """Return the address of the mark's value in the environment with which this process began."""
+    """Return the address of the value of the variable MARK in this process's initial environment, or None."""
     find = ctypes.CDLL(None).getenv
     find.restype = ctypes.c_void_p
     address = find(MARK.encode())
@@ -155,13 +158,14 @@ def _address_of_mark() -> int | None:
 
 
 def _become_reaper(request: Request, lifeline: int, pipe: int, output: int, status: int, *, mark: int | None) -> None:
-    """Be the process that `python -m shadho_celery.runner.reaper` would start."""
+    """Turn this fork into a reaper, as if it was started by `python -m shadho_celery.runner.reaper`."""
     pidfd = os.pidfd_open(os.getpid())
     _tell(status, b"started", [pidfd])
     os.setsid()
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         os.dup2(output, number)
-        # Python's own stream may belong to a file, and would then seek to its end. This one is unbuffered, as with -u.
+        # Create a new stream, unbuffered as with -u: the existing one may have been opened for a file, and would then
+        # seek to its end.
         raw = io.FileIO(number, "w", closefd=False)
         stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)
         setattr(sys, name, stream)
@@ -170,12 +174,13 @@ def _become_reaper(request: Request, lifeline: int, pipe: int, output: int, stat
         os.close(number)
     os.environ.update(request.environment)
     if mark is not None:
-        # The C library keeps a changed environment elsewhere, and /proc shows the one at the start of the program.
+        # /proc shows only the initial environment, which `os.environ` does not change, so write the mark into its
+        # memory.
         ctypes.memmove(mark, request.environment[MARK].encode(), len(UNMARKED))
     importlib.invalidate_caches()
     _forget_hidden()
     if "numpy.random" in sys.modules:
-        # Python seeds `random` in each fork.
+        # Python itself seeds `random` in each fork, but nothing seeds numpy's generator.
         sys.modules["numpy.random"].seed()
     gc.enable()
     module, *arguments = request.arguments
@@ -184,18 +189,20 @@ def _become_reaper(request: Request, lifeline: int, pipe: int, output: int, stat
         code = reaper.run(lifeline, module, [str(pipe), *arguments], spare=[status])
     except Exception:
         if os.getpid() != own:
-            # This is the child, whose error ends it as a program's error does.
+            # In the reaper's child, the error ends the process like any program.
             raise
-        # The system has refused the child.
+        # The reaper could not start its child.
         traceback.print_exc()
         code = 1
     _tell(status, str(code).encode())
-    # Forks leave out what imported modules do at the end of a program, such as deleting their temporary files.
+    # Do not run the exit functions of imported modules, which may delete temporary files of the prepared process.
     os._exit(0)
 
 
 def _forget_hidden() -> None:
-    """Forget imported libraries whose names also belong to files of a study, so that the study imports its own."""
+    """Remove imported libraries from sys.modules if a file of the study has the same name, so that the study imports
+    its file.
+    """
     for folder in sys.path:
         if is_library_folder(folder):
             continue
@@ -209,11 +216,11 @@ def _forget_hidden() -> None:
 
 
 def _tell(status: int, message: bytes, descriptors: Sequence[int] = ()) -> None:
-    """Send a message to the worker, which may have ended."""
+    """Send a message to the worker over the status socket. Do nothing if the worker has ended."""
     told = socket.socket(fileno=status)
     with suppress(OSError):
         socket.send_fds(told, [message], descriptors)
-    # The descriptor is closed as a number.
+    # Keep the descriptor open: it is used as a number.
     told.detach()
 
 

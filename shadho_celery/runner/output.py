@@ -1,12 +1,12 @@
 """Output of a slot's process and of all its children: read from one pipe, and written to the log of each trial.
 
-The process writes a boundary into the pipe when a trial starts, and when it has ended and no other trial follows
-(`protocol.boundary`). The output between two boundaries belongs to that trial, whenever it is read. A trial that prints
-faster than its output is read waits for room in the pipe; other trials do not wait.
+The process writes a boundary into the pipe when a trial starts, and after a trial if no other trial follows
+(`protocol.boundary`). So output belongs to the trial that the last boundary before it names, no matter when it is read.
+A trial that prints faster than its output is read waits for room in the pipe; other trials do not wait.
 
-A log has the lines of an attempt's output with time stamps. Of a long output, it has only the first and the last lines,
-and between them a line that begins with a bracket and says how much is left out. It is a text file beside the
-checkpoints of the study: ``.shadho/checkpoints/STUDY_KEY/logs/TRIAL.ATTEMPT.log``.
+A log contains the lines of an attempt's output with time stamps. If the output is long, the log has only the first and
+the last lines. A line between them, which begins with a bracket, says how many bytes are left out. The log is a text
+file beside the checkpoints of the study: ``.shadho/checkpoints/STUDY_KEY/logs/TRIAL.ATTEMPT.log``.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ log = logging.getLogger(__name__)
 #: bytes read at a time: as many as a pipe holds
 READ = 1 << 16
 
-#: seconds to wait after each read, so that output accumulates: minimum, multiple of the work before, and maximum
+#: seconds to wait after each read, so that output accumulates: minimum, multiple of the seconds that the last read and
+#: its processing took, and maximum
 REST_SECONDS, REST_FACTOR, MAX_REST_SECONDS = 0.002, 4.0, 0.1
 
-#: seconds to wait for output that is still in the pipe
+#: maximum seconds to wait for output that is still in the pipe
 LAST_SECONDS = 2.0
 
-#: number of ended trials whose last lines are kept for the worker
+#: number of ended trials whose last lines are kept
 KEPT = 256
 
-#: bytes kept of the beginning and of the end of a log; while it is written, the end may have twice as many
+#: bytes kept of the beginning and of the end of a log; while it is written, the end may be twice as long
 HEAD = TAIL = 256 * 1024
 
-#: maximum bytes of a line, after which it is broken
+#: maximum bytes of a line; longer lines are broken
 MAX_LINE = 64 * 1024
 
-#: bytes of output kept in memory for the last lines; faulthandler's list of extension modules, which is removed from
-#: them, is long
+#: bytes of output kept in memory for the last lines. It is more than MAX_LOG, because the long list of extension
+#: modules that faulthandler prints is removed from them
 _RECENT = 10 * MAX_LOG
 
 #: text of a line that is overwritten after a carriage return, as progress bars do
@@ -64,13 +65,13 @@ _EXTENSIONS = re.compile(r"^(\S+ )?Extension modules: .*\n?", re.MULTILINE)
 
 
 class Output:
-    """Reads the output of one slot's process, in its own thread. The methods may be called from any thread."""
+    """Reads the output of one slot's process, in a thread of its own. Any thread may call the methods."""
 
     def __init__(self, mark: str, complain: Callable[[str], None]) -> None:
         """`mark` makes the boundaries different from anything that a trial prints.
 
-        `complain` is called with the reason why a log is incomplete. Give the process the attribute `end`, the writing
-        end of the pipe, and then close it here.
+        `complain` is called with the reason if a log is incomplete. The attribute `end` is the writing end of the pipe:
+        pass it to the process, and then close it in this process.
         """
         reading, end = os.pipe()
         self._reading, self.end = os.fdopen(reading, "rb", buffering=0), os.fdopen(end, "wb", buffering=0)
@@ -85,16 +86,16 @@ class Output:
         self._paths: dict[int, str] = {}
         #: log of the running order; None while it has printed nothing
         self._log: TrialLog | None = None
-        #: running order; last order that has started; last order that has ended
+        #: numbers of the running order, of the last order that has started, and of the last order that has ended
         self._current = self._begun = self._ended = NO_ORDER
-        #: (order, last lines) of orders that have printed
+        #: (order, last lines) of the latest orders that have printed something
         self._last_lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._is_over = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="shadho-output", daemon=True)
 
     def start(self) -> None:
-        """Start to read, until all writing ends are closed. Raises OSError if the system refuses the thread."""
+        """Start to read. Reading ends when all writing ends are closed. Raises OSError if the thread cannot start."""
         try:
             start_thread(self._thread)
         except OSError:
@@ -107,7 +108,7 @@ class Output:
             self._paths[order] = path
 
     def last_lines(self, order: int) -> str:
-        """Return the last lines that a trial has printed, or "". Wait for output that is still in the pipe.
+        """Return the last lines that an order's trial has printed, or "". Wait for output that is still in the pipe.
 
         If the process died before the trial started, return the last lines that it printed outside of trials.
         """
@@ -129,7 +130,7 @@ class Output:
                 except Exception:
                     # If the pipe were not read, it would soon be full, and every trial of the slot would wait for it.
                     log.exception("output of a trial was lost; this is a bug")
-                # Even if a trial prints without end, reading its output takes at most a fifth of the time.
+                # Therefore this thread works at most a fifth of the time, even if a trial prints endlessly.
                 rest = REST_FACTOR * (time.monotonic() - began)
                 time.sleep(min(MAX_REST_SECONDS, max(REST_SECONDS, rest)))
         self._reading.close()
@@ -140,7 +141,7 @@ class Output:
             self._changed.notify_all()
 
     def _divide(self, part: bytes) -> None:
-        """Divide the output among the trials."""
+        """Divide a part of the output at the boundaries, and write each piece to the log of its trial."""
         *before, rest = self._boundary.split(self._held + part)
         for output, order in zip(before[::2], before[1::2], strict=True):
             self._write(output)
@@ -162,7 +163,7 @@ class Output:
             self._log.write(output)
 
     def _turn(self, order: int) -> None:
-        """End the log of the previous order and begin another one."""
+        """End the log of the current order, and make `order` the current one."""
         if self._log is not None:
             self._log.close()
             if self._log.trouble:
@@ -207,20 +208,21 @@ class TrialLog:
         self._path = path
         self._clock = clock
         self._file: int | None = None
-        #: bytes of the file, of its first part, and of the line about what is left out; the last two are 0 without it
+        #: bytes of the file; of its first part; and of the line that says how many bytes are left out. The last two are
+        #: 0 while nothing is left out
         self._size = self._head = self._gap = 0
         #: bytes left out so far
         self._left_out = 0
         #: bytes that could not be written since the last successful write
         self._unwritten = 0
-        #: first reason why something could not be written; "" if everything was
+        #: first reason why output could not be written, or ""
         self.trouble = ""
-        #: last line of the output, which has not ended yet
+        #: beginning of the last line of the output, which has not ended yet
         self._line = b""
         self._recent = b""
 
     def write(self, output: bytes) -> None:
-        """Add output of the trial. Of a line that overwrites itself (a progress bar), keep only the last state."""
+        """Add output of the trial. If a line overwrites itself, as progress bars do, only its last state is kept."""
         lines, newline, self._line = (self._line + output).rpartition(b"\n")
         if b"\r" in self._line:
             self._line = _OVERWRITTEN.sub(b"", self._line)
@@ -247,7 +249,7 @@ class TrialLog:
 
     @property
     def last_lines(self) -> str:
-        """Last lines, at most MAX_LOG characters."""
+        """The last lines of the output, at most MAX_LOG characters."""
         text = _EXTENSIONS.sub("", self._recent.decode(errors="replace")).rstrip("\n")
         last = text[-MAX_LOG:]
         return last if len(last) == len(text) else last.partition("\n")[2] or last
@@ -272,7 +274,8 @@ class TrialLog:
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                # Readable only by its owner, because objectives may print secrets. A link could lead to any file.
+                # Only the owner may read the file, because objectives may print secrets. A symbolic link, which could
+                # lead to any file, is not followed.
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             if self._unwritten:
                 self._append(f"[{self._unwritten} bytes could not be written here: {self.trouble}]\n".encode())
@@ -295,7 +298,7 @@ class TrialLog:
         self._size += len(lines)
 
     def _cut(self) -> None:
-        """Remove what is between the first and the last part of the file, and say how much."""
+        """Replace the middle of the file by a line that says how many bytes have been left out in total."""
         assert self._file is not None
         if not self._head:
             self._head = os.pread(self._file, HEAD, 0).rfind(b"\n") + 1
@@ -324,7 +327,7 @@ def read_log(path: Path, after: int = 0) -> tuple[str, int] | None:
     Positions count all bytes of the log, including those that are left out. Raises OSError.
     """
     try:
-        # A trial may have replaced it: reading a pipe would block, and a link may lead anywhere.
+        # A trial may have replaced the file by a named pipe, whose reading would block, or by a link to any file.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
@@ -334,9 +337,10 @@ def read_log(path: Path, after: int = 0) -> tuple[str, int] | None:
         data = file.read(2 * (HEAD + 2 * TAIL))
     if (gap := _LEFT_OUT.search(data)) is None:
         return data[after:].decode(errors="replace"), len(data)
-    # Difference between positions in the log and in the file, in the last part.
+    # Positions in the log are greater by this than positions in the last part of the file.
     shift = int(gap[1]) - len(gap[0])
     if after > gap.start():
-        # A reader that has read into the last part has missed nothing; others also get the line about what is left out.
+        # A reader that has already read from the last part has missed nothing. Otherwise begin with the line about the
+        # bytes that are left out.
         after = after - shift if after - shift >= gap.end() else gap.start()
     return data[after:].decode(errors="replace"), len(data) + shift

@@ -1,4 +1,6 @@
-"""State of a process that libraries and users often change: a table of rules, each with a name, a reader and a writer.
+"""State of a process that libraries and users often change, as a table of rules.
+
+A rule is the name of a part of the state, with functions that read and write it.
 
 `restore` compares each part of the state with its value at the start of the trial, and writes that value back. The
 state of a library is recorded right after its import, so without the changes of a trial that first imports it. The
@@ -35,15 +37,16 @@ _NAMES = (
 )
 #: names of resource limits by number; some limits have two names
 _LIMITS = {getattr(resource, name): name for name in reversed(dir(resource)) if name.startswith("RLIMIT_")}
-#: settings below `torch.backends`; from torch 2.9 on it also has `fp32_precision`, the general ones first
+#: settings in `torch.backends`, a general setting before the ones that it sets; `fp32_precision` exists from torch 2.9
+#: on
 _FLAGS = (
     *("cudnn.benchmark", "cudnn.deterministic", "cudnn.allow_tf32", "fp32_precision"),
     *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
 )
 
-#: value of a part of the state that does not exist or cannot be read
+#: value for a part of the state that does not exist or cannot be read
 _ABSENT = object()
-#: state of a logger that nothing has set up: its level, `propagate`, `disabled`, handlers and filters
+#: state of a new logger: level, `propagate`, `disabled`, handlers and filters
 _UNTOUCHED = [logging.NOTSET, True, False, (), ()]
 
 #: name, reader and writer of a part of the state
@@ -51,11 +54,11 @@ _Rule: TypeAlias = "tuple[str, Callable[[], object], Callable[..., object]]"
 
 
 class ProcessState:
-    """The rules, with the values of their parts at the start of each trial."""
+    """The rules of a process, with the value that each part of the state has at the start of a trial."""
 
     def __init__(self, spares: Sequence[int]) -> None:
-        """Use copies of the three standard descriptors as `spares`."""
-        # If each trial added a handler, a message would be written once for every trial so far.
+        """Record the current state. `spares` are copies of the three standard descriptors."""
+        # Loggers are restored because otherwise, if each trial added a handler, a message would be written many times.
         self._rules: list[_Rule] = [*_of_process(spares), ("loggers", _loggers, self._restore_loggers)]
         self._initial: list[object] = []
         for library in [name for name in _LIBRARIES if name in sys.modules]:
@@ -64,7 +67,7 @@ class ProcessState:
         self.note()
 
     def note(self) -> None:
-        """Record the current state as the state at the start of each trial. Call this after the import of a study."""
+        """Record the current state as the state at the start of each trial. Call this after a study was imported."""
         time.tzset()
         self._modules = set(sys.modules)
         self._initial = [_value(read) for _, read, _ in self._rules]
@@ -73,7 +76,7 @@ class ProcessState:
         """Restore what a trial has changed. Return the names of the parts that could not be restored."""
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
             signal.setitimer(timer, 0)
-        # faulthandler's timer thread, which cannot be found by other means, might end the process in a later trial.
+        # faulthandler's timer cannot be found by other means. It might end the process in a later trial.
         faulthandler.cancel_dump_traceback_later()
         left = []
         for place, (name, read, write) in enumerate(self._rules):
@@ -81,11 +84,11 @@ class ProcessState:
                 with suppress(Exception):
                     write(self._initial[place])
                 if name == "loggers":
-                    # Those that the trial has added stay.
+                    # Loggers that the trial has created remain.
                     self._initial[place] = read()
                 elif _value(read) != self._initial[place]:
                     left.append(name)
-        # The C library caches the time zone of the environment, and has no function that returns it.
+        # The C library caches the time zone of the environment. No function returns it, so always set it again.
         time.tzset()
         return left
 
@@ -94,7 +97,7 @@ class ProcessState:
         imported = sys.modules.keys() - self._modules
         for logger, *state in _loggers():
             if logger not in known and logger.name.partition(".")[0] in imported:
-                # A library sets up its own loggers at its import, which happens only once, so they are kept.
+                # A library configures its own loggers only once, at its import, so keep their state.
                 continue
             if state != (wanted := known.get(logger, _UNTOUCHED)):
                 level, logger.propagate, logger.disabled, handlers, filters = wanted
@@ -103,7 +106,7 @@ class ProcessState:
         self._modules |= imported
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        """Let Python's import system record the settings of a library right after its import (a meta path finder)."""
+        """As a meta path finder, record the settings of a library in `_LIBRARIES` after its import."""
         if fullname not in _LIBRARIES:
             return None
         spec = PathFinder.find_spec(fullname, path)
@@ -115,7 +118,7 @@ class ProcessState:
                 execute(module)
                 self._note_library(fullname)
 
-            # This loader object is used for this import only.
+            # Python uses this loader object for this import only, so it can be changed.
             loader.exec_module = execute_and_note
         return spec
 
@@ -131,11 +134,11 @@ def _of_process(spares: Sequence[int]) -> Iterator[_Rule]:
     for module, name in _NAMES:
         yield f"{module.__name__}.{name}", partial(getattr, module, name), partial(setattr, module, name)
     yield "sys.path or sys.argv", lambda: ([*sys.path], [*sys.argv]), _set_lists
-    # os.getcwd and not Path.cwd, which costs more than reading everything else. It raises if the folder was deleted.
+    # Path.cwd would cost more than reading everything else. os.getcwd raises if the folder was deleted.
     yield "working directory", os.getcwd, os.chdir
-    # Compare the bytes that os.environ keeps: decoding them takes longer than everything else in this function.
+    # Read the bytes in os.environ: decoding them would take longer than everything else in this function.
     yield "environment", os.environ._data.copy, _set_environment  # type: ignore[attr-defined]
-    # _signal and not signal, whose functions take several times as long because they create enums.
+    # The functions of `signal` take several times as long as those of `_signal`, because they create enums.
     for number in signal.valid_signals():
         yield f"handler of signal {number}", partial(_signal.getsignal, number), partial(signal.signal, number)
     mask = _signal.pthread_sigmask
@@ -148,20 +151,20 @@ def _of_process(spares: Sequence[int]) -> Iterator[_Rule]:
 
 def _of_torch(torch: Any) -> Iterator[_Rule]:
     def leave_group(before: object) -> None:
-        # NCCL might wait for the other ranks.
+        # A group of NCCL is not destroyed, because NCCL might wait for the other ranks.
         if not before and torch.distributed.get_backend() == "gloo":
             torch.distributed.destroy_process_group()
 
     has_group = lambda: torch.distributed.is_available() and torch.distributed.is_initialized()  # noqa: E731
     yield "process group of torch", has_group, leave_group
-    # None unless a default device was set. torch loads this module when it is first set.
+    # torch loads this module when a default device is set for the first time; until then there is none.
     device = lambda: getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)  # noqa: E731
     yield "default device of torch", device, torch.set_default_device
     for name in ("default_dtype", "num_threads", "deterministic_debug_mode", "float32_matmul_precision"):
         yield f"{name} of torch", getattr(torch, f"get_{name}"), getattr(torch, f"set_{name}")
     for name in ("grad", "anomaly"):
         yield f"{name} mode of torch", getattr(torch, f"is_{name}_enabled"), getattr(torch, f"set_{name}_enabled")
-    # These come after the matmul precision, which sets some of them.
+    # Restore these flags after the matmul precision, which sets some of them.
     for flag in _FLAGS:
         holder, _, name = f"backends.{flag}".rpartition(".")
         write = lambda before, holder=holder, name=name: setattr(attrgetter(holder)(torch), name, before)  # noqa: E731
@@ -184,7 +187,7 @@ def _value(read: Callable[[], object]) -> object:
 
 
 def _loggers() -> list[tuple[Any, ...]]:
-    """Return all loggers and their states, with copies of their lists."""
+    """Return all loggers, each with its state (see `_UNTOUCHED`)."""
     return [
         (each, each.level, each.propagate, each.disabled, (*each.handlers,), (*each.filters,))
         for each in (logging.root, *logging.root.manager.loggerDict.values())

@@ -1,7 +1,7 @@
-"""Process trees, whose processes are found and killed, and signals that are meant for a worker alone.
+"""Process trees: functions that find and kill their processes, and that protect them from signals for the worker.
 
-psutil is imported in the functions: a trial's process starts without it, and most trials leave no children. A service
-manager or a batch system may send a worker's signals to all of its processes, but only the worker ends trials.
+psutil is imported in the functions, because a trial's process rarely needs it: most trials leave no children. A service
+manager or a batch system may send signals to all processes of a worker, but only the worker may end trials.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-#: environment variable that marks a trial's processes, so that they can be found if their reaper was killed
+#: environment variable that marks the processes of a slot, so that they can be found if their reaper was killed
 MARK = "SHADHO_RUNNER"
-#: value of MARK in a prepared process, with the length of other values
+#: value of MARK in a prepared process; it has the length of a real mark, which later overwrites it
 UNMARKED = "0" * 32
 
-#: seconds after which killing is given up: only processes that hang in the kernel or belong to another user live on
+#: seconds after which killing is given up; only processes that hang in the kernel or belong to another user are left
+#: then
 KILL_SECONDS = 10.0
 
 PR_SET_PDEATHSIG = 1
@@ -51,7 +52,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(of: int) -> dict[int, str]:
-    """Return the names of the programs of all live descendants of the process `of`, by process id."""
+    """Return the live descendants of the process `of`: process id -> name of the program."""
     import psutil
 
     found = {}
@@ -70,7 +71,9 @@ def kill(pid: int) -> None:
 
 
 def kill_all(find: Callable[[], Mapping[int, str]], seconds: float = KILL_SECONDS) -> set[str]:
-    """Kill the processes that `find` returns, until it finds no more or the time is up. Return their names."""
+    """Kill the processes that `find` returns, until it finds no more or `seconds` are over. Return the names of the
+    killed processes.
+    """
     deadline = time.monotonic() + seconds
     names: set[str] = set()
     while found := find():
@@ -98,15 +101,16 @@ def kill_marked(mark: str) -> None:
     kill_all(marked)
 
 
-#: SIGXCPU is not among them, because the system sends it at a trial's own limit of CPU seconds
+#: signals that may be meant for the worker alone. SIGXCPU is not included, because the system sends it to a trial that
+#: exceeds its own limit of CPU seconds
 FOR_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Block the signals in programs that start within a `with` block, until they call `ignore`.
+    """Block the signals FOR_WORKER in programs that start within a `with` block, until they call `ignore`.
 
-    A new interpreter takes some time until then.
+    Without this, a signal could end a new interpreter before it calls `ignore`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_WORKER)
     try:
@@ -116,20 +120,22 @@ def shielded() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Ignore the signals, and unblock them."""
+    """Ignore the signals FOR_WORKER, and unblock them."""
     for number in FOR_WORKER:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_WORKER)
 
 
 def leave_to_worker() -> None:
-    """In a trial's process: let the signals have no effect here, except on what the trial starts.
+    """In a trial's process: make the signals FOR_WORKER have no effect here, but their usual effect in the trial's
+    children.
 
-    `multiprocessing` terminates the processes that a trial forks, maybe before these have reset their handlers. So the
-    signals are blocked from the fork until then.
+    `multiprocessing` may terminate a forked process before that process has reset its handlers. Therefore the signals
+    are blocked from the fork until the reset.
     """
     for number in FOR_WORKER[1:]:
-        # SIGINT stays ignored, also in programs that the trial starts: Ctrl-C at a terminal is for the scheduler.
+        # SIGINT stays ignored, also in programs that the trial starts, because Ctrl-C at a terminal is meant for the
+        # scheduler.
         signal.signal(number, _do_nothing)
     forking = threading.local()
 
@@ -149,7 +155,8 @@ def leave_to_worker() -> None:
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """Do nothing, as the handler of a signal.
+    """Handle a signal by doing nothing.
 
-    Programs that a trial starts would inherit an ignored signal, and could not be terminated. A handler is reset.
+    If the signal was ignored instead, programs that a trial starts would inherit that and could not be terminated. A
+    handler is not inherited.
     """

@@ -13,13 +13,14 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome
 
-#: seconds after a trial's time limit at which its process is killed, if the trial has not returned
+#: seconds after a trial's time limit after which its process is killed, if the trial has not returned
 HARD_SECONDS = 5.0
 
-#: exit code of a process whose trial has closed its end of the pipe
+#: exit code of a slot's process that has lost its pipe to the worker, for example because the trial has closed it
 PIPE_LOST = 74
 
-#: bytes that may be sent ahead to a process that runs a trial and may not read; a socket holds three times as many
+#: maximum bytes of orders that are sent ahead to a process, which may not read meanwhile; a socket holds three times as
+#: many
 AHEAD_BYTES = 64_000
 
 #: maximum bytes of a record
@@ -31,31 +32,31 @@ UNFIT = 75
 #: maximum bytes of a request to start a process by a fork
 MAX_START = 64_000
 
-#: maximum characters of a complaint about a prepared process, and number of them that a worker announces
+#: maximum characters of a complaint about a prepared process, and maximum number of complaints that a worker announces
 MAX_COMPLAINT, MAX_COMPLAINTS = 300, 10
 
-#: number that stands for no order; orders are counted from 1
+#: number that means no order; orders are numbered from 1
 NO_ORDER = 0
 
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
-    """A line of the pipe.
+    """A record, which is one line in the pipe.
 
-    `order` is the number of a RunAttempt record. Several of these may be sent ahead, to run one after another, so a
-    record about a trial contains the number of its order.
+    `order` is the number of a RunAttempt record. Several orders may be sent ahead, so records about a trial contain the
+    number of its order.
     """
 
 
 class RunAttempt(_Record, frozen=True, kw_only=True):
-    """To the process: run an attempt, after the attempts that were sent before."""
+    """To the process: run an attempt, after the attempts that were sent before it."""
 
     order: int = NO_ORDER
-    #: the message that the worker has got, with this attempt alone
+    #: the message that the worker has received, with only this attempt
     payload: Payload
     checkpoint_dir: str
-    #: folder of its code; "" for the working directory and PYTHONPATH
+    #: folder of shipped code; "" if the code is in the working directory or on PYTHONPATH
     folder: str = ""
-    #: file for its output, created when there is any; "" for none
+    #: file for the output, created at the first output; "" for no file
     log: str = ""
     compute_class: str
     slot: int
@@ -69,11 +70,11 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
 
 
 class Tell(_Record, frozen=True, kw_only=True):
-    """To the process: something about the trial of this order, which may not have started yet, or may have ended.
+    """To the process: a command about the trial of this order, which may not have started yet, or may have ended.
 
-    ``recall``: drop the attempts that were sent after it. ``stop``: set its stop flag. ``interrupt``: interrupt it,
-    because it has not returned since. ``time up``: interrupt it, because its time is up. ``preempt``: tell it that its
-    worker is about to end, so that it writes its checkpoint and returns.
+    ``recall``: drop the orders that were sent after this one. ``stop``: set the trial's stop flag. ``interrupt``:
+    interrupt the trial, because it has not returned after ``stop``. ``time up``: interrupt it at its time limit.
+    ``preempt``: tell it that its worker is about to end, so that it writes its checkpoint and returns.
     """
 
     order: int
@@ -87,13 +88,13 @@ class Threads(_Record, frozen=True, kw_only=True):
 
 
 class Ready(_Record, frozen=True, kw_only=True):
-    """From the process: the imports of the study modules have ended; `codes` has the version or problem of each."""
+    """From the process: it has imported the study modules. `codes` has the version or the problem of each module."""
 
     codes: dict[str, CodeVersion] = {}
 
 
 class Reported(_Record, frozen=True, kw_only=True):
-    """From the process: the objective reported its loss."""
+    """From the process: the objective has reported a loss."""
 
     order: int
     step: Int64
@@ -114,45 +115,47 @@ class Ended(_Record, frozen=True, kw_only=True):
     outcome: Outcome
     #: True if the process cannot run another trial
     is_unfit: bool = False
-    #: True if it was told to recall (`Tell`) and has received no order since, so it starts no other order by itself
+    #: True if the process has dropped the orders after this one (``recall``) and has received none since, so it starts
+    #: no other order
     is_recalled: bool = False
 
 
 class Refused(_Record, frozen=True, kw_only=True):
-    """From the process: the attempt was not started, because the process has another version of the code."""
+    """From the process: it did not start the attempt, because it has another version of the code."""
 
     order: int
-    #: the version of the process
+    #: the version that the process has
     code: CodeVersion
 
 
 ToChild = RunAttempt | Tell | Threads
 FromChild = Ready | Reported | Gang | Ended | Refused
 
-# Created at import: each of a worker's slots decodes in its own thread.
+# Create the decoder at import, because several slots of a worker decode at a time, each in its own thread.
 _from_child = decoder(FromChild)
 #: returns the record in a line from the worker
 decode_to_child: Callable[[str], ToChild] = decoder(ToChild)
 
 
 def boundary(mark: str, order: int) -> bytes:
-    """Return what the process writes into its output when an order starts, or with NO_ORDER after the last order.
+    """Return the boundary that the process writes into its output when an order starts, or after the last order
+    (NO_ORDER).
 
-    `mark` is from the process's environment. The result is short enough for a pipe to take it in one piece.
+    `mark` is the value of MARK in the process's environment. A boundary is short enough to be written to a pipe in one
+    piece.
     """
     return f"\0{mark} {order}\0".encode()
 
 
 def encode(record: ToChild | FromChild) -> bytes:
-    """Return a record as a line."""
+    """Return a record as a line of JSON."""
     return encoded(record) + b"\n"
 
 
 def decode_from_child(line: bytes) -> FromChild:
     """Return the record in a line from the process.
 
-    Raises ValueError for anything else, such as a line that the trial has written. msgspec's ValidationError is a
-    ValueError.
+    Raises ValueError for any other line, which the trial may have written. msgspec's ValidationError is a ValueError.
     """
     record: FromChild = _from_child(line)
     if isinstance(record, Ended):

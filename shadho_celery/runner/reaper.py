@@ -1,9 +1,11 @@
-"""Reaper: the process that kills a trial's process tree: ``python -m shadho_celery.runner.reaper LIFELINE MODULE ...``.
+"""Reaper: the parent of a slot's process, which kills the process tree.
+
+It is started with ``python -m shadho_celery.runner.reaper LIFELINE MODULE ...``, or forked (`fork_server`).
 
 It runs MODULE's `main` in a child process, and waits until the child ends or the lifeline closes. The lifeline is a
 pipe from the reaper's parent, which closes when that parent ends for any reason. Then the reaper kills the child's
-process tree and exits with the child's status. On Linux it adopts every orphan of the tree, even one that has left its
-session (prctl's PR_SET_CHILD_SUBREAPER). On other systems it kills the child's process group.
+process tree, and ends with the child's exit status. On Linux it adopts every orphan of the tree, even one that has left
+its session (prctl's PR_SET_CHILD_SUBREAPER). On other systems it kills the child's process group.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def _notice_children() -> tuple[int, int]:
 
 
 def _start_session(reaper: int) -> None:
-    """In the child: start a new session, and let the kernel kill this process when the reaper ends."""
+    """In the child: start a new session, and ask the kernel to kill this process when the reaper ends."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process_tree.leave_to_worker()
@@ -41,13 +43,13 @@ def _start_session(reaper: int) -> None:
     if os.getppid() != reaper:
         os._exit(1)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
-        # If memory runs out, the system should kill this trial's process and not the worker.
+        # If memory runs out, the system should kill this process and not the worker.
         file.write("500")
 
 
 def _wait(child: int, lifeline: int, noticed: int) -> int | None:
     """Wait for the child. Return its wait status, or None if the lifeline closed first."""
-    # select is not used, because it cannot wait for descriptors above 1,023.
+    # `select.select` cannot wait for descriptors above 1,023, so use `poll`.
     poll = select.poll()
     for each in (lifeline, noticed):
         poll.register(each, select.POLLIN)
@@ -65,7 +67,7 @@ def _wait(child: int, lifeline: int, noticed: int) -> int | None:
 
 
 def _end_children(child: int) -> None:
-    """Kill all children. Then there are no other descendants left, because this process adopts orphans."""
+    """Kill all descendants. All of them become children of this process sooner or later, because it adopts orphans."""
     deadline = time.monotonic() + KILL_SECONDS
     kill(child)
     if sys.platform != "linux":
@@ -83,11 +85,11 @@ def _end_children(child: int) -> None:
 
 
 def _end_like(code: int) -> None:
-    """End this process as the child ended: with its exit code, or by the same signal."""
+    """End this process as the child ended: with the same exit code, or by the same signal."""
     if code < 0:
         import resource
 
-        # A core dump of the child is useful, but one of this process is not.
+        # Prevent a core dump of this process; only the child's is useful.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)
@@ -96,10 +98,11 @@ def _end_like(code: int) -> None:
 
 
 def run(lifeline: int, module: str, arguments: Sequence[str], spare: Sequence[int] = ()) -> int:
-    """Run `main` of a module in a child process, and end its process tree when it ends or the lifeline closes.
+    """Run `main` of a module in a child process. Kill its process tree once the child ends or the lifeline closes.
 
-    Return the child's exit code, or the negative number of the signal that ended it; 0 if the lifeline closed. In the
-    child itself, exit as a program does. `spare` are further descriptors of this process.
+    Returns the child's exit code, or the negative number of the signal that ended it, or 0 if the lifeline closed. In
+    the child, this function does not return: the child exits. `spare` are further descriptors that only the reaper
+    needs.
     """
     process_tree.ignore()
     noticed, note = _notice_children()
@@ -114,7 +117,7 @@ def run(lifeline: int, module: str, arguments: Sequence[str], spare: Sequence[in
         sys.argv = [module, *arguments]
         importlib.import_module(module).main(arguments)
         sys.exit(0)
-    # The child's descriptors must not be open in another process, or their readers would not see its end.
+    # Close the child's descriptors here, so that whoever reads from them notices the child's end.
     for descriptor in {*range(3, 256)} - own:
         with suppress(OSError):
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The worker's end of a slot's process: run attempts in it one after another, and replace it when it has died."""
+"""The worker's end of a slot's process: it runs attempts in the process, and replaces the process when it has died."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ log = logging.getLogger(__name__)
 OnReport = Callable[[protocol.Reported], None]
 OnGang = Callable[[GangCall], None]
 
-#: seconds after the stop flag at which a trial is interrupted, at which the slot's next process is started, and at
-#: which the trial's process is killed. With the time until the worker learns of it, a pruned trial's slot is free
-#: within about a second
+#: seconds after the stop flag was set, after which a trial is interrupted, the slot's next process is started, and the
+#: trial's process is killed. A worker learns of a pruned trial soon, so the slot is free within about a second
 INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS = 0.25, 0.5, 0.7
 
-#: seconds for the import of the study modules; after that, the import counts as part of the trial
+#: seconds for which the import of the study modules does not count against a trial's time limit
 IMPORT_SECONDS = 300.0
 
-#: seconds to collect the ends of short trials while the process has more trials to run
+#: seconds to wait before reading while the process has more orders, so that several records arrive together
 GATHER_SECONDS = 0.001
 
 
@@ -49,9 +48,9 @@ class OtherCode(Exception):
 
 
 class Runner:
-    """Runs attempts in one slot's process, and starts the process when needed.
+    """Runs attempts in one slot's process, which it starts and replaces as needed.
 
-    `send_ahead` and `run` are for the slot's thread, the other methods for any thread.
+    Only the slot's thread may call `send_ahead` and `run`; any thread may call the other methods.
     """
 
     def __init__(
@@ -61,9 +60,9 @@ class Runner:
         complain: Callable[[str], None] = log.warning,
         start: Start = execute,
     ) -> None:
-        """Import `modules` before the first trial, and add `environment` to the environment of the process.
+        """The process imports `modules` before its first trial, and gets `environment` in addition to the worker's.
 
-        `complain` is called with the reason why a trial's log is incomplete. `start` starts the process.
+        `complain` is called with the reason if a trial's log is incomplete. `start` starts the process's reaper.
         """
         self._start_reaper = start
         self._modules = modules
@@ -71,31 +70,31 @@ class Runner:
         self._complain = complain
         #: process that runs the next order
         self._process: TrialProcess | None = None
-        #: process that runs an order now: the same, until the next one is started
+        #: process that runs the current order; the same as `_process`, unless the next process has already been started
         self._running: TrialProcess | None = None
         #: folder of the shipped code that the process runs; "" for this machine's own modules
         self._folder = ""
-        #: number of the running order, and of the last order that was sent
+        #: numbers of the running order, and of the last order that was sent
         self._current = 0
         self._last = 0
         #: number of the last order whose trial was told of a preemption
         self._preempted = 0
         #: (number, order) of the orders that the process has received but not started
         self._ahead: deque[tuple[int, protocol.RunAttempt]] = deque()
-        #: True if such orders were taken back and the process has not confirmed it yet; it may have started one of them
+        #: True if such orders were taken back but the process has not confirmed it yet, so it may start one of them
         self._is_recalled = False
         self._is_closed = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the process unless it is alive. Do not wait until it is ready. Raises OSError."""
+        """Start the process unless there is one. This does not wait until it is ready. Raises OSError."""
         with self._lock:
             self._living("")
 
     def send_ahead(self, orders: Sequence[protocol.RunAttempt]) -> None:
-        """Send the short attempts that run next, in this order. `run` then need not send them and wait.
+        """Send short attempts before `run` is called for them in this order, so that `run` need not send and wait.
 
-        Attempts for which the pipe has no room are left to `run`.
+        Attempts for which the pipe has no room are sent by `run`.
         """
         if not orders:
             return
@@ -106,7 +105,7 @@ class Runner:
     def _send_ahead(self, process: TrialProcess, orders: Sequence[protocol.RunAttempt]) -> None:
         with self._lock:
             if process is not self._process:
-                # It was killed meanwhile.
+                # The process was killed meanwhile.
                 return
             numbered, lines = [], b""
             for order in orders:
@@ -118,7 +117,7 @@ class Runner:
                 numbered.append(record)
                 lines += line
             self._ahead.extend((each.order, order) for each, order in zip(numbered, orders, strict=False))
-        # The lock is not held here: stopping the trial or killing the process must not wait for the pipe.
+        # Send without the lock, so that stopping the trial or killing the process does not wait for the pipe.
         process.send_encoded(numbered, lines)
 
     def recall(self) -> None:
@@ -133,14 +132,14 @@ class Runner:
         if is_running:
             process.send(protocol.Tell(order=current, what="recall"))
         else:
-            # The process may have just started one of them.
+            # The process may just have started one of these orders.
             process.kill()
 
     def run(self, order: protocol.RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
-        """Run one attempt to its end. Return its outcome, even if its process died.
+        """Run one attempt to its end. Return its outcome, also if the process died.
 
-        `on_gang` is called when the trial calls for replicas, and again when its gang is complete. The seconds in
-        between do not count against its timeout.
+        `on_gang` is called when the trial calls for replicas, and again when its gang is complete. The time in between
+        does not count against the trial's timeout.
 
         If the process has another version of the study's code, it is replaced once, because the files may have been
         edited since. Raises OtherCode if the new process has another version too.
@@ -176,7 +175,7 @@ class Runner:
             reason = f"the trial's timeout cannot be watched: {error}"
             process.kill()
         except BaseException:
-            # The trial must not continue beside the next one.
+            # The trial must not continue while the next one runs.
             process.kill()
             raise
         finally:
@@ -198,14 +197,14 @@ class Runner:
             error=(reason or death.how) + printed,
             seconds=max(0.0, SystemClock().now() - began),
             out_of_memory=death.out_of_memory,
-            # The gang's training goes on from its checkpoint, as if another of its processes was killed.
+            # If the process of a complete gang was killed, the training continues from its checkpoint (`rank_lost`).
             rank_lost=has_gang and death.is_unexplained,
             log=last_lines or None,
             code=order.payload.code or None,
         )
 
     def codes(self) -> Mapping[str, CodeVersion]:
-        """Return the version of each study module that the process has imported; empty until it is ready.
+        """Return the version of each study module that the process has imported. The result is empty until it is ready.
 
         Shipped code is not included, because it is not on this machine's import path.
         """
@@ -213,7 +212,7 @@ class Runner:
             if self._process is None or self._folder:
                 return {}
             if not (self._running or self._ahead or self._process.codes):
-                # No attempt runs, so nothing else reads from the pipe that the process is ready.
+                # No attempt runs, so nothing else receives the record that the process is ready.
                 self._process.is_idle()
             return self._process.codes
 
@@ -226,13 +225,13 @@ class Runner:
             process.send(protocol.Threads(threads=threads))
 
     def equip(self, environment: Mapping[str, str]) -> None:
-        """Let the next trial run in a process with other variables. Call this between two trials."""
+        """Run the next trial in a new process with these environment variables. Call this between two trials."""
         with self._lock:
             self._environment = dict(environment)
         self.kill()
 
     def preempt(self) -> None:
-        """Tell the running trial that its worker is preempted, unless it was told."""
+        """Tell the running trial that its worker is preempted, unless it has already been told."""
         with self._lock:
             process, current = self._running, self._current
             if process is None or current == self._preempted:
@@ -257,15 +256,15 @@ class Runner:
             process.kill()
 
     def start_next(self) -> None:
-        """Start the process for the next trial, because the running trial's process will probably be killed."""
+        """Start a process for the next trial now, because the process of the running trial will probably be killed."""
         with self._lock:
             if self._running is not None and self._process is self._running:
                 self._start_next()
 
     def replace(self) -> None:
-        """Kill the process of the running trial and its process tree, and let the next trial have another process.
+        """Kill the process tree of the running trial, and start another process for the next trial.
 
-        The trial may still wait for the start of its process, which is then killed too.
+        If the trial still waits for the start of its process, that process is killed.
         """
         with self._lock:
             process = self._running or self._process
@@ -281,7 +280,9 @@ class Runner:
         self.kill()
 
     def _begin(self, order: protocol.RunAttempt) -> tuple[TrialProcess, int, bool]:
-        """Send an order, unless it was sent ahead. Return its process, its number, and whether more were sent ahead."""
+        """Send an order, unless it was sent ahead. Return its process, its number, and whether further orders were sent
+        ahead.
+        """
         with self._lock:
             if self._process is not None and self._ahead and self._ahead[0][1] == order:
                 self._running = self._process
@@ -301,18 +302,18 @@ class Runner:
                 process = self._living(folder)
             if process.await_start():
                 return process
-            # The next one will be started in another way.
+            # The next process will be started by a new interpreter.
             process.kill()
 
     def _end(self, process: TrialProcess, ended: protocol.Ended | protocol.Refused | None) -> None:
-        """Note the end of an order. Kill the process if it cannot run another order, may run an order that was taken
-        back, or has been replaced.
+        """Record the end of an order. Kill the process if it cannot run another order, if it may run an order that was
+        taken back, or if it has been replaced.
         """
         is_unfit = isinstance(ended, protocol.Refused) or (ended is not None and ended.is_unfit)
         with self._lock:
             self._running = None
             if ended is None or is_unfit:
-                # The orders that were sent ahead have not run, so `run` sends them again.
+                # The orders that were sent ahead have not run. `run` sends them again to another process.
                 self._ahead.clear()
             elif isinstance(ended, protocol.Ended) and ended.is_recalled:
                 self._is_recalled = False
@@ -324,14 +325,14 @@ class Runner:
             process.kill()
 
     def _start_next(self) -> None:
-        """Start a process for the next trial, which need not wait until the current process has ended."""
+        """Start a process for the next trial, without waiting for the end of the current process."""
         self._process = None
-        # If it cannot be started, `run` will raise the error.
+        # If no process can be started, `run` will raise the error.
         with suppress(OSError):
             self._living(self._folder)
 
     def _living(self, folder: str) -> TrialProcess:
-        """Return a process for the code in a folder that has nothing to run. Start a new process if needed.
+        """Return an idle process for the code in `folder`. Start a new process if needed.
 
         Raises OSError.
         """
@@ -345,22 +346,23 @@ class Runner:
             self._ahead.clear()
             self._is_recalled = False
             self._folder = folder
-            # A process for shipped code imports its module at the first order, and none of this machine's modules.
+            # A process for shipped code imports none of this machine's modules, and the shipped module only at its
+            # first order.
             arguments = ["shadho_celery.runner.child", *([] if folder else self._modules)]
             self._process = TrialProcess(arguments, self._environment, self._complain, self._start_reaper)
         return self._process
 
 
 class _TimeLimit:
-    """Interrupts a trial when its time is up, and kills its process if that does not help."""
+    """Time limit of a trial: interrupts the trial at its end, and kills its process if it does not return."""
 
     def __init__(self, seconds: float, process: TrialProcess, number: int) -> None:
         """Start the clock for the order with this number. Raises NoThread."""
-        #: error of the trial if its process was killed; "" if it was not
+        #: error of the trial if this object has killed its process, else ""
         self._reason = ""
         self._over = threading.Event()
         self._is_paused = False
-        #: notified when the limit ends, pauses or continues
+        #: notified when the trial ends, and when the clock pauses or continues
         self._changed = threading.Condition()
         start_thread(threading.Thread(target=self._watch, args=(seconds, process, number), daemon=True))
 
@@ -371,7 +373,7 @@ class _TimeLimit:
             self._changed.notify_all()
 
     def end(self) -> str:
-        """End the limit when its trial has ended. Return why it killed the process, or "" if it did not."""
+        """Stop the clock, because the trial has ended. Return why its process was killed, or "" if it was not."""
         with self._changed:
             self._over.set()
             self._changed.notify_all()
@@ -388,8 +390,7 @@ class _TimeLimit:
                     left -= time.monotonic() - began
             is_over = self._over.is_set()
         if not is_over:
-            # The condition is released here: if the process does not read, sending blocks, and `end` must not wait for
-            # that.
+            # Send without the condition: sending blocks if the process does not read, and `end` must not wait for that.
             process.send(protocol.Tell(order=number, what="time up"))
         if self._over.wait(protocol.HARD_SECONDS):
             return

@@ -1,6 +1,6 @@
-"""Start of a slot's process: by a new interpreter, or faster by a fork of a prepared process (`fork_server`).
+"""Start of a slot's process: in a new interpreter, or faster by a fork of a prepared process (`fork_server`).
 
-The environment of a trial is that of its worker without the credentials of broker, Redis, store and signing key.
+This module also removes the credentials of broker, Redis, store and signing key from the environment of trials.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from shadho_celery.errors import UsageError
 from shadho_celery.runner import protocol
 from shadho_celery.runner.process_tree import MARK, UNMARKED, shielded
 
-#: prefixes of environment variables that trials do not get: our settings, and those with which clients of PostgreSQL,
-#: Redis and RabbitMQ log in
+#: prefixes of environment variables that trials do not get: settings of this package, and variables with which clients
+#: of PostgreSQL, Redis and RabbitMQ log in
 _OURS = ("SHADHO_", "CELERY_", "PG", "REDIS", "AMQP", "RABBITMQ")
-#: exceptions that trials get: addresses of gangs, and settings of the studies in tasks/
+#: variables that trials get in spite of their prefix: addresses of gangs, and settings of the studies in tasks/
 _ALLOWED = frozenset({"SHADHO_HOST", "SHADHO_LISTEN", "SHADHO_SVM_DATA"})
-#: variables that each program may know, and that a password such as postgres may equal by chance
+#: variables that are not secret, even if their value happens to equal a password, such as postgres
 _PUBLIC = frozenset({"USER", "LOGNAME", "USERNAME", "HOSTNAME", "HOST", "HOME", "PATH", "SHELL", "LANG", "TERM"})
 #: a password in a connection string, such as "host=db password=secret", or in the query of a URL
 _KEYWORD = re.compile(r"\b(?:password|passwd|pwd)\s*=\s*['\"]?([^\s;&'\"]+)", re.IGNORECASE)
-#: variable that names further variables for trials, joined by commas
+#: variable that names further variables that trials get, separated by commas
 PASS = "SHADHO_PASS"
 
 
 def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a trial: the worker's environment without our settings and other credentials.
+    """Return the environment for a trial: the worker's environment without settings of this package and credentials.
 
-    The few settings that a trial needs are kept, and those named in SHADHO_PASS. Any variable that contains one of the
-    removed passwords is removed too.
+    The settings in `_ALLOWED` and the variables named in SHADHO_PASS are kept. Other variables that contain one of the
+    removed passwords are removed too.
     """
     passed = _ALLOWED | _passed(environment)
     ours = {name: value for name, value in environment.items() if name.startswith(_OURS) and name not in passed}
@@ -55,9 +55,9 @@ def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_passwords(urls: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that contain a password of these URLs.
+    """Return the environment without the variables that contain a password in one of these URLs.
 
-    Our own settings and the variables named in SHADHO_PASS are kept.
+    Settings of this package and its servers, and the variables named in SHADHO_PASS, are kept.
     """
     secrets = {secret for url in urls for secret in _passwords("", url)}
     ours = {name for name in environment if name.startswith(_OURS)}
@@ -78,9 +78,10 @@ def _passed(environment: Mapping[str, str]) -> set[str]:
 
 
 def _passwords(name: str, value: str) -> set[str]:
-    """Return the passwords in a variable, decoded and as they are written.
+    """Return the passwords in a variable, each as it is written and with its escapes (%40) decoded.
 
-    They are those in its URLs and connection strings, and its whole value if its name ends like a password's.
+    These are passwords in URLs and connection strings, and the whole value if the name ends with PASSWORD, PASS or
+    AUTH.
     """
     found = {value} if name.endswith(("PASSWORD", "PASS", "AUTH")) else set()
     found.update(_KEYWORD.findall(value))
@@ -93,32 +94,33 @@ def _passwords(name: str, value: str) -> set[str]:
 
 log = logging.getLogger(__name__)
 
-#: environment variable that says how a worker starts the processes of its slots: fork (the default) or spawn
+#: environment variable that sets how a worker starts the processes of its slots: fork (the default) or spawn
 START = "SHADHO_START"
 
-#: prefixes of variables that take effect only when a program starts
+#: prefixes of variables that a program reads only when it starts
 _FIXED = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
 
 #: Python's arguments for the processes; -u (unbuffered) makes a trial's output complete even if it crashes
 _REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
 _SERVER = ("-u", "-m", "shadho_celery.runner.fork_server")
 
-#: seconds for a prepared process to import its modules and to fork, and seconds without it after it has failed
+#: seconds that a prepared process has to import its modules and fork, and seconds for which none is used after a
+#: failure
 FORK_SECONDS, RETRY_SECONDS = 60.0, 60.0
 
-#: seconds for a prepared process to fork once it has forked before, so that its imports are over
+#: seconds that a prepared process has to fork if it has forked before, so that its imports are over
 FORK_AGAIN_SECONDS = 20.0
 
 #: seconds after which a thread that waits for a message checks whether another thread has received it
 AGAIN_SECONDS = 0.1
 
-#: seconds for a prepared process to end by itself, if it does not start a reaper
+#: seconds that a prepared process that does not start a reaper has to end by itself
 END_SECONDS = 0.5
 
 
-#: handle of a slot's reaper
+#: handle of a reaper process
 Reaper: TypeAlias = "_Executed | _Forked"
-#: starts a reaper from module and arguments, environment, lifeline, pipe and output, as `execute` does
+#: function that starts a reaper, with the arguments of `execute`
 Start: TypeAlias = "Callable[[Sequence[str], Mapping[str, str], int, int, IO[bytes]], Reaper]"
 
 
@@ -128,7 +130,7 @@ class _Executed(subprocess.Popen[bytes]):
     _pidfd = -1
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once the reaper has ended; -1 if the system has none."""
+        """Return a descriptor that becomes readable when the reaper ends, or -1 if the system has none."""
         if self._pidfd < 0 and sys.platform == "linux":
             with suppress(OSError):
                 self._pidfd = os.pidfd_open(self.pid)
@@ -140,17 +142,17 @@ class _Executed(subprocess.Popen[bytes]):
         super().__del__(*arguments, **keywords)
 
     def await_start(self) -> bool:
-        """Wait until the reaper has started. Return False if it could not be started."""
+        """Return True, because the reaper has already started."""
         return True
 
 
 def execute(
     arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
 ) -> Reaper:
-    """Start a reaper over the `main` of the module ``arguments[0]``, in a new interpreter. Raises OSError.
+    """Start a reaper in a new interpreter. Its child runs `main` of the module ``arguments[0]``. Raises OSError.
 
-    `main` gets the descriptor `pipe` and the other arguments. `environment` is added to the environment without
-    credentials. Standard output and standard error are `output`. The caller closes the descriptors.
+    `main` gets the descriptor `pipe` and the other arguments. `environment` is added to this process's environment
+    without credentials. Standard output and standard error go to `output`. The caller closes the descriptors.
     """
     with shielded():
         return _Executed(
@@ -166,7 +168,9 @@ def execute(
 
 
 def is_readable(end: socket.socket | int, seconds: float | None) -> bool:
-    """Wait until there is something to receive or the other end is closed, but no longer than `seconds`."""
+    """Wait up to `seconds` until there is something to receive or the other end is closed. Return whether that
+    happened.
+    """
     # select is not used, because it cannot wait for descriptors above 1,023.
     poll = select.poll()
     poll.register(end, select.POLLIN)
@@ -174,9 +178,9 @@ def is_readable(end: socket.socket | int, seconds: float | None) -> bool:
 
 
 class _Forked:
-    """A reaper that a prepared process forks. Its status socket first brings its pidfd, then its exit code.
+    """A reaper that a prepared process forks. It sends its pidfd over the status socket, and at its end the exit code.
 
-    Its methods are those of `_Executed`.
+    The methods do the same as those of `_Executed`.
     """
 
     def __init__(self, status: socket.socket, server: _Server, servers: ForkServers) -> None:
@@ -197,10 +201,11 @@ class _Forked:
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit code as `subprocess.Popen.wait` does. If the reaper has not started, give it up."""
+        """Wait for the exit code like `subprocess.Popen.wait`. If the reaper has not started yet, give it up."""
         with self._lock:
             if self._pidfd is None and self._code is None and not is_readable(self._status, 0.0):
-                # The prepared process may still import. When it forks later, the reaper finds its lifeline closed.
+                # The prepared process may still be importing. If it forks later, the reaper finds its lifeline closed
+                # and ends.
                 self._was_given_up, self._code = True, -signal.SIGKILL
                 # This wakes a thread that waits for the start.
                 with suppress(OSError):
@@ -225,18 +230,18 @@ class _Forked:
         self._receive(seconds, lambda: self._pidfd is not None or self._code is not None)
         if self._pidfd is not None and not self._server.has_forked:
             self._servers.note_first(self._server)
-            # Set afterwards, so that no other slot's trial begins before the call has returned.
+            # Set this after the call, so that no other slot's trial begins before the call has returned.
             self._server.has_forked = True
         elif self._pidfd is None and not self._was_given_up:
             self._servers.give_up(self._server)
         return self._pidfd is not None
 
     def _receive(self, seconds: float | None, is_done: Callable[[], bool]) -> bool:
-        """Receive until `is_done`, but no longer than `seconds`. Return whether it is done."""
+        """Receive messages until `is_done` returns True, but no longer than `seconds`. Return whether it does."""
         clock = SystemClock()
         until = math.inf if seconds is None else clock.now() + seconds
         while not is_done():
-            # Another thread may receive the message, which does not end this thread's wait.
+            # Wait in short steps: if another thread receives the message, this thread is not woken.
             if not is_readable(self._status, min(max(0.0, until - clock.now()), AGAIN_SECONDS)):
                 if clock.now() >= until:
                     return is_done()
@@ -262,9 +267,9 @@ class _Server:
     """A prepared process."""
 
     def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
-        #: True once it has forked a reaper
+        #: True after the prepared process has forked a reaper
         self.has_forked = False
-        # Packets keep their boundaries.
+        # SOCK_SEQPACKET keeps the boundaries of messages.
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(FORK_SECONDS)
         with control, shielded():
@@ -280,12 +285,13 @@ class _Server:
 
     def complaints(self) -> Iterator[str]:
         """Yield the complaints that the process has sent since the last call. Do not wait."""
-        # The socket has a timeout, for which Python would wait even with MSG_DONTWAIT.
+        # Check first: because of the socket's timeout, `recv` would wait even with MSG_DONTWAIT.
         while is_readable(self.control, 0.0):
             try:
                 text = self.control.recv(protocol.MAX_START)
             except ConnectionResetError:
-                # It has ended without reading all requests. The system first returns this error, then what was sent.
+                # The process has ended without reading all requests. The system first raises this error, then returns
+                # what it sent.
                 continue
             except OSError:
                 return
@@ -294,7 +300,7 @@ class _Server:
             yield text.decode(errors="replace")
 
     def close(self, seconds: float = 0.0) -> int:
-        """End the process. Return its exit code, which is negative if it does not end by itself."""
+        """End the process: wait `seconds`, then kill it. Return its exit code, which is negative if it was killed."""
         self.control.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
@@ -303,49 +309,54 @@ class _Server:
 
 
 def start_method() -> str:
-    """Return how the processes of slots start by SHADHO_START: fork or spawn. Raises UsageError for another one."""
+    """Return how the processes of slots start: fork or spawn, as SHADHO_START says. Raises UsageError for another
+    value.
+    """
     if (method := os.environ.get(START, "fork")) not in ("fork", "spawn"):
         raise UsageError(f"{START}={short(method)} is not allowed; set it to fork or spawn, or leave it out")
     return method
 
 
 def _can_fork() -> bool:
-    """Return whether slots' processes are forked: on Linux, unless SHADHO_START says otherwise."""
+    """Return whether the processes of slots can be forked: on Linux, unless SHADHO_START is spawn."""
     if sys.platform != "linux" or start_method() != "fork":
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
-        # Python was built for an older system, or this one is older or refuses it.
+        # Python was built without `pidfd_open`, or this kernel does not have or allow it.
         return False
     return True
 
 
 class ForkServers:
-    """Starts reapers by forks of prepared processes: one for each set of variables that a program reads at its start.
+    """Starts reapers by forking prepared processes.
+
+    There is one prepared process for each set of values of the variables that a program reads only when it starts.
 
     A prepared process has imported the modules that all trials need, so a slot's process begins within hundredths of a
-    second. If one fails, reapers are started in new interpreters for a while.
+    second. If a prepared process fails, reapers are started in new interpreters for RETRY_SECONDS.
     """
 
     def __init__(self, preload: Sequence[str] = (), complain: Callable[[str], None] = log.warning) -> None:
-        """`preload` are further modules to import. `complain` is called with the reason if a prepared process fails."""
+        """Prepared processes also import `preload`. `complain` is called with the reason if such a process fails."""
         self.preload = preload
-        #: called in a slot's thread before its trial begins, if there may be new complaints
+        #: called in a slot's thread, before the slot's trial begins, if there may be new complaints
         self.on_complaints: Callable[[], object] = lambda: None
         self._complain = complain
         self._servers: dict[frozenset[tuple[str, str]], _Server] = {}
-        #: moment from which prepared processes are used
+        #: time from which on prepared processes are used
         self._used_from = -math.inf if _can_fork() else math.inf
         self._is_closed = False
-        #: distinct complaints of the prepared processes and about them, in order; at most MAX_COMPLAINTS
+        #: complaints of prepared processes and about them, without duplicates, in order; at most MAX_COMPLAINTS
         self._complaints: list[str] = []
         self._lock = threading.Lock()
 
     def complaints(self) -> Sequence[str]:
         """Return the complaints of prepared processes and about them so far. Each is one printable line.
 
-        This does not wait while a prepared process is used or ended; a new complaint is then returned later.
+        If another thread is just using or ending a prepared process, this does not wait for it; new complaints of that
+        process are then returned by a later call.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -362,7 +373,9 @@ class ForkServers:
                 self._complaints.append(line)
 
     def prepare(self) -> None:
-        """Start the prepared process for this process's environment, so that it is ready sooner."""
+        """Start the prepared process for the environment of this process early, so that it is ready when a slot needs
+        it.
+        """
         with self._lock, suppress(OSError):
             if SystemClock().now() > self._used_from:
                 self._server({})
@@ -370,7 +383,7 @@ class ForkServers:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
     ) -> Reaper:
-        """Start a reaper by a fork, else in a new interpreter, as `execute` does."""
+        """Start a reaper by a fork if possible, else in a new interpreter. The arguments are those of `execute`."""
         ordinary = partial(execute, arguments, environment, lifeline, pipe, output)
         request = json.dumps({"environment": environment, "arguments": arguments}).encode()
         with self._lock:
@@ -388,7 +401,7 @@ class ForkServers:
         return _Forked(ours, server, self)
 
     def close(self) -> None:
-        """End the prepared processes. Reapers that have started go on."""
+        """End the prepared processes. Reapers that have started continue."""
         with self._lock:
             self._is_closed = True
             for server in self._servers.values():
@@ -404,19 +417,20 @@ class ForkServers:
             server.close()
             server = None
         if server is None:
-            # Libraries that are imported before the fork must not start threads. Each fork sets its own number.
+            # Limit libraries to one thread: those imported before the fork must not start threads. Each fork sets its
+            # own number.
             server = _Server({**whole, **thread_variables(1), MARK: UNMARKED}, self.preload)
             self._servers[fixed] = server
         return server
 
     def note_first(self, server: _Server) -> None:
-        """Note the complaints of a prepared process that has started its first reaper, so its imports are over."""
+        """Record the complaints of a prepared process that has started its first reaper, so its imports are over."""
         with self._lock:
             self._note(*server.complaints())
         self.on_complaints()
 
     def give_up(self, server: _Server) -> None:
-        """End a prepared process that has not started a reaper, and start reapers in new interpreters for a while."""
+        """End a prepared process that has failed to start a reaper, and start reapers in new interpreters instead."""
         self._end(server)
         self.on_complaints()
 
@@ -430,7 +444,7 @@ class ForkServers:
             self._used_from = math.inf if is_unfit else SystemClock().now() + RETRY_SECONDS
             preload, self.preload = self.preload, ()
         if is_unfit:
-            # It has given the reason.
+            # The prepared process has already sent the reason as a complaint.
             return
         left_out = f"; afterwards it does not import {', '.join(preload)}" if preload else ""
         complaint = (

@@ -27,7 +27,7 @@ from shadho_celery.runner.starting import Start, execute, is_readable
 
 log = logging.getLogger(__name__)
 
-#: seconds that a reaper has to kill its process tree
+#: seconds that a reaper has to kill its process tree and end
 END_SECONDS = 5.0
 
 
@@ -35,18 +35,19 @@ class Death(NamedTuple):
     """How a slot's process ended."""
 
     how: str
-    #: memory that ran out, if that was the cause
+    #: kind of memory that ran out, if that was or may have been the cause
     out_of_memory: Memory | None = None
-    #: True if the process was killed from outside, and it is not known whether memory ran out
+    #: True if the process was killed by something else than this worker, and the system has not recorded that memory
+    #: ran out
     is_unexplained: bool = False
 
 
 class BrokenRecord(Exception):
-    """A slot's process sent something that is not a record."""
+    """Raised if a slot's process has sent something that is not a record."""
 
 
 class TrialProcess:
-    """One process of a slot, with its reaper, pipe and output. It starts when the object is created."""
+    """One process of a slot, with its reaper, pipe and output. The process starts when the object is created."""
 
     def __init__(
         self,
@@ -57,15 +58,15 @@ class TrialProcess:
     ) -> None:
         """Start a process that runs `main` of the module ``arguments[0]``.
 
-        `main` gets the pipe's descriptor and the other arguments. `complain` is called with the reason why a trial's
-        log is incomplete. Raises OSError.
+        `main` gets the pipe's descriptor and the other arguments. `complain` is called with the reason if a trial's log
+        is incomplete. Raises OSError if the process cannot be started.
         """
         self.was_killed = False
         #: version of each study module that the process has imported; empty until it is ready
         self.codes: Mapping[str, CodeVersion] = {}
         self._code: int | None = None
         self._ready = threading.Event()
-        #: waits for a record, or the end of the reaper
+        #: waits for a record or for the end of the reaper
         self._poll: select.poll | None = None
         self._received = bytearray()
         self._sending = threading.Lock()
@@ -75,7 +76,7 @@ class TrialProcess:
         with ExitStack() as ours, ExitStack() as theirs:
             self.output = Output(self._mark, complain)
             theirs.callback(self.output.end.close)
-            # Before the process: if the system refuses the thread, nothing has to be killed.
+            # Start the thread before the process: if the thread cannot start, no process has to be killed.
             self.output.start()
             ours.callback(self.output.join)
             self._pipe, pipe = socket.socketpair()
@@ -86,15 +87,15 @@ class TrialProcess:
             theirs.callback(os.close, lifeline)
             marked = {**environment, MARK: self._mark}
             self._reaper = start(arguments, marked, lifeline, pipe.fileno(), self.output.end)
-            # It has started: our ends stay open.
+            # The process has started, so keep this process's ends open.
             ours.pop_all()
 
     def await_start(self) -> bool:
-        """Wait until the process has started. Return False if it could not be started after all."""
+        """Wait until the process has started. Return False if the prepared process has failed to start it."""
         return self._reaper.await_start()
 
     def is_idle(self) -> bool:
-        """Return whether the process is alive and has sent no record, except that it is ready."""
+        """Return whether the process is alive and has sent no record except `Ready`."""
         if self.was_killed or self._code is not None or self._reaper.poll() is not None:
             return False
         with suppress(BrokenRecord, OSError, ValueError):
@@ -107,13 +108,13 @@ class TrialProcess:
     def send(self, *records: protocol.ToChild) -> None:
         """Send records to the process, or do nothing if it has died.
 
-        This blocks while the pipe is full. Attempts that were sent ahead fill at most a third of it (AHEAD_BYTES), so
-        a few short records still fit.
+        This blocks while the pipe is full. Orders that were sent ahead fill at most a third of the pipe (AHEAD_BYTES),
+        so there is room for a few short records.
         """
         self.send_encoded(records, b"".join(map(protocol.encode, records)))
 
     def send_encoded(self, records: Sequence[protocol.ToChild], lines: bytes) -> None:
-        """Do the same as `send` with records whose `lines` the caller has."""
+        """Do the same as `send` for records that the caller has already encoded as `lines`."""
         for record in records:
             if isinstance(record, protocol.RunAttempt) and record.log:
                 self.output.expect(record.order, record.log)
@@ -123,7 +124,7 @@ class TrialProcess:
     def receive(self, gather: float = 0.0) -> protocol.FromChild | None:
         """Return the process's next record, or None after it has ended. Raises BrokenRecord.
 
-        If no record has been received yet, first wait `gather` seconds so that several arrive.
+        If no complete record has been received yet, wait `gather` seconds before reading, so that several arrive.
         """
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
@@ -156,14 +157,14 @@ class TrialProcess:
     def _part(self) -> bytes:
         """Wait for bytes from the process, and return them, or b"" after its end."""
         with suppress(BlockingIOError):
-            # Of short trials, the next record has usually arrived.
+            # If trials are short, the next record has usually arrived already.
             return self._pipe.recv(1 << 16, socket.MSG_DONTWAIT)
         return self._pipe.recv(1 << 16) if self._await_record() else b""
 
     def _await_record(self) -> bool:
-        """Wait until there is something to receive. Return False if the reaper has ended before.
+        """Wait until there is something to receive. Return False if the reaper ends before that.
 
-        If a trial has killed its reaper, a process that it has forked may keep the pipe open.
+        The end of the pipe is not enough: if a trial has killed its reaper, its forks may keep the pipe open.
         """
         if self._poll is None:
             self._poll = select.poll()
@@ -178,7 +179,7 @@ class TrialProcess:
         return True
 
     def await_ready(self, seconds: float, over: threading.Event) -> None:
-        """Wait until the process is ready, `over` is set, or the time is up."""
+        """Wait until the process is ready, `over` is set, or `seconds` have passed."""
         for _ in range(int(seconds / 0.05)):
             if self._ready.is_set() or over.wait(0.05):
                 return
@@ -189,7 +190,7 @@ class TrialProcess:
         self._end()
 
     def death(self) -> Death:
-        """Wait for the end of the process. Return how it ended."""
+        """Wait for the end of the process, and describe it."""
         self._reaper.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(timeout=END_SECONDS)
@@ -200,7 +201,7 @@ class TrialProcess:
             return Death("the trial closed the pipe between its process and the worker")
         if code >= 0:
             return Death(f"the trial's process ended with exit code {code}")
-        # Real-time signals have numbers but no names.
+        # Real-time signals have no names.
         name = next((each.name for each in signal.Signals if each == -code), -code)
         text = f"the trial's process ended with signal {name}"
         if code != -signal.SIGKILL:
@@ -211,7 +212,7 @@ class TrialProcess:
         return Death(unexplained, Memory.HOST, is_unexplained=True)
 
     def _end(self) -> int:
-        """End the process and its reaper, in any state they are in. Return the reaper's exit code."""
+        """End the process and its reaper, whatever their state. Return the reaper's exit code."""
         with self._ending:
             if self._code is None:
                 os.close(self._lifeline)
@@ -224,7 +225,8 @@ class TrialProcess:
                     self._reaper.kill()
                     self._code = self._reaper.wait()
                 if self._code < 0:
-                    # The reaper ends by its child's signal. If a trial has killed the reaper, the tree may be alive.
+                    # The reaper ends by the signal that ended its child. But a trial may have killed the reaper, so
+                    # that the process tree is still alive.
                     kill_marked(self._mark)
                 self.output.join()
                 self._close()
@@ -232,6 +234,6 @@ class TrialProcess:
 
     def _close(self) -> None:
         with suppress(OSError):
-            # With this, a thread that waits for a record notices the end of the pipe.
+            # This wakes a thread that waits for a record.
             self._pipe.shutdown(socket.SHUT_RDWR)
         self._pipe.close()

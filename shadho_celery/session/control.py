@@ -1,7 +1,7 @@
-"""Control of running studies and workers: requests to them, each of which returns an answer; logs of their trials.
+"""Control of running studies and workers by requests, and reading of their trials' logs.
 
-Requests are sent on the Redis of the fleet, or on those of the embedded fleets of this folder. Logs are read from this
-folder, or from the workers of a fleet.
+Requests are sent over the Redis of the fleet, or of the embedded fleets of this folder. Logs are read from this folder,
+or requested from the workers of a fleet.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ NO_FLEET = (
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """A Redis of running studies and workers."""
+    """A connection to a Redis of running studies and workers, and the keys for it."""
 
     client: Redis
-    #: signs announcements
+    #: verifies announcements
     signer: Signer
-    #: signs requests
+    #: signs requests and verifies answers
     control: Signer
 
 
 @contextmanager
 def reaches(redis: str | None = None) -> Iterator[Sequence[Reach]]:
-    """Yield the fleet's Redis if there is one: at the URL `redis`, else the one that the environment names.
+    """Yield the fleet's Redis, at the URL `redis` or as the environment names it.
 
-    Otherwise yield those of the embedded fleets of this folder, except those that are starting or ending. Raises
-    ServiceError if the fleet's Redis cannot be reached.
+    Without either, yield the Redis of each embedded fleet of this folder, except fleets that are starting or ending.
+    Raises ServiceError if the fleet's Redis cannot be reached.
     """
     signer = Signer.configured()
     with ExitStack() as stack:
@@ -91,8 +91,8 @@ def reaches(redis: str | None = None) -> Iterator[Sequence[Reach]]:
 
 
 def requester() -> str:
-    """Return who sends requests from this process: user and host."""
-    # Without an entry in the system's list of users, as in some containers, Python raises one of these.
+    """Return the name under which this process sends requests: user and host."""
+    # Python raises one of these errors if the system's list of users lacks this user, as in some containers.
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):
@@ -100,10 +100,10 @@ def requester() -> str:
     return f"{user}@{socket.gethostname()}"[:255]
 
 
-#: seconds for which an answer is waited for, and between two checks
+#: seconds to wait until workers obey a drain or undrain, and seconds between two checks
 ANSWER_SECONDS, LOOK_SECONDS = 10.0, 0.1
 
-#: seconds after which it is checked whether the study still runs
+#: seconds between two checks whether the study still runs, while an answer is awaited
 STUDY_SECONDS = 1.0
 
 #: maximum number of workers or studies that an error lists
@@ -111,23 +111,23 @@ LISTED = 5
 
 
 class Control:
-    """Steers the running studies and the workers of a fleet, or of the embedded fleets of this folder.
+    """Sends requests to the running studies and workers of a fleet, or of the embedded fleets of this folder.
 
-    Each method waits a limited time for what it asks for, and returns an answer: `is_done`, False if the request was
-    refused, and `text`, what has become of it. A `study` is named by its name, or by the beginning of its name if no
-    other running study begins so. Raises ShadhoError if there is no such study or worker, or if it does not answer.
+    Each method waits a limited time for the answer and returns it: `is_done` is False if the request was refused, and
+    `text` describes the result. `study` is the study's name, or the beginning of its name if no other running study's
+    name begins like this. The methods raise ShadhoError if there is no such study or worker, or if it does not answer.
     """
 
     def __init__(self, *, redis: str | None = None, store: str = DEFAULT_STORE) -> None:
-        """Use the fleet's Redis at the URL `redis`, by default the one that the environment names.
+        """Use the fleet's Redis at the URL `redis`, by default the Redis that the environment names.
 
-        Without either, use the embedded fleets of the working directory. The `store` is read only to say what has
-        become of a study that does not run.
+        Without either, use the embedded fleets of the working directory. The `store` is only read to explain in an
+        error why a study does not run.
         """
         self._redis, self._store = redis, store
 
     def act(self, deed: OfStudy | OfWorker, study: str = "") -> Answer:
-        """Ask for an action, of this `study` or of the worker that the action names."""
+        """Request an action of this `study`, or of the worker that `deed` names. Return the answer."""
         match deed:
             case records.Drain(worker):
                 return self.drain(worker)
@@ -144,15 +144,15 @@ class Control:
         return self._ask(study, deed)
 
     def stop(self, study: str) -> Answer:
-        """Send no more trials, and end the study once its running trials have finished, as after one Ctrl-C."""
+        """Let the study send no more trials, and end once its running trials have finished, as after one Ctrl-C."""
         return self.act(records.Stop(), study)
 
     def pause(self, study: str) -> Answer:
-        """Start no more trials until `unpause`. Running trials finish."""
+        """Let the study start no more trials until `unpause`. Running trials finish."""
         return self.act(records.Pause(), study)
 
     def unpause(self, study: str) -> Answer:
-        """Start trials of a paused study again."""
+        """Let a paused study start trials again."""
         return self.act(records.Unpause(), study)
 
     def cancel(self, study: str, number: int) -> Answer:
@@ -160,23 +160,23 @@ class Control:
         return self.act(as_record({"number": number}, records.Cancel, "trial"), study)
 
     def enqueue(self, study: str, points: Iterable[object]) -> Answer:
-        """Run known points before other trials. Each is a mapping of labels to values, as for `minimize`."""
+        """Let the study run known points next. Each point is a mapping of labels to values, as for `minimize`."""
         return self.act(records.Enqueue([*points]), study)
 
     def set(self, study: str, **settings: Any) -> Answer:
         """Change settings of a running study: trials, seconds, target, early_stop, weight or trial_timeout.
 
-        A later run of the study has the new values too. `trial_timeout` applies to the trials that are sent from now
-        on.
+        The new values also apply to later runs of the study. `trial_timeout` applies only to trials that are sent from
+        now on.
         """
         return self.act(records.Set(settings), study)
 
     def drain(self, worker: str) -> Answer:
         """Let a worker finish its trials and take no more, until `undrain`.
 
-        `worker` is the part of a worker's name that stays when it restarts, such as cpu@node7, and stands for all
-        workers with that part, also for those that start later. Or it is a worker's name: if other workers have that
-        part too, it stands for that worker alone.
+        `worker` is a place, which is the part of a worker's name that stays the same when the worker restarts, such as
+        cpu@node7. It then means all workers of that place, including workers that start later. `worker` may also be a
+        full name; if several workers have the same place, only that worker is meant.
         """
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker)
@@ -185,7 +185,8 @@ class Control:
                     return Answer(is_done=False, text=reason)
             drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers).get(place, 0)
             drain = drains.latest(place)
-            # An older record than the workers have obeyed was put back by somebody.
+            # If the record is older than the one that the workers obey, somebody has put it back, and it does not
+            # count.
             if drain is not None and drain.is_drained and drain.sequence >= obeyed:
                 return Answer(is_done=True, text=f"{place} was already drained by {one_line(drain.by)}")
             if alone := place in workers:
@@ -205,7 +206,7 @@ class Control:
             drained = drains.all(obeyed).keys()
             if place in workers and (whole := place_of(place)) in drained:
                 return Answer(is_done=False, text=f"all workers of {whole} are drained; undrain it")
-            # The workers may also obey a drain that is lost from Redis.
+            # The workers may also obey a drain whose record Redis has lost.
             if place not in drained and not any(each.drained for each in workers.values()):
                 return Answer(is_done=True, text=f"{place} was not drained")
             for each in (place, *(workers.keys() & drained - {place})):
@@ -217,7 +218,7 @@ class Control:
         return Answer(is_done=True, text=f"undrained {place}: it takes trials again")
 
     def _ask(self, name: str, deed: OfStudy) -> Answer:
-        """Send a request to the scheduler of a study, and wait for the answer. Raises ShadhoError without one."""
+        """Send a request to the scheduler of a study, and return the answer. Raises ShadhoError if there is none."""
         with reaches(self._redis) as found, refusals():
             reach, key, study = self._study(found, name)
             what = f"study {one_line(study.name or key, 80)}"
@@ -235,11 +236,13 @@ class Control:
                     "see whether it hangs"
                 )
             answer = _awaited(reach, client, request, entry, what)
-            # A beginning of a name, or its key, does not show which study was meant.
+            # Name the study, because the user has given only the beginning of its name, or its key.
             return answer if name == study.name else replace(answer, text=f"{what}: {answer.text}")
 
     def _study(self, found: Sequence[Reach], name: str) -> tuple[Reach, str, StudyWants]:
-        """Return the Redis, the key and the announcement of a running study. Raises ShadhoError unless it is unique."""
+        """Return the Redis, the key and the announcement of a running study. Raises ShadhoError unless exactly one is
+        meant.
+        """
         if not isinstance(name, str):
             raise UsageError(f"a study's name is a text, not {short(name, 60)}")
         registries = [(reach, Registry(reach.client, StudyWants, reach.signer)) for reach in found]
@@ -258,13 +261,15 @@ class Control:
         )
 
     def _is_stored(self, name: str) -> bool:
-        """Return whether the store has a study with exactly this name. If it does not run, no other one is meant."""
+        """Return whether the store has a study with exactly this name. Then the name is not meant as the beginning of
+        another.
+        """
         with suppress(ShadhoError), closing(SqlStore(self._store, read_only=True)) as store:
             return store.find(name).name == name
         return False
 
     def _absent(self, name: str, running: Sequence[str], refused: int, *, is_reached: bool) -> ShadhoError:
-        """Return the error for a study that does not run where requests are sent, with `refused` announcements."""
+        """Return the error for a study that is not among the `running` ones. `refused` announcements were ignored."""
         shown = one_line(name, 80)
         with suppress(ShadhoError):
             store = SqlStore(self._store, read_only=True)
@@ -290,7 +295,9 @@ class Control:
 
 
 def _as_json(place: int, point: object) -> object:
-    """Return a known point as JSON has it. Raises UsageError with its index `place` and the label that does not fit."""
+    """Return a known point as JSON represents it. Raises UsageError with its index `place` and the label that is not
+    possible.
+    """
     found: dict[str, object] = {}
     for label, value in point.items() if isinstance(point, Mapping) else [("", point)]:
         try:
@@ -302,14 +309,14 @@ def _as_json(place: int, point: object) -> object:
 
 
 def _other_key(refused: int) -> str:
-    """Return what to do about announcements that are not signed with our key, or "" if there are none."""
+    """Return the remedy for announcements that are not signed with our key, or "" if there are none."""
     if not refused:
         return ""
     return f"announcements with another signing key than this command's: {refused}; give the fleet's --signing-key-file"
 
 
 def why_not(what: str, control: str | None, signer: Signer) -> str | None:
-    """Return why `what` refuses requests that `signer` signs, or None. `control` is what it announces."""
+    """Return why `what` would refuse requests that `signer` signs, or None. `control` is what `what` announces."""
     if control is None:
         return (
             f"{what} refuses control because it has no signing key; start it with --signing-key-file ({KEY_FILE}), or "
@@ -321,10 +328,10 @@ def why_not(what: str, control: str | None, signer: Signer) -> str | None:
 
 
 def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> tuple[Reach, str, Mapping[str, Worker]]:
-    """Return the Redis and the place of a worker, and the live workers there by name.
+    """Return the Redis, the place (or the full name, if only one worker is meant), and the live workers by name.
 
-    With `with_gone`, the place may also be a drained one without a live worker. Raises UsageError if nothing, or more
-    than one thing, is meant.
+    With `with_gone`, a drained place without a live worker is found too. Raises UsageError unless exactly one place is
+    meant.
     """
     if not found:
         raise ServiceError(NO_FLEET)
@@ -353,7 +360,9 @@ def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> t
 
 
 def _awaited(reach: Reach, client: Client[OfStudy, Answer], request: Request, entry: str, what: str) -> Answer:
-    """Return the answer to a request. Raises ServiceError if there is none while it is valid, or if the study ends."""
+    """Wait for the answer to a request and return it. Raises ServiceError if none arrives in time, or if the study
+    ends.
+    """
     registry, deadline = Registry(reach.client, StudyWants, reach.signer), time.monotonic() + VALID_SECONDS
     while (answer := client.wait(request, STUDY_SECONDS)) is None and time.monotonic() < deadline + GRACE_SECONDS:
         if request.to not in registry.living():
@@ -372,7 +381,8 @@ def _awaited(reach: Reach, client: Client[OfStudy, Answer], request: Request, en
 
 
 def _await(reach: Reach, place: str, *, is_drained: bool) -> Mapping[str, Worker]:
-    """Wait until the live workers of a place, or the one of that name, announce that they are drained, or are not.
+    """Wait until all live workers of a place, or the worker with this name, announce that they are drained or
+    undrained.
 
     Return them by name.
 
@@ -392,7 +402,7 @@ def _await(reach: Reach, place: str, *, is_drained: bool) -> Mapping[str, Worker
         time.sleep(LOOK_SECONDS)
 
 
-#: seconds to wait for workers' answers
+#: seconds to wait for workers' answers to requests for logs
 LOG_SECONDS = 10.0
 
 
@@ -400,9 +410,9 @@ class LogPart(NamedTuple):
     """A part of the log of an attempt."""
 
     text: str
-    #: position of the log's end, from which the next part begins
+    #: position of the end of the log, at which the next part begins
     end: int
-    #: worker on whose disk the log is; None if it is in this folder
+    #: worker that has sent the log; None if the log is in this folder
     source: str | None = None
 
 
@@ -410,31 +420,33 @@ class NoLog(NamedTuple):
     """The reason why there is no log of an attempt."""
 
     reason: str
-    #: True if the log may exist, but could not be reached
+    #: True if the log may exist but could not be read
     is_error: bool = False
 
 
 class TrialLogs:
-    """Reads the logs of trials: those in this folder, and otherwise those on the disks of a fleet's workers."""
+    """Reads logs of trials from this folder, or, if they are not here, from the workers of a fleet."""
 
     def __init__(self, *, is_fleet: bool = False, seconds: float = LOG_SECONDS) -> None:
-        """With `is_fleet`, use the fleet's Redis and signing key that the environment names now.
+        """With `is_fleet`, use the fleet's Redis and signing key that the environment names at this moment.
 
-        Redis is used once a log is not in this folder. Wait at most `seconds` for workers' answers.
+        Redis is connected when a log is not in this folder for the first time. Wait at most `seconds` for workers'
+        answers.
         """
         self._url, self._seconds = urls.url(urls.REDIS) if is_fleet else "", seconds
         self._signer = Signer.configured() if is_fleet else UNSIGNED
-        #: connection, and the workers that announce themselves there
+        #: connection to Redis, and the registry of workers there; None until they are needed
         self._fleet: tuple[Redis, Registry[Worker]] | None = None
         self._lock = threading.Lock()
 
     def read(
         self, study: str, number: int, attempt: int, host: str | None, *, after: int = 0, source: str | None = None
     ) -> LogPart | NoLog:
-        """Return the part of a log from the position `after`, or why there is no log. Safe for several threads.
+        """Return the part of a log from position `after` on, or the reason why there is no log. Any thread may call
+        this.
 
-        `study` is the study's key, `host` the machine of the attempt if it is known, and `source` that of the part
-        before. Raises UsageError for a file that cannot be read, and ServiceError if the fleet's Redis fails.
+        `study` is the study's key, `host` the machine of the attempt if it is known, and `source` the source of the
+        previous part. Raises UsageError for a file that cannot be read, and ServiceError if the fleet's Redis fails.
         """
         path = log_path(CHECKPOINTS, study, number, attempt)
         try:
@@ -448,7 +460,7 @@ class TrialLogs:
         if self._url:
             return self._from_workers(ReadLog(study=study, number=number, attempt=attempt, after=after), host, source)
         if host in {None, socket.gethostname()}:
-            # An embedded study keeps its state in the folder in which all of its trials run.
+            # An embedded study has its state in the folder in which all of its trials run.
             is_here = below(EMBEDDED, study).is_dir()
             return NoLog(f"trial {number} has printed nothing{'' if is_here else ', or ran in another folder'}")
         return NoLog(
@@ -458,11 +470,11 @@ class TrialLogs:
         )
 
     def of_replicas(self, study: str, number: int, attempt: int) -> list[Path]:
-        """Return the files in this folder that have the output of an attempt's other replicas or ranks."""
+        """Return the log files of an attempt's other replicas or ranks that are in this folder."""
         return replica_logs(CHECKPOINTS, study, number, attempt)
 
     def _from_workers(self, deed: ReadLog, host: str | None, source: str | None) -> LogPart | NoLog:
-        """Return a part of a log, or why no worker has it. Other arguments and errors are those of `read`."""
+        """Return a part of a log from a worker, or why there is none. Arguments and errors are those of `read`."""
         with refusals():
             with self._lock:
                 if self._fleet is None:
@@ -473,7 +485,7 @@ class TrialLogs:
             living = {name: worker for name, worker in announced.items() if worker.key == self._signer.fingerprint}
             strangers = refused + len(announced) - len(living)
             on_host = [name for name, worker in living.items() if worker.machine.host == host]
-            # Any worker may have the log, because a disk may be shared.
+            # If no worker is live on the host, ask all workers, because disks may be shared.
             asked = [source] if source in living and source else on_host or [*living]
             sender = Client(client, self._signer, LOGS)
             first = sender.request("", requester(), deed)

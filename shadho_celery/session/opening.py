@@ -1,4 +1,4 @@
-"""Opening of a study, the same for every way to run one: settings, plan, store, warm start, lock and scheduler."""
+"""Opening of a study, which is the same however it is run: settings, plan, store, warm start, lock and scheduler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from shadho_celery.study.state import Limits, StudyState
 
 
 class Names(Struct, frozen=True, kw_only=True):
-    """Arguments that say where a study is kept, each with the description that an error message shows."""
+    """Arguments that identify a study, checked. Error messages show their descriptions."""
 
     store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
     study: Annotated[str | None, Meta(description="name of the study")]
@@ -48,24 +48,24 @@ class Names(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Settings and names that a user gives to open a study, besides its space."""
+    """Settings and names that a user gives for a run of a study."""
 
     #: settings for this run, which override those of the study file and of earlier runs
     given: Mapping[str, Any] = field(default_factory=dict)
     #: database URL of the store
     store: str = DEFAULT_STORE
-    #: name of the study in its store; None for a generated name, or with `resume` for the module's latest study
+    #: name of the study in its store; None for a generated name, or for the module's latest study with `resume`
     name: str | None = None
     resume: Resume = False
     seed: int | None = None
-    #: known points to run first
+    #: known points, which run first
     points: Sequence[object] = ()
-    #: results of earlier studies to learn from; None for a study without a warm start
+    #: source of earlier studies' results to learn from; None for no warm start
     warm_start: WarmStartSource | None = None
 
     @property
     def secret_urls(self) -> list[str]:
-        """URLs whose passwords a trial must not find in its environment."""
+        """URLs whose passwords must not be in the environment of trials."""
         return [self.store, *([self.warm_start] if isinstance(self.warm_start, str) else [])]
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Given):
-    """A study that is to be opened."""
+    """Everything that is needed to open a study."""
 
     #: search space, a hyperopt expression
     space: object
@@ -82,17 +82,17 @@ class Request(Given):
     module: str = ""
     #: settings in the study file
     stated: Mapping[str, Any] = field(default_factory=dict)
-    #: limits of the run; None for those of the settings
+    #: limits of the run; None for the limits in the settings
     limits: Limits | None = None
-    #: key of a new study, if its servers were started before it
+    #: key of a new study whose embedded fleet was started before it; else None
     key: str | None = None
 
 
 def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, Any]) -> StudySettings:
-    """Return the settings in force of a run. Raises UsageError for invalid settings.
+    """Return the settings in force for a run. Raises UsageError for invalid settings.
 
-    The value of a setting is the first one that exists: given for this run; given for an earlier run (`earlier`); in
-    the study file; `in_force` in the run before; the default.
+    The value of a setting is the first of these that exists: given for this run, given for an earlier run (`earlier`),
+    written in the study file, in force in the previous run (`in_force`), default.
     """
     given = {**request.stated, **earlier, **request.given}
     own = {*BUDGETS} if request.module or not given.keys().isdisjoint(BUDGETS) else set[str]()
@@ -108,10 +108,10 @@ def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, 
 
 
 class Opening:
-    """A study that is to be opened: its request, and the plan by its settings."""
+    """Opening of a study: its request, and the plan that follows from its settings."""
 
     def __init__(self, request: Request) -> None:
-        """Check settings, known points and warm start, before anything is opened. Raises ShadhoError."""
+        """Check settings, known points and warm start. Nothing is opened yet. Raises ShadhoError."""
         self._request = request
         self.plan = Plan.of(compile_space(request.space), settle(request, {}, {}), request.limits)
         self.plan.check_sampler()
@@ -150,7 +150,7 @@ class Opening:
             plan=plan,
             store=store,
             study=study,
-            # With "if-exists", a study that is there keeps the warm start with which it began.
+            # With "if-exists", an existing study keeps the warm start with which it began.
             warm_start=warm_start if earlier is None else None,
             changes=changes(before, plan.settings.in_force(), study.counted),
         )
@@ -163,34 +163,36 @@ class OpenStudy:
     plan: Plan
     store: SqlStore
     study: StudyState
-    #: trials of earlier studies from which the study learns; None if it does not begin with a warm start
+    #: trials of earlier studies from which the study learns; None without a warm start in this run
     warm_start: WarmStart | None
-    #: lines about settings that differ from those of the run before
+    #: lines about settings that differ from the previous run
     changes: Sequence[str]
 
     def scheduler(
         self, executor: Executor, limits: Limits | None = None, *, pruning: Pruning | None = None
     ) -> Scheduler:
-        """Return a scheduler of the study. `limits` are by default the plan's; `pruning` is as in `make_scheduler`."""
+        """Return a scheduler for the study. The default `limits` are the plan's; `pruning` is passed to
+        `make_scheduler`.
+        """
         plan = self.plan if limits is None else self.plan.with_settings(self.plan.settings, limits)
         return make_scheduler(plan, self.study, executor, pruning=pruning)
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
-        """Let `scheduler` call the function `on_trial` after each trial. Return the study that the function gets."""
+        """Let `scheduler` call `on_trial` after each trial. Return the study as the function gets it."""
         running = RunningStudy(self.store, self.study.record, self.plan.space, scheduler.stop)
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
         return running
 
     def other_code(self) -> str | None:
-        """Return a warning if the study has trials of other versions of its code than that of this run, else None.
+        """Return a warning if the study has trials of other versions of its code than this run's, else None.
 
-        If the version is not known, there is no warning.
+        If this run's version is not known, there is no warning.
         """
         now = self.study.code
         trials = self.store.tally(self.study.record.key, "code")
         others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
         if not now or not others or self.study.best is None:
-            # Trials without a loss, such as those that failed before a fix, share nothing.
+            # Trials without a loss, such as trials that failed before a fix, do not affect later trials.
             return None
         same = f", beside {trials[now]} of this version" if trials.get(now) else ""
         return (
@@ -200,7 +202,7 @@ class OpenStudy:
         )
 
     def close(self) -> None:
-        """Record the remaining changes. Unlock the study in any case."""
+        """Record the remaining changes and unlock the study. It is unlocked even if recording fails."""
         try:
             self.study.close()
         finally:
@@ -208,13 +210,14 @@ class OpenStudy:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:
-    """Return a line if a study continues with another sampler, and a line if it continues with other budgets.
+    """Return lines for the user if a study continues with another sampler or other budgets.
 
-    `before` and `now` are the settings in force, and `trials` is the number of its ended trials.
+    `before` and `now` are the settings in force in the previous run and in this one. `trials` is the number of ended
+    trials.
     """
     lines = [other_sampler(before.get("sampler", now["sampler"]), now["sampler"], trials)]
     was, is_now = (None if ladder is None else ladder.in_words for ladder in map(ladder_of, (before, now)))
-    # Budgets are not recorded for a study that began without them, so `was` is None.
+    # `was` is None for a study that began without budgets.
     if trials and was is not None and was != is_now:
         lines += [f"budgets from now on: {is_now or 'none'}; until now: {was}"]
     return [line for line in lines if line is not None]

@@ -1,6 +1,7 @@
-"""Scaling: how many workers of each class to start, and which to end, so that a fleet has the slots that it wants.
+"""Scaling: decides how many workers of each class to start and which to end, so that a fleet has the wanted slots.
 
-A fleet whose workers are started on demand: the slots that its studies want, its live workers, and their end.
+`Scaling` makes the decisions. `ScaledFleet` is the fleet: it reads the wanted slots and the live workers from Redis,
+and asks workers to end.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ from shadho_celery.fleet.signing import Signer
 from shadho_celery.placement.bound import Held
 from shadho_celery.session.control import requester, why_not
 
-#: seconds until the next start after a failed one, the first and the longest; each pause is twice the last
+#: seconds between a failed start and the next start: the first pause, and the longest; each pause is twice the previous
+#: one
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 3600.0
 
 
 @dataclass
 class _Class:
-    """State of one class."""
+    """State of one class of the spec."""
 
     spec: ClassSpec
     starts: list[Start] = field(default_factory=list)
     #: number of failed starts since the last worker came, and the earliest time of the next start
     failures: int = 0
     retry_at: float = -math.inf
-    #: other classes of workers that have come while this class's were missing
+    #: other classes of which workers have come while workers of this class were missing
     strangers: set[str] = field(default_factory=set)
-    #: True once the user was told that its workers have other slots than the spec
+    #: True once the user was told that a worker has another number of slots than the spec
     is_told: bool = False
 
     @property
@@ -48,12 +50,12 @@ class _Class:
         return sum(start.missing for start in self.starts)
 
     def record(self, known: list[str]) -> Starts:
-        """Return what another scaler needs to go on. `known` are the class's workers that have come."""
+        """Return the record from which another scaler can continue. `known` are the class's workers that have come."""
         retry_at = self.retry_at if self.failures else None
         return Starts(starts=[*self.starts], known=known, failures=self.failures, retry_at=retry_at)
 
     def resume(self, record: Starts, now: float) -> None:
-        """Go on with the record of an earlier scaler. Starts that it would have given up meanwhile are left out."""
+        """Continue with the record of an earlier scaler. Starts that are overdue by now are left out."""
         self.starts = [start for start in record.starts if now - start.at <= self.spec.come_seconds]
         self.failures = record.failures
         if record.retry_at is not None:
@@ -62,41 +64,42 @@ class _Class:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do now."""
+    """Decision about the workers to start and to end now."""
 
-    #: number of workers to start by class, which count as starting from now on
+    #: number of workers to start, by class; from now on they count as starting
     starts: Mapping[str, int]
     #: names of the workers to end once they run no trial
     ends: Sequence[str]
-    #: classes whose last start did not come, so that what is left of it can be cancelled
+    #: classes whose started workers have not come in time, so that the rest of the start can be cancelled
     overdue: Sequence[str]
     #: lines for the user
     lines: Sequence[str]
 
 
 class Scaling:
-    """Decides about the workers of the classes in a spec, with at most `most` workers at a time, all classes together.
+    """Decides about the workers of the classes in a spec. All classes together have at most `most` workers at a time.
 
-    All workers of these classes count, whoever has started them. A worker is ended only if it is idle, has been there
-    for ANNOUNCE_SECONDS, and was last wanted `cooldown` seconds before. After a start that fails, a single worker of
-    the class is started after a pause, which doubles. Times are seconds since the epoch. What `starting` returns makes
-    another object go on after `resume`.
+    All workers of these classes count, no matter who has started them. A worker is ended only if it is idle, has been
+    live for ANNOUNCE_SECONDS, and has not been wanted for `cooldown` seconds. After a failed start, a single worker of
+    the class is started after a pause, which doubles each time. Times are seconds since the epoch. Another object can
+    continue with `resume` from the value of `starting`.
     """
 
     def __init__(self, spec: Mapping[str, ClassSpec], most: int, cooldown: float) -> None:
         self._classes = {name: _Class(each) for name, each in spec.items()}
         self._most = most
         self._held, self._kept = Held(cooldown), Held(cooldown)
-        #: by name of each worker: its latest announcement, and the time of that
+        #: name of a worker -> its latest announcement, and the time at which it was last seen
         self._seen: dict[str, tuple[Worker, float]] = {}
-        #: time since which each live worker is there: the studies need a moment to see it and to send trials
+        #: name of a live worker -> time since which it has been live; studies need a moment to see it and to send
+        #: trials
         self._since: dict[str, float] = {}
         #: workers that were asked to end
         self._ended: set[str] = set()
 
     @property
     def starting(self) -> Mapping[str, Starts]:
-        """The workers that were started and have not come yet, and the pauses after failed starts, by class."""
+        """Records of started workers that have not come yet, and of pauses after failed starts, by class."""
         known: dict[str, list[str]] = {name: [] for name, each in self._classes.items() if each.starts or each.failures}
         for name, (worker, _) in sorted(self._seen.items()):
             if worker.compute_class in known:
@@ -104,14 +107,14 @@ class Scaling:
         return {name: self._classes[name].record(names) for name, names in known.items()}
 
     def resume(self, starting: Mapping[str, Starts], live: Mapping[str, Worker], now: float) -> list[str]:
-        """Count the workers that an earlier scaler has started, and go on with its pauses. Call this first.
+        """Continue with the starts and pauses of an earlier scaler (`starting`). Call this before `look`.
 
         Returns lines for the user.
         """
         for name, record in starting.items():
             self._classes[name].resume(record, now)
         for name, worker in live.items():
-            # All others have come since.
+            # `look` counts all other workers as newly arrived.
             if worker.compute_class not in starting or name in starting[worker.compute_class].known:
                 self._seen[name] = worker, now
         lines = []
@@ -133,10 +136,12 @@ class Scaling:
         may_end: Callable[[str], bool] = lambda name: True,
         calling: Collection[str] = (),
     ) -> Decision:
-        """Decide by the wanted slots of each class and the announced workers. For a `backlog`, workers are kept only.
+        """Decide, from the `wanted` slots of each class and the `live` workers.
 
-        `has_left` returns whether a worker has withdrawn in order, and `may_end` whether one obeys a request to end.
-        `calling` are the classes whose command has not returned: it is not called again meanwhile.
+        For the slots in `backlog`, workers are kept but not started.
+
+        `has_left` returns whether a worker has withdrawn in order, and `may_end` whether it obeys a request to end.
+        `calling` are the classes whose start command still runs, so that it is not called again.
         """
         lines: list[str] = []
         workers = self._present(now, live, has_left, lines)
@@ -152,7 +157,7 @@ class Scaling:
             left -= min(left, math.ceil(target / each.spec.slots))
             slots = sum(one.slots for one in serving.values())
             lacking = math.ceil((target - slots) / each.spec.slots) - each.starting
-            # After a failure one worker is tried: those that did not come in time may still come.
+            # After a failure, start only one worker, because the workers that did not come in time may still come.
             most = 1 if each.failures else self._most
             count = min(lacking, room, most, each.spec.max_workers - len(serving) - each.starting)
             if count > 0 and now >= each.retry_at and name not in calling:
@@ -165,7 +170,7 @@ class Scaling:
                 if is_idle and slots - one.slots >= target + kept[name] and may_end(key):
                     slots -= one.slots
                     ends.append(key)
-        # The request to a worker that does not obey it may be lost.
+        # Repeat requests that workers have not obeyed, because Redis may have lost them.
         again = [key for key in sorted(self._ended & live.keys()) if not live[key].draining]
         if ends:
             lines.append(f"ending {counted(len(ends), 'idle worker')}: {listed([one_line(key) for key in ends], 3)}")
@@ -174,7 +179,7 @@ class Scaling:
         return Decision(starts=starts, ends=ends, overdue=overdue, lines=lines)
 
     def fail(self, name: str, now: float, reason: str) -> str:
-        """Record that the latest start of a class has failed. Return a line about it."""
+        """Record that the latest start of a class has failed. Return a line for the user."""
         each = self._classes[name]
         if each.starts:
             each.starts.pop()
@@ -190,17 +195,18 @@ class Scaling:
     def _present(
         self, now: float, live: Mapping[str, Worker], has_left: Callable[[str], bool], lines: list[str]
     ) -> dict[str, Worker]:
-        """Return the workers of the classes. Those that have become silent count for a while.
+        """Return the workers of the known classes.
 
-        Redis may have lost its data, after which the workers announce themselves again. Adds a line about the first
-        worker of a class that has other slots than its spec.
+        A worker that no longer announces itself is still returned for ANNOUNCE_SECONDS after it was last seen, unless
+        it has left in order, because Redis may only have lost its data. Adds a line to `lines` for the first worker of
+        a class whose slots differ from the spec.
         """
         self._since = {name: self._since.get(name, now) for name in live}
         for name, worker in live.items():
             if name not in self._seen:
                 self._welcome(worker.compute_class)
                 of = self._classes.get(worker.compute_class)
-                # Trials that share GPUs change the number of slots.
+                # If trials share GPUs, the number of slots varies.
                 if of is not None and worker.slots != of.spec.slots and not (of.is_told or worker.shares_gpus):
                     of.is_told = True
                     lines.append(
@@ -215,7 +221,7 @@ class Scaling:
         return {name: worker for name, (worker, _) in self._seen.items() if worker.compute_class in self._classes}
 
     def _welcome(self, compute_class: str) -> None:
-        """Count a worker that has come as one of those that were started."""
+        """Count a new worker as one of the workers that were started."""
         for name, each in self._classes.items():
             if name != compute_class and each.starting:
                 each.strangers.add(compute_class)
@@ -226,7 +232,7 @@ class Scaling:
             came.starts = [replace(first, missing=first.missing - 1), *others] if first.missing > 1 else others
 
     def _await(self, now: float, lines: list[str]) -> list[str]:
-        """Give up the workers that have not come in time, with a line about each class. Return these classes."""
+        """Give up the started workers that have not come in time. Add a line for each class. Return these classes."""
         found = []
         for name, each in self._classes.items():
             late = [start for start in each.starts if now - start.at > each.spec.come_seconds]
@@ -242,19 +248,19 @@ class Scaling:
 
 
 class ScaledFleet:
-    """The fleet that the environment names. Its methods raise ServiceError if Redis does not answer.
+    """The fleet that the environment names. The methods raise ServiceError if Redis does not answer.
 
-    With a signing key, announcements without its signature are ignored.
+    If there is a signing key, announcements that are not signed with it are ignored.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """`warn` shows a line to the user. Each is shown once."""
+        """`warn` shows a line to the user. Each line is shown once."""
         client, self._signer = connect(urls.url(urls.REDIS)), Signer.configured()
         self._studies = Registry(client, StudyWants, self._signer)
         self._workers = Registry(client, Worker, self._signer)
         self._drains, self._by = Drains(client, self._signer), requester()
         self._client, self._records = client, StartRecords(client, self._signer)
-        #: records of the workers that start, by class, as Redis has them
+        #: class -> record of its starting workers, as stored in Redis
         self._kept: dict[str, Starts] = {}
         self._live: Mapping[str, Worker] = {}
         #: live workers that were asked to end
@@ -267,16 +273,16 @@ class ScaledFleet:
             return server_time(self._client)
 
     def recall(self, names: Collection[str]) -> Mapping[str, Starts]:
-        """Return what an earlier scaler of these classes has kept."""
+        """Return the records that an earlier scaler of these classes has stored with `keep`."""
         with refusals():
             found = {name: self._records.latest(name) for name in names}
         self._kept = {name: record for name, record in found.items() if record is not None}
         return {**self._kept}
 
     def keep(self, starting: Mapping[str, Starts], seconds: Mapping[str, float]) -> None:
-        """Record the workers of each class that start, and its pause, in place of what was kept.
+        """Store the record of each class's starting workers and pause in Redis. It replaces earlier records.
 
-        They are kept for so many `seconds` by class.
+        A record expires after the `seconds` of its class.
         """
         with refusals():
             for name in [*self._kept]:
@@ -289,8 +295,8 @@ class ScaledFleet:
                     self._kept[name] = record
 
     def look(self) -> tuple[Mapping[str, int], Mapping[str, int], Mapping[str, Worker]]:
-        """Return the slots by class for which the studies want workers started, those for which they want workers kept
-        (`StudyWants.backlog`), and the live workers by name.
+        """Return the slots by class for which workers should be started, the slots by class for which workers should be
+        kept (`StudyWants.backlog`), and the live workers by name.
         """
         wanted, backlog = Counter[str](), Counter[str]()
         with refusals():
@@ -311,7 +317,7 @@ class ScaledFleet:
             return self._workers.has_left(name)
 
     def may_end(self, name: str) -> bool:
-        """Return whether a worker obeys a request to end. If not, warn."""
+        """Return whether a worker would obey a request to end. If not, show a warning."""
         reason = why_not(f"worker {one_line(name)}", self._live[name].control, self._signer)
         if reason is not None:
             self.warn(f"{reason}; until then it is not ended")

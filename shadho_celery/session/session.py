@@ -1,6 +1,6 @@
-"""A run of one study on workers, either those of this machine or those of a fleet.
+"""A run of one study, on embedded workers or on a fleet (`Session`), and the warnings that it shows (`Watch`).
 
-Warnings about conditions of a run that may pass, as records. Each is shown once, and so is the end of each.
+A warning about a condition that may end by itself, such as a missing worker, is shown once, and so is its end.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from shadho_celery.session.steering import Steering
 from shadho_celery.session.workers import Signals, default_workers, visible_gpus
 from shadho_celery.study.state import StudyState, named
 
-#: seconds for which a condition must not have been true before its end is shown
+#: the end of a condition is shown once it has not been true for this many seconds
 OVER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """A warning to the user about one condition, such as a missing worker."""
+    """A warning to the user about a condition, such as a missing worker."""
 
     text: str
-    #: class or fact concerned. Notices with equal `about` end together
+    #: subject, such as a class; notices with the same subject end together
     about: str
-    #: what is true once the condition has passed
+    #: text that is shown when the condition has ended
     over: str = ""
 
     def __str__(self) -> str:
@@ -77,15 +77,18 @@ class Notice:
 
 
 class Conditions:
-    """Notices of conditions that may pass by themselves. Each is shown when it begins, and when it is over."""
+    """Shows notices of conditions that may end by themselves, when they begin and when they have ended."""
 
     def __init__(self) -> None:
-        #: notices that were shown, by subject; and the moments at which one of them was first and last true
+        #: subject -> notices about it that were shown; below it: subject -> times at which a notice about it was first
+        #: and last true
         self._said: dict[str, list[Notice]] = {}
         self._seen: dict[str, tuple[float, float]] = {}
 
     def see(self, found: Iterable[Notice], now: float) -> Iterator[str]:
-        """Yield the lines to show, given the notices `found` to be true `now`: each new notice, and each end of one."""
+        """Yield the lines to show: each notice in `found` (true at the time `now`) that is new, and each end of a
+        condition.
+        """
         for notice in found:
             about = notice.about
             self._seen[about] = self._seen.get(about, (now, now))[0], now
@@ -97,13 +100,14 @@ class Conditions:
             yield f"{self._said.pop(about)[-1].over}, after {until - since:.0f} s"
 
 
-#: seconds for which a study that has reached its limit waits for a server that cannot be reached
+#: seconds for which a stopping study waits for a server that does not answer
 GIVE_UP_SECONDS = 60.0
 
-#: seconds after which a warning about a missing worker is shown; a worker announces itself again in less
+#: warnings about missing workers are shown only if all workers have been able to announce themselves for this many
+#: seconds
 MISSING_SECONDS = 10.0
 
-#: seconds between two checks for notices, each of which examines every worker
+#: seconds between two checks for notices; a check examines every worker
 LOOK_SECONDS = 1.0
 
 #: shows a line to the user
@@ -114,10 +118,10 @@ class View(AbstractContextManager["View"], Protocol):
     """Shows the state of a run to the user."""
 
     def note(self, text: str) -> None:
-        """Show a line once."""
+        """Show a line."""
 
     def update(self) -> None:
-        """Show the current state. Called after each turn of the loop."""
+        """Show the current state. It is called after each turn of the scheduler's loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +132,13 @@ class Options(Given):
     study: str
     #: number of slots of the embedded workers, by class; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
-    #: True if embedded workers are to play all default classes, one slot each
+    #: True if each default class gets an embedded worker, as a demonstration
     demo: bool = False
-    #: True if the sources are to be shipped to the workers that accept code
+    #: True if the study's sources are shipped to the workers that accept code
     ship: bool = False
-    #: file that describes classes whose workers are started on demand; None without one
+    #: file that describes classes whose workers are started on demand; None for no such classes
     class_spec: Path | None = None
-    #: function that is called after each trial, instead of that of the study file
+    #: function that is called after each trial, instead of the function in the study file
     on_trial: OnTrial | None = None
     #: True if the params of failed trials of earlier runs are to run again
     retry_failed: bool = False
@@ -142,9 +146,9 @@ class Options(Given):
     fleet: bool = False
     #: True if no progress is shown
     silent: bool = False
-    #: environment variable that has the URL of the fleet's broker; "" if the URL is from an option or a file
+    #: environment variable with the URL of the fleet's broker; "" if the URL comes from an option or a file
     broker_from: str = ""
-    #: embedded fleet that was started for this study before it was read; None if it is still to be started
+    #: embedded fleet that was started before the study file was read; None if it must still be started
     early: Embedded | None = None
 
 
@@ -156,11 +160,11 @@ def request_of(options: Options, file: StudyFile) -> Request:
 
 
 class _StopNow(Exception):
-    """The run is to stop at once. Leaves the scheduler's loop."""
+    """Raised to leave the scheduler's loop because the run must stop at once."""
 
 
 class Session:
-    """One run of a study on workers: as a context manager it opens and closes the study, and `run` runs it.
+    """One run of a study on workers. As a context manager it opens and closes the study; `run` runs it.
 
     Raises ShadhoError.
     """
@@ -175,15 +179,15 @@ class Session:
     steering: Steering
 
     def __init__(self, options: Options, file: StudyFile, say: Say) -> None:
-        """Check the settings before anything is opened. Those of an earlier run are read later.
+        """Check the settings before anything is opened. Settings of an earlier run are read later, from the store.
 
         `say` shows a line to the user.
         """
         if not options.fleet:
-            # Embedded workers would end for it, one after the other.
+            # Raise an error for an invalid SHADHO_START now, because it would end all embedded workers.
             start_method()
         self.options, self.file = options, file
-        #: moment at which the run began, on the monotonic clock
+        #: time at which the run began, by the monotonic clock
         self.began = time.monotonic()
         self._say = say
         #: classes that are started on demand, by the option --class-spec
@@ -196,7 +200,7 @@ class Session:
                 file.objective.check_program()
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
-        #: version of the study's code, and a watch that finds files that were edited since
+        #: version of the study's code; and an object that finds files that were edited after it was read
         self.code = file.code.with_space(self._opening.plan.space.describe())
         self.disk = DiskWatch()
         self._sources: Sources | None = None
@@ -210,26 +214,26 @@ class Session:
         self.embedded: Embedded | None = None
         #: maximum number of slots of each class so far
         self.slots: dict[str, int] = {}
-        #: slots that the study wants of the classes of --class-spec; None without them
+        #: computes the slots that the study wants of the classes of --class-spec; None without such classes
         self._demand: Demand | None = None
-        #: study that `on_trial` is called with; None without an `on_trial`
+        #: the object that `on_trial` gets as the study; None without `on_trial`
         self._running: RunningStudy | None = None
         self._signals = Signals()
-        #: state of the study that is announced
+        #: state of the study, as announced: running, paused or stopping
         self._state = "running"
-        #: slots that its trials take together that are still to be sent, at most MAX_SLOTS
+        #: sum of the slots of all trials that are still to be sent, at most MAX_SLOTS
         self._unsent_slots = 0
-        #: False while a turn of the loop may be incomplete
+        #: False while the loop runs, so that a turn may be incomplete
         self._is_whole = True
-        #: last moment at which all servers answered, or the limit was not reached yet
+        #: last time at which all servers answered, or the study was not stopping yet
         self._stuck_since = self.began
-        #: moment at which the last turn of the loop ended
+        #: time at which the last turn of the loop ended
         self.turned_at = self.began
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
-            # Entered first and left last, because a signal must not interrupt opening and closing.
+            # Enter this first and leave it last, so that no signal interrupts opening and closing.
             stack.enter_context(self._signals)
             self._open(stack)
             self._stack = stack.pop_all()
@@ -240,13 +244,16 @@ class Session:
 
     @property
     def widest(self) -> int:
-        """Number of slots of the widest trial: of some draws, and of waiting trials unless widths are searched."""
+        """Number of slots of the widest trial among random draws and the waiting trials.
+
+        Waiting trials do not count if the scheduler chooses their number of slots.
+        """
         waiting = [] if self.plan.settings.widths else self.study.wider(self._widest)
         return max([self._widest, *(trial.slots for trial in waiting)])
 
     @property
     def coming(self) -> dict[str, int]:
-        """The most slots that a trial can take of each class of the option --class-spec."""
+        """Maximum number of slots that a trial can take in each class of the option --class-spec."""
         is_on_one = self.plan.settings.gpus is not None
         return {name: spec.slots if is_on_one else spec.most for name, spec in self.class_spec.items()}
 
@@ -257,11 +264,11 @@ class Session:
 
     def _open(self, stack: ExitStack) -> None:
         """Open servers, store, study and scheduler. `stack` closes them in reverse order."""
-        # The servers come first: if one is down, no empty study should be left in the store.
+        # Connect to the servers first: if one is down, no empty study should be left in the store.
         servers = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
-        #: number of slots of the widest of some draws
+        #: number of slots of the widest trial among random draws
         self._widest = widest(self.plan.width, self.plan.subspaces)
         self.study.use_code(self.code.digest)
         if self.opened.warm_start is not None:
@@ -337,7 +344,7 @@ class Session:
         return [trial.params for trial in found]
 
     def _fleet(self) -> Servers:
-        """Connect to the servers of a fleet."""
+        """Return the connections to the servers of a fleet."""
         servers = Servers(
             client=connect(urls.url(urls.REDIS)),
             publisher=Publisher.configured(),
@@ -351,10 +358,10 @@ class Session:
         return servers
 
     def _embed(self) -> Embedded:
-        """Return the embedded workers of the study. Their slots by class are given, or fit this machine.
+        """Return the embedded fleet of the study. Its slots by class are given, or chosen for this machine.
 
-        Those that were started before the study was read are ended if it needs other slots.
-        Raises UsageError if no class has the slots of the widest trial.
+        A fleet that was started early is ended if the study needs other slots. Raises UsageError if no class has the
+        slots of the widest trial.
         """
         if file := file_of_folder():
             self._say(f"{file} is not read: on this machine alone a study has a broker and workers of its own")
@@ -384,7 +391,7 @@ class Session:
         )
 
     def _progress(self) -> Progress:
-        """Return the study's progress, which the executor announces to the fleet."""
+        """Return the study's progress, which the executor announces."""
         count = self.study.count
         return Progress(
             state=self._state,
@@ -397,20 +404,20 @@ class Session:
 
     @property
     def declared(self) -> list[str]:
-        """Classes that need not have a live worker, the strongest first: those of the study, and of --class-spec."""
+        """Classes that the study or --class-spec names, the strongest first, whether or not they have a live worker."""
         return [*dict.fromkeys([*self.plan.settings.classes, *self.class_spec])]
 
     def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
-        """Record settings that were given while the study runs, and all that are in force now. Raises StoreError."""
+        """Record settings that were given while the study runs, and all settings in force now. Raises StoreError."""
         before = self.study.record
         record = dataclasses.replace(before, settings={**before.settings, **settings}, in_force=in_force)
         self.opened.store.keep_settings(record.key, self.study.fence, record.settings, record.in_force)
         self.study.record = record
 
     def _close_executor(self) -> None:
-        """Record the results and close the executor, which deletes them from Redis.
+        """Record the remaining results in the store, and close the executor, which deletes them from Redis.
 
-        If they cannot be recorded, they are left there for the next scheduler.
+        If they cannot be recorded, they stay in Redis for the next scheduler.
         """
         close = self.executor.abandon
         try:
@@ -420,7 +427,7 @@ class Session:
             close()
 
     def run(self, view: View) -> int:
-        """Run the scheduler's loop to its end, shown in `view`. Return the exit code."""
+        """Run the scheduler's loop to its end, and show it in `view`. Return the exit code."""
         if self._on_trial is not None:
             self._running = self.opened.call(self._on_trial, self.scheduler, lambda text: view.note(f"Warning: {text}"))
         self._announce()
@@ -429,7 +436,8 @@ class Session:
             try:
                 self.scheduler.run(partial(self._after_turn, view))
             except _StopNow:
-                # Embedded workers end with this process: their trials are lost, not cancelled, and wait for --resume.
+                # Embedded workers end with this process. Their trials are not cancelled but lost, so that --resume
+                # repeats them.
                 self.scheduler.stop(running=self.options.fleet)
                 self._is_whole = True
                 return self._signals.exit_code
@@ -440,7 +448,7 @@ class Session:
         return 0 if self.study.best is not None or is_wanted else NoSuccessfulTrial.exit_code
 
     def _announce(self) -> None:
-        """Show which study runs, and what differs from the run before."""
+        """Show which study runs, and what differs from its previous run."""
         self._say(f"study {self.study.name} (seed {self.study.record.seed}) in {self.opened.store.safe_url}")
         for line in self.opened.changes:
             self._say(line)
@@ -480,10 +488,10 @@ class Session:
             view.update()
 
     def _handle_signals(self, say: Say) -> None:
-        """Let running trials finish after one Ctrl-C; stop at once after two, or after SIGTERM.
+        """Stop the study: after one Ctrl-C running trials finish first; after two, or after SIGTERM, stop at once.
 
-        While the store cannot be reached, a single Ctrl-C ends the run: --resume later finds the results of the trials
-        that were sent, and proposes the remaining ones.
+        While the store cannot be reached, a single Ctrl-C ends the run at once. --resume later reads the results of the
+        trials that were sent, and sends the other trials.
         """
         is_first = not self.scheduler.stopping
         if self.study.trouble is not None and (self._signals.are_urgent or is_first):
@@ -497,9 +505,9 @@ class Session:
             say("stopping: running trials finish first; Ctrl-C again stops at once")
 
     def _give_up_at_limit(self) -> None:
-        """Raise ServiceError once a server has not answered for GIVE_UP_SECONDS since the limit was reached.
+        """Raise ServiceError if the study is stopping and a server has not answered for GIVE_UP_SECONDS.
 
-        No running trial can end meanwhile.
+        Without this, the run would wait for ever, because no running trial can end meanwhile.
         """
         now = time.monotonic()
         if not self.scheduler.stopping:
@@ -511,16 +519,18 @@ class Session:
             )
 
     def _refuse_nested_trials(self) -> None:
-        """Raise NestedStart if a trial has tried to start a study on workers, because all other trials will do so."""
+        """Raise NestedStart if a trial has tried to start a study on workers, because all other trials would do the
+        same.
+        """
         kind = f"{NestedStart.__module__}.{NestedStart.__qualname__}: "
         for each in self.study.failures.common():
             if each.failure.headline.startswith(kind):
                 raise NestedStart(f"trial {each.first} failed: {str(each.failure).removeprefix(kind)}")
 
     def _fail_too_wide(self, slots: Mapping[str, int]) -> None:
-        """Fail the waiting trials that take more slots than any class of embedded workers has: no others can join.
+        """End as FAILED the waiting trials that take more slots than any embedded class has. No other workers can join.
 
-        If widths are searched, such a trial may take fewer slots.
+        Do nothing if the scheduler chooses the number of slots, because such a trial may take fewer.
         """
         for trial in [] if self.plan.settings.widths else self.study.wider(max(slots.values())):
             self._too_wide += 1
@@ -528,10 +538,10 @@ class Session:
             self.scheduler.give_up([trial.number], f"{error}; give --workers {next(iter(slots))}={trial.slots}")
 
     def _refuse_other_code(self) -> None:
-        """Raise UsageError if all embedded workers have had other code for a while, and no trial runs or has ended.
+        """Raise UsageError if all embedded workers have other code than this process, and no trial runs or has ended.
 
-        They have the same files as this process, unless one was edited just before they read it. No other workers can
-        join, so the study would wait forever.
+        This happens if a file was edited just before the workers read it. No other workers can join, so the study would
+        wait for ever.
         """
         has_run = self.study.counted > self.counted_before + self._too_wide
         if self.embedded is None or has_run or self.executor.has_workers:
@@ -562,25 +572,25 @@ def _shipped(code: CodeVersion, objective: object) -> tuple[Sources, dict[str, b
 
 
 class Watch:
-    """Finds the notices of one run, and gives each to the view once."""
+    """Finds the warnings of one run. Each is yielded only once."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._told = set[str]()
         self._looked_at = -math.inf
-        #: prices of all slots, as they were told
+        #: price per hour of all slots, as last shown
         self._money_an_hour = 0.0
         self._missing = Conditions()
         self._outages = {name: Outage(name) for name in ("the store", "the broker", "Redis")}
 
     @property
     def outages(self) -> dict[str, int]:
-        """Number of times that the store, or broker or Redis (`servers`), has stopped to answer."""
+        """Number of outages of the store, and of broker and Redis together (`servers`)."""
         store, *servers = (each.count for each in self._outages.values())
         return {"store": store, "servers": sum(servers)}
 
     def news(self, now: float) -> Iterator[str]:
-        """Yield a line for each new notice, and for each condition that is over."""
+        """Yield a line for each new notice, and for each condition that has ended."""
         session = self._session
         for name, trouble in {"the store": session.study.trouble, **session.executor.troubles}.items():
             text = None if trouble is None else f"Warning: {trouble}; trying again"
@@ -590,35 +600,35 @@ class Watch:
             return
         self._looked_at = now
         yield from self._untold(self.present())
-        # After an outage, or a loss of Redis's data, the workers need some time to announce themselves again.
+        # After an outage, or if Redis has lost its data, workers need some time to announce themselves again.
         if session.executor.known_for >= MISSING_SECONDS:
             yield from self._missing.see(self.missing(), now)
 
     def last_news(self, *, is_fleet: bool) -> Iterator[str]:
-        """Yield a line for each notice not shown so far, because a short run may have ended before the first check."""
+        """Yield a line for each notice that was not shown yet. A short run may end before the first check."""
         session = self._session
         if is_fleet and not session.disk.edited(session.code):
-            # A short run has not waited long enough to know whether these workers will read their files again.
+            # In a short run, these workers had no time yet to import their edited files again, so warn in any case.
             others = sorted(session.executor.workers.with_other_code(0.0))
             yield from self._untold(others)
         deleted = session.study.deletions(at_end=True)
         yield from self._untold([*session.executor.notices(), *deleted, *self._on_search()])
 
     def present(self) -> Iterator[object]:
-        """Yield the notices about failures, classes and code that are true now."""
+        """Yield the current notices about money, workers, deleted files, the search, failures and code."""
         session, study = self._session, self._session.study
         if session.scheduler.limits.money or session.scheduler.cheapest:
             yield from self._on_money()
         yield from [*session.executor.notices(), *study.deletions(), *self._on_search()]
         if study.best is not None and study.count(TrialState.FAILED):
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
-            # The text does not have their number, which changes, because each notice is shown once.
+            # The text must not contain the number of trials, which changes: each notice is shown once.
             yield from [f"{most} trials and more fail with {each.failure}" for each in failures if each.trials >= most]
         edited = session.disk.edited(session.code)
         yield from [self._edited(edited)] if edited else session.executor.workers.with_other_code()
 
     def missing(self) -> Iterator[Notice]:
-        """Yield a notice for each class without a live worker, and for what live workers lack."""
+        """Yield a notice for each class without a live worker, and if no live worker can run the trials."""
         session, module, classes = self._session, self._session.file.module, [*self._session.declared]
         live = session.executor.workers.announced
         if session.embedded is not None:
@@ -636,14 +646,14 @@ class Watch:
         first = next(iter(classes), "gpu_large")
         trouble = unable(live, *wanted, refused=session.executor.workers.refused, compute_class=first)
         if trouble is not None and not session.disk.edited(session.code):
-            # Without any worker, one warning names all classes, unless others start their workers.
+            # If there is no worker at all, one warning names all classes, unless a scaler starts the workers.
             is_empty = not live and not session.executor.workers.refused and session.options.class_spec is None
             more = [f"-Q {shlex.quote(name)}" for name in classes[1:]] if is_empty else []
             also = f", and others with {listed(more, 5)}" if more else ""
             over = "a worker can run this study now"
             yield Notice(about="able", text=f"{trouble}{also}", over=over)
             if is_empty or any(module in worker.imports for worker in live.values()):
-                # They are not missing.
+                # Live workers exist, or the warning above has named all classes.
                 return
         coming = session.coming
         if max([*served.values(), *coming.values()], default=math.inf) < session.widest:
@@ -652,7 +662,7 @@ class Watch:
             also = f", or raise slots of class {next(iter(coming))} in the file of --class-spec" if coming else ""
             text = f"{lacking}; start {remedy} with more slots{also}"
             yield Notice(about="slots", text=text, over=f"a {of} has {session.widest} slots now")
-        # A class whose workers have other modules has workers; the notice above is about these.
+        # Workers with other modules count as workers of their class here; the notice above is about them.
         there = {worker.compute_class for worker in live.values()}
         for name in classes:
             if name not in there:
@@ -668,7 +678,9 @@ class Watch:
         return [*scheduler.notices(), *([] if starved is None else [starved])]
 
     def _on_money(self) -> Iterator[str]:
-        """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""
+        """Yield notices about costs that the limit on money does not include, again whenever the workers' prices have
+        doubled.
+        """
         sessions, has_limit = self._session.study.recorder.sessions, self._session.scheduler.limits.money is not None
         if unknown := sorted({each.compute_class for each in sessions if each.price is None}):
             why = "no price is known (worker --price, or --class-spec)"
@@ -692,7 +704,7 @@ class Watch:
                 yield f"Warning: {text}"
 
     def _edited(self, path: str) -> str:
-        """Return the text of a notice that a file of the study was edited after this run had read it."""
+        """Return the notice that a file of the study was edited after this run had read it."""
         then = f"stop it with Ctrl-C, and --resume {self._session.study.name} goes on with the new code"
         if self._session.executor.has_workers:
             return f"{path} was edited; this run continues with its earlier code while workers have that: {then}"
@@ -700,9 +712,10 @@ class Watch:
 
 
 def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[str]) -> Iterator[Notice]:
-    """Yield a notice for each embedded class without a live worker, and one for expected classes that are not embedded.
+    """Yield a notice for each embedded class without a live worker, and a notice for expected classes without workers
+    here.
 
-    On one machine, a user cannot start another worker by hand.
+    The remedy is never to start a worker, because a user cannot start embedded workers by hand.
     """
     for name in embedded.workers:
         if name not in live:

@@ -1,4 +1,4 @@
-"""Steering: carries out what people ask of a running study, records it, and then answers."""
+"""Steering: carries out users' requests to a running study, records them, and then answers them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shadho_celery.study.state import StudyState, named
 
 
 class Steered(Protocol):
-    """A run that is steered."""
+    """The parts of a run that its steering uses."""
 
     study: StudyState
     plan: Plan
@@ -36,26 +36,26 @@ class Steered(Protocol):
     scheduler: Scheduler
 
     def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
-        """Record the settings of the study. Raises StoreError."""
+        """Record settings that were given while the study runs, and all settings in force. Raises StoreError."""
 
 
 class Steering:
-    """Carries out the requests to one run.
+    """Carries out the requests to one run of a study.
 
-    `turn` is called after a turn of the loop if `executor.has_news` or something is `unsaid`, and once at the end.
+    Call `turn` after a turn of the loop if `executor.has_news` or if there are `unsaid` answers, and once at the end.
     """
 
     def __init__(self, run: Steered) -> None:
         self._run = run
-        #: requests that were carried out or refused, with their answers, which are given once they are recorded
+        #: requests that were carried out or refused, with answers that are sent once the store has recorded them
         self.unsaid: list[tuple[Request, Answer]] = []
         #: True if a request has stopped the study
         self.has_stopped = False
 
     def turn(self, say: Callable[[str], None]) -> None:
-        """Carry out the requests since the last turn, and answer them. `say` shows a line about each.
+        """Carry out the requests since the last call, and answer them. `say` shows a line about each.
 
-        What was refused on arrival, and drains that workers obey, are recorded too.
+        Requests that were refused on arrival, and drains that workers obey, are recorded too.
         """
         for place, drain in self._run.executor.drains().items():
             if drain.at >= self._run.study.record.created_at:
@@ -73,7 +73,7 @@ class Steering:
             self.unsaid.clear()
 
     def note_signal(self, number: int) -> None:
-        """Record that a signal has stopped the study, as a request does."""
+        """Record that a signal has stopped the study, in the same form as a request."""
         study, by = self._run.study, requester()
         request = Request(to=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=records.Stop())
         self._record(request, Answer(is_done=True, text=f"stopped by {Signals(number).name}"))
@@ -85,7 +85,7 @@ class Steering:
             at=study.clock.wall(),
             by=request.by,
             action=name_of(deed),
-            # Points are counted, because they may be very many.
+            # Record only the number of points, because there may be very many.
             arguments={"points": len(deed.points)} if isinstance(deed, records.Enqueue) else asdict(deed),
             answer=answer,
             fence=study.fence,
@@ -99,7 +99,9 @@ class Steering:
             return Answer(is_done=False, text=str(refusal))
 
     def _done(self, deed: OfStudy) -> str:
-        """Carry out an action, and return what was done. Raises UsageError or StoreOutage if it is refused."""
+        """Carry out an action. Return a text that says what was done. Raises UsageError or StoreOutage if it is
+        refused.
+        """
         scheduler = self._run.scheduler
         was_stopping, was_paused = scheduler.stopping, scheduler.paused
         if was_stopping and isinstance(deed, (records.Pause, records.Enqueue, records.Set)):
@@ -155,7 +157,7 @@ class Steering:
     def _set(self, given: Mapping[str, Any]) -> str:
         run, checked = self._run, read_settings(given)
         if checked.trials is not None and checked.trials <= run.study.counted:
-            # A number that is too small by mistake would end the study for good.
+            # Refuse a number that would end the study, because it is probably a mistake.
             ended = f"{counted(run.study.counted, 'trial has', 'trials have')} ended"
             raise UsageError(f"{ended}; give a larger number, or end the study with shadho-celery stop")
         if refused := [name for name in given if name not in CHANGEABLE]:
@@ -178,7 +180,7 @@ class Steering:
 
 
 def _of_drain(place: str, drain: Drain) -> Action:
-    """Return the action of a drain or an undrain, which is the same in each scheduler, so that it is recorded once."""
+    """Return the action of a drain or an undrain. Its id is the same in each scheduler, so that it is recorded once."""
     return Action(
         id=hashlib.blake2b(f"{place} {drain.sequence}".encode(), digest_size=16).hexdigest(),
         at=drain.at,

@@ -1,7 +1,7 @@
-"""Embedded workers of a run, and the signals that end the run.
+"""Embedded workers of a run, and the signals that end a run.
 
-The servers and workers of a new study start while its file and large libraries are imported. Ctrl-C and SIGTERM are
-recorded here, and handled by the session after a turn of its loop.
+The servers and workers of a new study are started while its file and large libraries are imported (`start_early`).
+Ctrl-C and SIGTERM are only recorded (`Signals`); the session handles them after a turn of its loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class Signals:
-    """Records the signals that arrive within its block. The third signal ends the process, whatever it does."""
+    """Records the signals that arrive within a `with` block. The third signal ends the process at once."""
 
     def __init__(self) -> None:
         #: numbers of the signals that have arrived, in order
@@ -40,12 +40,12 @@ class Signals:
 
     @property
     def are_urgent(self) -> bool:
-        """True if the run is to stop at once: after two signals, or after SIGTERM."""
+        """True if the run must stop at once: after two signals, or after SIGTERM."""
         return len(self.noted) > 1 or signal.SIGTERM in self.noted
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a run that the latest signal has stopped."""
+        """Exit code of a run that was stopped by the latest signal."""
         return STOPPED[signal.Signals(self.noted[-1])]
 
     def _note(self, number: int, _: object) -> None:
@@ -63,14 +63,14 @@ def start_early(
     is_demo: bool = False,
     secret_urls: Sequence[str] = (),
 ) -> Embedded | None:
-    """Start the embedded workers that a new study probably needs, by the text of its file, and do not wait for them.
+    """Start the embedded workers that a new study probably needs, judged by the text of its file. Do not wait for them.
 
-    `study` is its module or path, and `given` are settings that override those of the file. The workers do not get the
-    variables that contain a password of `secret_urls`. If the study is not begun,
-    `Embedded.close` leaves nothing. Returns None if nothing can be started. The session then gives the reason.
+    `study` is the module or path, and `given` are settings that override the file's. The workers do not get environment
+    variables that contain a password of `secret_urls`. If the study does not begin, `Embedded.close` removes
+    everything. Returns None if nothing can be started; the session then reports the reason.
     """
     if "hyperopt" in sys.modules:
-        # The file is then read in an instant.
+        # The file can then be imported in an instant, so there is nothing to gain.
         return None
     try:
         module = module_name(study)
@@ -84,7 +84,7 @@ def start_early(
         widest = settings.width[1] if isinstance(settings.width[1], int) else 1
         slots = workers or default_workers(machine, settings, widest, is_demo=is_demo, say=lambda _: None)
         with Signals() as signals:
-            # A signal waits until the supervisor has its plan, by which it removes everything.
+            # A signal is handled only after the supervisor has received its plan, so that it can remove everything.
             directory = below(EMBEDDED, new_key())
             gpus = visible_gpus(machine, slots)
             fleet = Embedded(
@@ -100,10 +100,10 @@ def start_early(
 def default_workers(
     machine: hardware.Machine, settings: StudySettings, widest: int, *, is_demo: bool, say: Callable[[str], None]
 ) -> dict[str, int]:
-    """Return the number of slots of the embedded workers, by class. Each kind of GPU is a class.
+    """Return the number of slots of the embedded workers, by class. Each kind of GPU has a class of its own.
 
-    With `is_demo`, each default class has a worker. `widest` is the number of slots of the widest trial. If only all
-    GPUs together have as many, they are one class.
+    `widest` is the number of slots of the widest trial. If no kind of GPU is enough for it, but all GPUs together are,
+    they form one class. With `is_demo`, each default class has a worker.
     """
     if is_demo:
         return dict.fromkeys(hardware.DEFAULT_CLASSES, widest)

@@ -2,14 +2,14 @@
 
 Each replica computes the gradient of its own batch at the same parameters. The coordinator applies the mean of the
 first N gradients of a step and drops the gradients that come later (Chen et al., *Revisiting Distributed Synchronous
-SGD*, arXiv 1604.00981). `README.md` beside this file describes how to use it. Users call the modules in this folder.
-The folders `wire`, `replica` and `coordinator` are for internal use.
+SGD*, arXiv 1604.00981). `README.md` in this folder describes how to use the package. Users call the modules in this
+folder; the subfolders `wire`, `replica` and `coordinator` are internal.
 
-The room imports `core`, `objective`, `ranks`, `errors` and torch, and opens its own sockets. It calls for replicas
-through the trial's context. The same training therefore runs on a fleet, on a laptop and in a test.
+The room imports `core`, `objective`, `ranks`, `errors` and torch. It opens its own sockets, and calls for replicas
+through the trial's context. Therefore the same training runs on a fleet, on a laptop and in a test.
 """
 
-# Process groups were in this room, and studies import them from here. They come first, as they check that torch exists.
+# Studies may import process groups from here. This import comes first, because it checks that torch is installed.
 from shadho_celery.ranks import DropCompute, ProcessGroup, process_group
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.replay import replay

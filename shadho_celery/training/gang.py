@@ -1,13 +1,13 @@
-"""Gang: several processes that train one model, started from an objective in a few lines.
+"""Gang: several processes that train one model, started by an objective.
 
 ::
 
     with gang(context, replicas=8, backups="auto") as g:
         report = g.fit(model, optimizer, data, loss, steps=1000, batch=64)
 
-A trial with several slots calls its replicas through the trial's queue. Other workers run the same objective with the
-same params and seed. There, `fit` acts as a replica, and leaves the objective by raising `ReplicaDone`. A trial with
-one slot starts its replicas as processes on this machine and needs no broker.
+A trial with several slots calls for its replicas through the queue of its class. The workers that get these messages
+run the same objective with the same params and seed. There, `fit` acts as a replica, and leaves the objective by
+raising `ReplicaDone`. A trial with one slot starts its replicas as processes on its own machine, which needs no broker.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ logger = logging.getLogger(__name__)
 
 
 class Gang:
-    """Processes that train one model once, with the strategy `Sync` or `strategy`. Use it as a context manager.
+    """Several processes that train one model once, by default with the strategy `Sync`. Use it as a context manager.
 
-    One coordinator carries all vectors, so it supports about 16 replicas and 50 million parameters well. Beyond that,
+    All vectors pass through one coordinator, which supports about 16 replicas and 50 million parameters well. For more,
     use DistributedDataParallel or torchft in the objective. `host` and `port` are the coordinator's address, by default
     this machine's address and a free port.
 
     The gang waits `start_seconds` for its first N replicas. The default is a minute, or an hour in a trial with several
-    slots, whose scheduler takes an incomplete gang back earlier. If fewer than N replicas are alive later, the gang
-    waits `grace_seconds` for others: by default 10, or 0 if its replicas are processes of one slot, which are not
-    started again. Then `on_few` decides: "shrink" continues with fewer replicas and a learning rate reduced in
-    proportion, "wait" continues to wait, and "fail" raises ShadhoError. A replica that sends nothing for
+    slots; there, the scheduler gives up an incomplete gang earlier. If fewer than N replicas are alive later, the gang
+    waits `grace_seconds` for new replicas: by default 10, or 0 if the replicas are processes within one slot, which are
+    not started again. After that, `on_few` decides: "shrink" continues with fewer replicas and a learning rate reduced
+    in proportion, "wait" continues to wait, and "fail" raises ShadhoError. A replica that sends nothing for
     `deadline_seconds` counts as lost. `delay(place, draw)` returns the minimum seconds of a gradient, to simulate slow
     machines. Raises UsageError for arguments that are not valid.
     """
@@ -75,23 +75,23 @@ class Gang:
     ) -> None:
         _check_arguments(strategy, codec, on_few)
         check_whole(0, 2**16 - 1, port=port)
-        # A grace of 0 is valid: the gang does not wait for replacements.
+        # `grace_seconds=0` is valid: the gang then does not wait for new replicas.
         check_seconds(
             start_seconds=start_seconds, grace_seconds=grace_seconds or None, deadline_seconds=deadline_seconds
         )
         self.context, self.strategy = context, _chosen_strategy(strategy, replicas, backups)
         replicas, backups = self.strategy.replicas, self.strategy.backups
-        #: True if the replicas come from the trial's queue
+        #: True if the gang calls for replicas through the queue of its class
         self._calls = context.slots > context.gpus
         if self._calls and replicas > context.slots:
             raise UsageError(
                 f"the gang is for {replicas} replicas, but the trial has {context.slots} slots; "
                 "set STUDY['slots'] to the number of replicas"
             )
-        #: b, or the number that "auto" starts with: a third of N, rounded up
+        #: number b of backup replicas; "auto" starts with a third of N, rounded up
         self._backups = -(-replicas // 3) if backups == "auto" else backups
         self._places = replicas + self._backups
-        # Called replicas may take long to start, and the scheduler takes an incomplete gang back.
+        # Replicas on other workers may take long to start. The scheduler gives up an incomplete gang earlier.
         start, grace = (3600.0, 10.0) if self._calls else (60.0, 0.0)
         self._policy = QuorumPolicy(
             start_seconds=start if start_seconds is None else start_seconds,
@@ -100,7 +100,7 @@ class Gang:
         )
         self._codec, self._delay, self._deadline = codec, delay, deadline_seconds
         self._host, self._port = host, port
-        #: log of the training, with the gradients that made each step; `replay` computes the training again from it
+        #: log of the training, which records which gradients made each step; `replay` uses it
         self.log = Log(
             replicas=replicas,
             places=self._places,
@@ -108,9 +108,9 @@ class Gang:
         )
         #: replica processes on this machine
         self.processes = Processes()
-        #: address by which replicas reach the coordinator, as ``host:port``; None before it listens
+        #: address at which replicas reach the coordinator, as ``host:port``; None until it listens
         self.address: str | None = None
-        #: report of the training, complete at its end
+        #: report of the training, complete when the training has ended
         self.report = Report(backups=0, log=self.log)
         self._listener: Listener | None = None
         self._server: socket.socket | None = None
@@ -126,14 +126,14 @@ class Gang:
 
     @taking(Plan)
     def fit(self, plan: Plan) -> Report:
-        """Train as the arguments say, which are the fields of `Plan`. Return the report.
+        """Train a model. The arguments are the fields of `Plan`. Return the report.
 
-        The loss is reported to the context now and then and at the end. The training ends early if
-        ``context.should_stop()``, or at the goal. Checkpoints contain the state of model, optimizer, schedule, scaler,
-        moving average and the objects in `keep`.
+        The loss is reported to the context every `report_every` steps and at the end. The training ends early if
+        ``context.should_stop()`` is true, or at the goal. Checkpoints contain the state of model, optimizer, schedule,
+        scaler, moving average and the objects in `keep`.
 
-        Raises UsageError for arguments that cannot be trained, including a loss that is NaN from the first step;
-        Diverged if gradients are not finite later; ShadhoError if too few replicas are left.
+        Raises UsageError for arguments that are not valid, and if the loss is not finite at the first step; Diverged if
+        gradients are not finite later; ShadhoError if too few replicas are left.
         """
         centre = self._begin(plan)
         if not self._averages:
@@ -153,11 +153,13 @@ class Gang:
 
     @taking(Plan)
     def steps(self, plan: Plan) -> Iterator[int]:
-        """Yield the number of each step when the mean gradient is in ``parameter.grad``. The caller takes the step.
+        """Yield the number of each step once the mean gradient is in ``parameter.grad``. The caller then takes the
+        step.
 
-        This is for what `fit` cannot do. The arguments are those of `fit`, except those of the step: schedule, warmup,
-        clip and scale_with_replicas. Failures, checkpoints and replay are as with `fit`. While replicas are missing,
-        the gradient is smaller in proportion. After the loop, `report` has the report. Raises what `fit` does.
+        Use this if `fit` cannot do what you need. The arguments are those of `fit`, except schedule, warmup, clip and
+        scale_with_replicas. Failures, checkpoints and replay work as with `fit`. While replicas are missing, the
+        gradient is scaled down in proportion. After the loop, the attribute `report` has the report. Raises the errors
+        of `fit`.
         """
         centre = self._begin(plan)
         if not self._averages:
@@ -175,7 +177,7 @@ class Gang:
 
     @property
     def _averages(self) -> bool:
-        """True if the strategy averages gradients, so that replicas take no local steps."""
+        """True if the replicas send gradients, and take no local steps."""
         return isinstance(self.strategy, Sync | Async)
 
     def _begin(self, plan: Plan) -> ModelCentre:
@@ -186,7 +188,7 @@ class Gang:
         return ModelCentre(plan, self.strategy.replicas)
 
     def present(self) -> int:
-        """Return the number of connected replicas. It is 0 if this process trains alone."""
+        """Return the number of connected replicas, or 0 if this process trains alone."""
         return self._listener.present() if self._listener is not None else 0
 
     def close(self, reason: str) -> None:
@@ -197,16 +199,17 @@ class Gang:
             self._listener.close(reason)
         self.processes.close()
         if (peak := self.processes.gpu_peak) and hasattr(self.context, "on_ranks"):
-            # It counts with the memory of this process.
+            # The replicas' GPU memory is added to that of this process.
             self.context.on_ranks(0, peak)
 
     def _train(self, plan: Plan, centre: ModelCentre) -> Iterator[Vector | None]:
-        """Train in the role of this process: a replica, the coordinator, or the only process.
+        """Train in this process's role: as a replica, as the coordinator, or as the only process.
 
-        Yields the mean of each step's vectors, which the caller applies; None if it is in the parameters' gradients.
+        Yields the mean of each step's vectors, which the caller applies, or None if it is already in
+        ``parameter.grad``.
         """
         seed = self.context.seed if plan.seed is None else plan.seed
-        # Errors in the data are raised here, before any process is started.
+        # This raises errors in the data before any process is started.
         batches = plan.batches(self._places, seed)
         described = f"{centre.shape.digest}:{self.strategy!r}:{self._codec!r}:{batches.digest}:{self.context.gangs}"
         workload = Workload(
@@ -214,9 +217,9 @@ class Gang:
             update=Update(plan.optimizer) if self._averages else centre.update,
             strategy=self.strategy,
             codec=self._codec,
-            # The number of examples is readable, because it is what differs most often.
+            # Append the number of examples as text, because it is what differs most often.
             digest=f"{hashlib.sha256(described.encode()).hexdigest()[:16]}-{batches.size}",
-            # Connections within this machine need not be encrypted.
+            # Connections within one machine need not be encrypted.
             encrypted=self.context.encrypted and self._calls,
             delay=self._delay,
         )
@@ -261,20 +264,20 @@ class Gang:
     def _take_part(self, seat: ReplicaSeat, workload: Workload) -> None:
         """Act as a replica, and leave the objective by raising ReplicaDone."""
         if self.context.gangs < seat.call:
-            # This is an earlier gang of the trial, which has ended. The later gang, for which this replica was called,
-            # gets its parameters from its coordinator.
+            # This is an earlier gang of the trial, which has ended. Skip it: the replica was called for a later gang,
+            # and gets the parameters from its coordinator.
             return
         serve(seat, workload, self.context.should_stop)
         raise ReplicaDone
 
     def _assemble(self, run: Run, workload: Workload, claim: Claim) -> Coordinator:
-        """Listen for replicas, start or call them, and return their coordinator."""
+        """Listen for replicas, start them or call for them, and return the coordinator."""
         host = (self._host or own_address()) if self._calls else LOOPBACK
         self._server = self._listen(host, claim.port)
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         run.record_port(port)
-        # Start replicas before this process has any threads, because only then is forking safe.
+        # Start the replicas before this process starts threads, because only then is forking safe.
         for rank in range(1 if self._calls else self._places):
             seat = ReplicaSeat(address=f"{own}:{port}", token=claim.token, rank=rank)
             self.processes.start(seat, workload, self._server)
@@ -292,7 +295,7 @@ class Gang:
         self._listener = Listener(self._server, terms)
         self._listener.start()
         if self._calls:
-            # Backup replicas beyond the trial's own slots take slots that are idle.
+            # Backup replicas beyond the trial's own slots take idle slots.
             self.context.call_replicas(self.address, claim.token, max(0, self._places - self.context.slots))
         return Coordinator(
             run,
@@ -308,7 +311,7 @@ class Gang:
 
     def _listen(self, host: str, last_port: int) -> socket.socket:
         if not self._port and last_port:
-            # Replicas that survived the last coordinator reconnect to its port.
+            # Replicas that are still alive after the last coordinator's death reconnect to its port.
             try:
                 return listen(host, last_port, for_others=self._calls)
             except UsageError:
@@ -338,7 +341,7 @@ gang = Gang
 
 
 def _check_local_steps(plan: Plan, update: Update) -> None:
-    """Raise UsageError for settings of `fit` that need the mean gradient, with a strategy that has local steps."""
+    """Raise UsageError for arguments of `fit` that a strategy with local steps does not support."""
     for name in ("scale_with_replicas", "weight", "scaler"):
         if getattr(plan, name):
             raise UsageError(f"{name} needs a strategy that averages gradients: Sync or Async")
@@ -347,10 +350,11 @@ def _check_local_steps(plan: Plan, update: Update) -> None:
 
 
 def _local_steps(run: Run, computer: Computer) -> Iterator[None]:
-    """Train in this process alone, with results equal to the bit to a plain training loop.
+    """Train in this process alone, with exactly the results of a plain training loop.
 
-    Yields when a step's gradient is in the parameters' gradients. Raises UsageError if the loss is not finite from the
-    first step, and Diverged if it is not finite later.
+    Yields None at each step, once the gradient is in ``parameter.grad``; the caller then updates the parameters. A step
+    whose loss or gradient is not finite is skipped. Raises UsageError if that is the first step, and Diverged after
+    several such steps in a row.
     """
     shape, loss_scale = run.centre.shape, run.centre.loss_scale
     before = shape.vector(shape.buffers.size)

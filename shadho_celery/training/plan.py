@@ -1,4 +1,4 @@
-"""Plan of a training: the arguments of `Gang.fit` and `Gang.steps`, and how these methods take them."""
+"""Plan of a training: the arguments of `Gang.fit` and `Gang.steps` as a record, and a decorator that creates it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shadho_celery.training.replica.batches import Batches, Data, Loss, Weight, 
 
 
 class Stateful(Protocol):
-    """An object of the user's loop that belongs to the checkpoint, such as a scheduler."""
+    """An object whose state is saved in the checkpoint, such as a torch scheduler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -33,10 +33,10 @@ class Plan:
     Raises UsageError for settings that are not valid.
     """
 
-    #: the model that is trained, with an optimizer of its parameters
+    #: the model to train, and an optimizer of its parameters
     model: nn.Module
     optimizer: Optimizer
-    #: tensors of equal first dimension, a map-style Dataset or a DataLoader, of which the data set, the collate
+    #: tensors of equal first dimension, a map-style Dataset, or a DataLoader, of which only the data set, the collate
     #: function and the workers are used
     data: Data
     #: loss(model, batch) returns the mean loss of a batch of `batch` examples, a scalar tensor
@@ -44,13 +44,13 @@ class Plan:
     _: KW_ONLY
     #: number of steps in all, including those before a restart
     steps: int
-    #: number of examples for one replica's gradient
+    #: number of examples in the batch of each replica
     batch: int = 32
     #: number of parts of a batch; a gradient may be abandoned between them
     micro_batches: int = 1
-    #: seed of the data's order and of random draws in the model; None for the trial's seed
+    #: seed of the order of the data and of random numbers in the model; None for the trial's seed
     seed: int | None = None
-    #: called after each step with the number of steps done and the loss of the last one
+    #: called after each step with the number of steps done and the loss of the step
     on_step: Callable[[int, float], None] | None = None
     #: evaluate(model) returns the loss that is reported; None for the mean training loss since the last report
     evaluate: Callable[[nn.Module], float] | None = None
@@ -60,11 +60,11 @@ class Plan:
     report_every: int | None = None
     #: steps between two checkpoints; 0 for none
     checkpoint_every: int = 100
-    #: weight of the past in a moving average of the parameters, which is evaluated and left in the model
+    #: decay of an exponential moving average of the parameters, which is evaluated and finally put into the model
     ema: float | None = None
-    #: torch scheduler of the optimizer, which goes on after each step, also in the warm-up
+    #: torch scheduler of the optimizer, which is stepped after each step, also during the warm-up
     schedule: LRScheduler | None = None
-    #: number of steps at the start in which the learning rates rise linearly
+    #: number of first steps in which the learning rates rise linearly
     warmup: int = 0
     #: maximum norm of a gradient
     clip: float | None = None
@@ -72,9 +72,9 @@ class Plan:
     scale_with_replicas: bool = False
     #: weight(batch) is the weight of a batch's loss in the mean of a step, such as its number of tokens
     weight: Weight | None = None
-    #: settings and state of the loss's scale, for gradients in half precision
+    #: torch GradScaler with the settings and the state of the loss scale, for gradients in half precision
     scaler: GradScaler | None = None
-    #: objects of the caller, by name, whose `state_dict` belongs to the checkpoint
+    #: objects whose `state_dict` is saved in the checkpoint, by name
     keep: Mapping[str, Stateful] | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Plan:
         check_whole(1, other="or None", report_every=self.report_every)
         check_whole(0, checkpoint_every=self.checkpoint_every)
         check_whole(seed=self.seed)
-        # It raises beyond its last step; other schedules go on.
+        # Unlike other schedules, OneCycleLR raises an error beyond its last step.
         if isinstance(self.schedule, OneCycleLR) and self.schedule.total_steps < self.steps:
             raise UsageError(
                 f"the schedule OneCycleLR ends at step {self.schedule.total_steps} of {self.steps}; "
@@ -105,7 +105,9 @@ Result = TypeVar("Result")
 def taking(
     record: Callable[P, Plan],
 ) -> Callable[[Callable[[Caller, Plan], Result]], Callable[Concatenate[Caller, P], Result]]:
-    """Return a decorator for a method that gets a record: callers give the record's fields as arguments instead."""
+    """Return a decorator for a method with a record as its argument. Callers give the record's fields as arguments
+    instead.
+    """
     parameters = inspect.signature(record).parameters
     known = [*parameters]
 
@@ -119,7 +121,7 @@ def taking(
                 )
             return method(self, record(*args, **kwargs))
 
-        # What `help` shows.
+        # `help` shows this signature.
         own, _ = inspect.signature(method).parameters.values()
         vars(call)["__signature__"] = inspect.Signature([own, *parameters.values()])
         return call

@@ -1,4 +1,4 @@
-"""Replay: compute a distributed training again in one process, from the log of the vectors that made each step."""
+"""Replay: computes a distributed training again in one process, from the log of the gradients that made each step."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def replay(
     by_hand: bool = False,
     **settings: Any,
 ) -> Iterator[int]:
-    """Take every step of `log` on a model and an optimizer in their initial state. Yield each step's number after it.
+    """Take every step of `log` again. Yield the number of each step after it was taken.
 
-    `log` is that of the report. Give the arguments that `fit` was given and that change a step, with the trial's seed
-    as `seed`. Others, such as `steps` and `evaluate`, make no difference. Nor does `scaler`: the log has the scales.
-    With `by_hand`, a step is yielded when its gradient is in the parameters, as by `Gang.steps`, and the caller takes
-    the step.
+    `model` and `optimizer` must be in their initial state, and `log` is the report's log. Give the arguments of `fit`
+    that affect the steps, and the trial's seed as `seed`. Arguments such as `steps` and `evaluate` have no effect, and
+    neither has `scaler`, because the log contains the scales. With `by_hand`, a step is yielded once its gradient is in
+    ``parameter.grad``, as by `Gang.steps`, and the caller takes the step.
 
-    A gradient is a function of parameters, step and place, and a sum is one of the places that count. The parameters
-    therefore equal those of the training: to the bit if the same instructions compute the gradients, else within float
-    tolerance. Raises UsageError for a log with missing steps, and for that of another strategy than `Sync` or of
-    quantised gradients, which cannot be computed again.
+    A gradient depends only on parameters, step and place, and a mean only on the gradients of the places that counted.
+    The parameters are therefore exactly those of the training, if the processor executes the same instructions, else
+    equal within floating-point tolerance. Raises UsageError for a log with missing steps, and for trainings that cannot
+    be computed again: with another strategy than `Sync`, or with quantised gradients.
     """
     if not log.can_replay:
         raise UsageError(
@@ -53,7 +53,7 @@ def _steps(plan: Plan, log: Log, by_hand: bool) -> Iterator[int]:
     centre = ModelCentre(plan, log.replicas)
     shape = centre.shape
     batches = plan.batches(log.places, plan.seed or 0)
-    # One replica alone leaves its gradient in the parameters. Those that the loss does not use have none.
+    # A single replica leaves its gradient in `parameter.grad`, which is None for parameters that the loss does not use.
     bucket = Bucket(shape) if log.places > 1 else None
     computer = Computer(plan.model, plan.loss, batches, bucket, plan.weight)
     draws = Draws(log.places, batch=batches.batch, examples=batches.size)

@@ -1,6 +1,6 @@
-"""Log and report of a training: its steps, step times, and the share of each replica's gradients that counted.
+"""Log and report of a training: steps, step times, and the share of each replica's gradients that counted.
 
-With the log, one process can compute the training again (`replay`).
+The log is enough to compute the training again in one process (`replay`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from shadho_celery.core.units import counted
 
-#: share of accepted gradients below which a warning names a replica
+#: a warning names each replica of whose gradients a smaller share than this was used
 FEW_ACCEPTED = 0.2
-#: share of batches that were dropped and did not count later above which there is a warning
+#: there is a warning if a larger share of the batches than this never counted
 MANY_DROPPED = 0.05
-#: percentiles of the step times that are reported
+#: reported percentiles of the step times
 PERCENTILES = (50, 90, 99)
 
 
@@ -30,13 +30,13 @@ class Step(NamedTuple):
     step: int
     #: places whose vectors made the step, in the order in which they arrived; empty if the step was skipped
     accepted: tuple[int, ...]
-    #: mean loss of their batches, at the parameters before the step
+    #: mean loss of the batches, at the parameters before the step
     loss: float
     #: seconds since the previous step, or since the start
     seconds: float
     #: factor on the learning rate; below 1 while replicas were missing
     scale: float = 1.0
-    #: number of steps from the parameters of the vector to this step; 0 in lockstep
+    #: number of steps between the parameters from which the vector was computed and this step; 0 in lockstep
     staleness: int = 0
     #: factor on the loss, for gradients in half precision
     loss_scale: float = 1.0
@@ -44,48 +44,48 @@ class Step(NamedTuple):
 
 @dataclass(kw_only=True)
 class Log:
-    """Log of a training, which the coordinator writes: its steps, and how many vectors of each place counted."""
+    """Log of a training, written by the coordinator: its steps, and how many vectors of each place counted."""
 
     #: number of replicas N
     replicas: int = 1
-    #: number of positions in the gang, N + b, by which the stream of batches is numbered
+    #: number of places in the gang, N + b; the numbers of batches depend on it
     places: int = 1
-    #: True if the log determines the parameters: each vector is a function of its step and place
+    #: True if the training can be computed again: each vector depends only on parameters, step and place
     can_replay: bool = True
     steps: list[Step] = field(default_factory=list)
-    #: number of times that a replica joined, by rank; backup replicas have the ranks from N on
+    #: rank -> number of times that a replica with this rank joined; backup replicas have the ranks from N on
     joined: Counter[int] = field(default_factory=Counter)
-    #: number of vectors that made a step, by place
+    #: place -> number of its vectors that counted
     accepted: Counter[int] = field(default_factory=Counter)
-    #: number of vectors that came too late and were dropped, by place
+    #: place -> number of its vectors that came too late and were dropped
     late: Counter[int] = field(default_factory=Counter)
-    #: number of vectors that never arrived because their step ended without them, by place
+    #: place -> number of its vectors that were abandoned, because their step ended without them
     cancelled: Counter[int] = field(default_factory=Counter)
-    #: number of frames and connections refused, by cause
+    #: cause -> number of frames and connections that were refused
     refused: Counter[str] = field(default_factory=Counter)
-    #: number of batches that were dropped and did not count later, as far as the training went; 0 before its end
+    #: number of batches that were dropped and did not count later; 0 before the end of the training
     dropped_batches: int = 0
     #: messages for the user, in order
     notes: list[str] = field(default_factory=list)
-    #: number of steps restored from a checkpoint, which are also in `steps`; None for a training from the start
+    #: number of steps restored from a checkpoint, which `steps` includes; None if the training was not resumed
     resumed_from: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Result of a training: for users, for the study, and for its replay."""
+    """Result of a training, for users, for the study and for `replay`."""
 
-    #: number of backup replicas b, as given or as chosen last
+    #: number of backup replicas b, as given, or as last chosen for "auto"
     backups: int
     #: log of the training
     log: Log
-    #: value of the last evaluation, or mean training loss since the last report; None without a step
+    #: the last evaluated loss, or the mean training loss since the last report; None if no step was taken
     loss: float | None = None
     #: bytes received from the replicas
     bytes_in: int = 0
     #: bytes sent to the replicas
     bytes_out: int = 0
-    #: predicted seconds per step for each b from 0 on; empty without enough times, or if the strategy is not `Sync`
+    #: predicted seconds per step for each b from 0 on; empty if too few times are known, or the strategy is not `Sync`
     predictions: Sequence[float] = ()
 
     @property
@@ -105,7 +105,7 @@ class Report:
 
     @property
     def backups_came(self) -> list[int]:
-        """Ranks of the backup replicas that joined, at any time."""
+        """Ranks of the backup replicas that have ever joined."""
         return sorted(rank for rank in self.log.joined if rank >= self.replicas)
 
     def dropped_share(self) -> dict[int, float]:
@@ -121,7 +121,7 @@ class Report:
         return {name: float(value) for name, value in zip(PERCENTILES, values, strict=True)}
 
     def warnings(self) -> list[str]:
-        """Return warnings of slow replicas whose gradients seldom counted, absent backups, and dropped batches."""
+        """Return warnings about replicas whose gradients rarely counted, absent backups, and dropped batches."""
         warnings = [
             f"replica {name}: only {1 - share:.0%} of its gradients were used; it is too slow for this training"
             for name, share in self.dropped_share().items()
@@ -141,7 +141,7 @@ class Report:
         return warnings
 
     def staleness(self) -> float:
-        """Return the mean staleness of the vectors that counted: 0 in lockstep."""
+        """Return the mean staleness of the vectors that counted; it is 0 in lockstep."""
         stale = [step.staleness for step in self.log.steps if step.accepted]
         return sum(stale) / len(stale) if stale else 0.0
 

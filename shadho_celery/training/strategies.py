@@ -1,8 +1,9 @@
-"""Roles of a training: the strategy (local and central rule), the replica, and the coordinator's model (`Centre`).
+"""Strategies of a training, and the roles `Replica` and `Centre` (the coordinator's model) that they use.
 
-A strategy is a frozen record. Its local rule, `Strategy.train`, runs in every replica and sends vectors. Its central
-rule, `Strategy.apply`, runs in the coordinator and applies their mean to the model. Connections, failures, checkpoints,
-the commit rule and the dropping of late vectors are the same for all strategies: see `coordinator/coordinator.py`.
+A strategy is a frozen record with two rules. The local rule, `Strategy.train`, runs in every replica and sends vectors.
+The central rule, `Strategy.apply`, runs in the coordinator and applies the mean of the vectors to the model.
+Connections, failures, checkpoints, the commit rule and the dropping of late vectors are the same for all strategies:
+see `coordinator/coordinator.py`.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ MAX_REPLICAS = 16
 class Replica(Protocol):
     """Replica as its strategy sees it: a copy of the model, the data, and the connection to the coordinator.
 
-    `wait`, `load`, `descend`, `gradient` and `send` raise an exception to end the local rule, at the latest half a
-    second after the replica must end; a local rule must not catch it. `wait`, `newest`, `received`, `read`, `write` and
-    `send` may be called from a second thread. The role has eleven members, more than other roles: they are all that a
-    local rule may use, and each rule uses some of them.
+    `wait`, `load`, `descend`, `gradient` and `send` raise an exception within half a second after the replica must end.
+    It ends the local rule, which must not catch it. `wait`, `newest`, `received`, `read`, `write` and `send` may be
+    called from a second thread. The role has eleven members, more than other roles, because they are everything that a
+    local rule may use.
     """
 
     #: number of values in the model's parameters
     size: int
-    #: position in the gang, from 0; no two connected replicas have the same
+    #: position in the gang, from 0; connected replicas have different places
     place: int
 
     def wait(self, after: int) -> int:
-        """Block until parameters of a later step than `after` have arrived. Return their step, but do not load them."""
+        """Block until parameters of a later step than `after` have arrived. Return their step. They are not loaded."""
 
     def newest(self) -> int:
-        """Return the newest announced step, or -1 if none was announced. Its parameters may not have arrived yet."""
+        """Return the newest announced step, or -1 before the first one. Its parameters may not have arrived yet."""
 
     def received(self, out: Vector) -> int:
         """Copy the newest received parameters to `out`. Return their step."""
@@ -66,18 +67,18 @@ class Replica(Protocol):
     def descend(self, draw: int) -> float:
         """Take one step of the replica's own optimizer on batch (draw, place). Return the loss.
 
-        A gradient that is not finite changes nothing.
+        If the loss or the gradient is not finite, the step is skipped.
         """
 
     def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
-        """Send a vector that was computed from the parameters of `step`. After the call it may be overwritten."""
+        """Send a vector that was computed from the parameters of `step`. The caller may overwrite it afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
     """Gradient of one batch."""
 
-    #: the gradient, in the replica's buffer, which the next gradient overwrites
+    #: the gradient, in a buffer that the replica's next gradient overwrites
     vector: Vector
     #: mean loss over the batch
     loss: float
@@ -86,7 +87,7 @@ class Gradient:
 
 
 class Centre(Protocol):
-    """Model and optimizer of the coordinator, as a central rule sees them."""
+    """The coordinator's model and optimizer, as a central rule sees them."""
 
     def descend(self, gradient: Vector) -> None:
         """Take one step of the optimizer along `gradient`. The learning rate is lower while replicas are missing."""
@@ -99,7 +100,7 @@ class Centre(Protocol):
 
 
 class Strategy(Protocol):
-    """A way to train in several replicas: local rule, central rule, and the numbers of replicas and backup replicas."""
+    """Strategy of a training: local rule, central rule, and the numbers of replicas and backup replicas."""
 
     @property
     def replicas(self) -> int:
@@ -113,16 +114,17 @@ class Strategy(Protocol):
 
     @property
     def lockstep(self) -> bool:
-        """Replicas work in lockstep.
+        """Whether replicas work in lockstep.
 
-        True: a step takes N vectors of exactly this step, one from each of N replicas, and drops later vectors. All
-        replicas get the new parameters. False: each vector makes a step at once, however stale it is. Only its sender
-        gets the new parameters.
+        If True, the first N vectors of a step make the step, and later ones are dropped. All replicas then get the new
+        parameters. If False, each vector makes a step of its own, however stale it is, and only its sender gets the new
+        parameters.
         """
         ...
 
     def apply(self, centre: Centre, mean: Vector) -> None:
-        """Apply the mean of a step's vectors to the model (central rule). Without lockstep, a step has one vector.
+        """Apply the mean of a step's vectors to the model (central rule). Without lockstep, it is the mean of one
+        vector.
 
         This method may overwrite `mean`.
         """
@@ -151,7 +153,9 @@ def _is_late(replica: Replica, step: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Numbers:
-    """Base of the strategies: the numbers of replicas, checked. Without lockstep there are no backup replicas."""
+    """Base class of the strategies, which checks the numbers of replicas. Without lockstep there are no backup
+    replicas.
+    """
 
     #: number of replicas N
     replicas: int
@@ -174,11 +178,12 @@ class _Numbers:
 class Sync(_Numbers):
     """Synchronous SGD with backup replicas ("backup workers", Chen et al., arXiv 1604.00981, algorithms 3 and 4).
 
-    The mean of the first N gradients makes the step. The gradients of the b slowest replicas are dropped: a replica
-    abandons its gradient between two micro-batches once the next step is announced. No gradient that counts is stale.
+    The mean of the first N gradients makes the step, and the gradients of the b slowest replicas are dropped. A late
+    replica abandons its gradient between two micro-batches once the next step is announced. No gradient that counts is
+    stale.
     """
 
-    #: True: a replica abandons a gradient that is too late. False: it finishes and sends the gradient (for comparison).
+    #: True if replicas abandon late gradients; False if they finish and send them (for comparison)
     cancel: bool = True
 
     def apply(self, centre: Centre, mean: Vector) -> None:
@@ -194,7 +199,7 @@ class Sync(_Numbers):
 class Async(_Numbers):
     """Asynchronous SGD, for comparison: each gradient is applied at once, however stale it is.
 
-    A step is one gradient, so the same number of examples takes N times as many steps as with `Sync`.
+    Each step uses one gradient, so the same number of examples takes N times as many steps as with `Sync`.
     """
 
     lockstep: ClassVar[bool] = False
@@ -212,12 +217,13 @@ class Async(_Numbers):
 class Average(_Numbers):
     """Local SGD with delayed averaging (DaSGD, Zhou et al., arXiv 2006.00441).
 
-    A replica sends the difference that `tau` local steps have made, and continues. `delay` local steps later it merges
-    the average: x = average + (x_now - x_sent). With `delay` 0 this is local SGD. Each replica has its own optimizer. A
-    step is one averaging. A replica that is too late for a step starts again from the newest parameters.
+    A replica sends the difference that `tau` local steps have made to its parameters, and continues. After `delay`
+    further local steps it merges the average: x = average + (x_now - x_sent). With `delay` 0 this is local SGD. Each
+    replica has its own optimizer. Each averaging counts as one step. A replica that is late for a step starts again
+    from the newest parameters.
     """
 
-    #: number of local steps from one sending to the next
+    #: number of local steps between two differences
     tau: int = 4
     #: number of local steps from sending a difference to merging the average, 0 to `tau`
     delay: int = 0
@@ -234,7 +240,7 @@ class Average(_Numbers):
 
     def train(self, replica: Replica) -> None:
         """Send the difference of every `tau` local steps. Merge each average `delay` local steps later."""
-        # Differences are sent instead of parameters, because they are small numbers, which a codec can quantise.
+        # Send differences instead of parameters, because a codec can quantise such small numbers.
         base, sent, now = (np.empty(replica.size, dtype=np.float32) for _ in range(3))
         step = self._restart(replica, -1, base)
         done, loss = 0, math.nan
@@ -247,7 +253,7 @@ class Average(_Numbers):
                 continue
             replica.read(sent)
             replica.send(step, sent - base, loss)
-            # First steps of the next round, on the old parameters.
+            # Take the first local steps of the next round before the average has arrived.
             for ahead in range(self.delay):
                 loss = replica.descend((step + 1) * self.tau + ahead)
             replica.wait(after=step)
@@ -258,7 +264,7 @@ class Average(_Numbers):
 
     @staticmethod
     def _restart(replica: Replica, after: int, base: Vector) -> int:
-        """Load the newest parameters after step `after`, also into `base`. Return their step."""
+        """Wait for parameters of a later step than `after`, load them, and copy them to `base`. Return their step."""
         replica.wait(after=after)
         step = replica.load()
         replica.read(base)
@@ -269,12 +275,12 @@ class Average(_Numbers):
 class Elastic(_Numbers):
     """Elastic averaging in the background (ShadowSync's S-EASGD, Zheng et al., arXiv 2003.03477).
 
-    A replica trains without waiting; its second thread sends and receives. When newer parameters x~ of the coordinator
-    have arrived, x~ and the replica's parameters x are moved towards each other between two local steps (EASGD, Zhang
-    et al., arXiv 1412.6651): e = alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange.
+    A replica trains without waiting, while a second thread sends and receives. When newer parameters x~ of the
+    coordinator have arrived, the replica's parameters x and x~ are moved towards each other (EASGD, Zhang et al., arXiv
+    1412.6651): e = alpha (x - x~), x <- x - e, x~ <- x~ + e. Each such exchange counts as one step.
     """
 
-    #: fraction of the difference by which both are moved, between 0 and 1; about 0.9 / N is stable
+    #: fraction of the difference by which x and x~ are moved, between 0 and 1; about 0.9 / N is stable
     alpha: float = 0.1
     #: minimum number of local steps between two exchanges
     every: int = 4
@@ -296,13 +302,14 @@ class Elastic(_Numbers):
         """Take local steps. Exchange the elastic difference whenever newer parameters have arrived."""
         replica.wait(after=-1)
         step = replica.load()
-        #: parameters of the replica, and of the coordinator as received last
+        #: parameters of the replica, and the last received parameters of the coordinator
         local, centre = (np.empty(replica.size, dtype=np.float32) for _ in range(2))
         replica.read(centre)
-        # A replica that joins late starts near the batches that the other replicas have reached.
+        # A replica that joins late starts with about the batch that the other replicas have reached.
         draw = step * self.every // self.replicas
         exchange: Future[int] | None = None
-        # Leaving the block takes little time: at the end of training, the replica's methods raise in the pool's thread.
+        # The block ends quickly at the end of the training, because the replica's methods then raise in the pool's
+        # thread.
         with ThreadPoolExecutor(1, "elastic-exchange") as pool:
             while True:
                 for _ in range(self.every):

@@ -1,4 +1,4 @@
-// Actions on a running study and on workers. Each asks first, and says what has become of it.
+// Actions on running studies, trials and workers. Each asks for confirmation, and then shows the result.
 
 import { ofStudy, post } from "/static/api.js";
 import { element, printable } from "/pages/marks.js";
@@ -32,8 +32,8 @@ function button(text, question, act) {
   return made;
 }
 
-// A button that opens a dialog with fields. `fields` makes them, and returns the elements and a function of what they
-// ask for. The dialog stays open, with the reason, as long as the action is not done.
+// A button that opens a dialog with fields. `fields` returns the elements, and a function that returns the values
+// entered. If the action is refused, the dialog stays open and shows the reason.
 function asking(text, title, fields, act) {
   const opener = element("button", text, { type: "button", "aria-haspopup": "dialog" });
   opener.addEventListener("click", () => {
@@ -92,7 +92,7 @@ function field(label, help, input) {
   return made;
 }
 
-// A number if a text is one; else the text, which the server refuses in words.
+// Return the number in a text; if it is no number, return the text, which the server refuses with a message.
 const numbered = (text) => (text !== "" && Number.isFinite(Number(text)) ? Number(text) : text);
 
 function settingFields(changeable) {
@@ -123,10 +123,10 @@ function pointFields(tell) {
   return { parts: [field("points", help, text), field("or a file", "It is read into the field above.", file)], asked: () => text.value };
 }
 
-// By the name of an argument, the fields in which it is filled in.
+// Name of an argument -> function that makes the fields for it.
 const FIELDS = { points: pointFields, settings: (tell, { changeable }) => settingFields(changeable) };
 
-// The button of an action as the server describes it. `path` takes its request; `facts` are those of the study.
+// The button for an action that the server describes. Its request is sent to `path`; `facts` describe the study.
 function actionButton(path, { text, question, request, field: argument }, facts) {
   if (argument === null) {
     return button(text, () => agreed(question), () => post(path, request));

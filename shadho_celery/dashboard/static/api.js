@@ -1,4 +1,4 @@
-// Requests to the dashboard's server. Every answer is JSON, and every failure is one line.
+// Requests to the dashboard's server. Answers are JSON; a failure throws `Refused` with a message in one line.
 
 export class Refused extends Error {
   constructor(status, line) {
@@ -7,7 +7,7 @@ export class Refused extends Error {
   }
 }
 
-// Requests that were made before their answers are needed, by their address.
+// Address -> request that `ask` has already made.
 const early = new Map();
 
 export async function get(path, query = {}) {
@@ -17,7 +17,7 @@ export async function get(path, query = {}) {
   return answered(await reached(request));
 }
 
-// Make a request now whose answer the next `get` of the same address returns.
+// Make a request now, whose answer the next `get` of the same address will return.
 export function ask(path, query = {}) {
   const request = fetch(addressOf(path, query));
   early.set(addressOf(path, query), request);

@@ -9,8 +9,8 @@ import { showStudy } from "/static/study.js";
 import { showTrial } from "/static/trial.js";
 import { showTrials } from "/static/trials.js";
 
-// Each page is given its place, the parts of its address and a signal that aborts when the reader goes on. It may
-// return nothing. Parts are decoded, and are only ever shown as text.
+// The function of a page gets its place, the parts of its address, and a signal that aborts when the reader leaves
+// the page. The parts are decoded, and are shown only as text.
 const ROUTES = [
   [/^\/?$/, showStudies],
   [/^\/fleet$/, showFleet],
@@ -34,12 +34,12 @@ async function open() {
   const hash = location.hash.slice(1);
   let refused = "";
   if (hash && !hash.startsWith("/")) {
-    // The code of the printed address. It is taken out of the address before anything else is asked for.
+    // This is the code in the printed address. Remove it from the address before any other request.
     history.replaceState(null, "", "/#/");
     try {
       await post("/login", { code: hash });
     } catch (error) {
-      // This browser may be logged in from before.
+      // This browser may already be logged in.
       refused = error.message;
     }
   }
@@ -60,7 +60,7 @@ async function open() {
   lead("There is no such page", "");
 }
 
-// Say what is not there, and lead to the pages that are.
+// Say that a page does not exist, with links to pages that do.
 function lead(title, why) {
   document.title = `${title} – shadho_celery`;
   const links = element("p");
@@ -68,7 +68,7 @@ function lead(title, why) {
   main.replaceChildren(element("h1", title), ...(why ? [element("p", why)] : []), links);
 }
 
-// The parts of an address that fits a page, or null.
+// Return the decoded parts of an address that matches a page, or null.
 function decoded(found) {
   try {
     return found && found.slice(1).map((part) => decodeURIComponent(part ?? ""));
@@ -111,7 +111,7 @@ async function shown(show, parts, refused) {
   }
 }
 
-// The hash is the address of a page, so the link to the content does not set it.
+// The link that skips to the content must not change the hash, which is the address of the page.
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();

@@ -1,18 +1,18 @@
-// The events of a study. A stream that is lost is opened again, and the page says so until it is there.
+// The events of a study. If the stream is lost, it is opened again, and the page says so until it works.
 
 import { get, ofStudy } from "/static/api.js";
 import { printable } from "/pages/marks.js";
 
-// Milliseconds after which a silent stream counts as lost: the server says every 15 s that it lives.
+// Milliseconds without an event after which a stream counts as lost; the server sends one at least every 15 s.
 const SILENT = 40000;
-// Milliseconds between two looks at the stream, and until it is opened again, which grow.
+// Milliseconds between two checks of the stream; and until it is opened again: the first pause, and the longest.
 const LOOK = 5000;
 const FIRST_PAUSE = 1000;
 const LONGEST_PAUSE = 30000;
 
 const line = document.getElementById("connection");
 
-// Say that what is shown may be old, and why; or with "" that it is not.
+// Show that the page may be out of date, and why; "" removes the message.
 export function sayLost(why) {
   const text = why && printable(`What is shown may be old. ${why} Trying again ...`);
   if (line.textContent !== text) {
@@ -20,7 +20,7 @@ export function sayLost(why) {
   }
 }
 
-// Calls `changed` with the number of each change of the study. It is called with null when the stream was lost meanwhile.
+// Call `changed` with the number of each change of the study, and with null after the stream was lost.
 export function listen(name, signal, changed) {
   const stream = new Stream(name, changed);
   const ending = { signal };
@@ -62,14 +62,14 @@ class Stream {
     this.changed(change);
   }
 
-  // The dashboard is there, but its store cannot be read.
+  // The dashboard answers, but cannot read its store.
   hearTrouble(why) {
     this.heard = Date.now();
     this.wasLost = true;
     sayLost(`${why}.`);
   }
 
-  // The browser opens a stream again only after some errors, and does not say which one it was.
+  // Open the stream again, which the browser does only after some errors. Request the study to learn the reason.
   async lose(why) {
     this.close();
     if (why) {
@@ -93,7 +93,7 @@ class Stream {
     }
   }
 
-  // The reader has come back: do not wait for the next look.
+  // The reader has come back to the page, so do not wait for the next check.
   wake() {
     if (!this.events) {
       this.open();

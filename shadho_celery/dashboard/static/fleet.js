@@ -1,4 +1,4 @@
-// The page of the fleet: what each worker does now, and what waits in the queues.
+// The page of the fleet: what each worker does now, and how many messages wait in the queues.
 
 import { workerActions } from "/static/actions.js";
 import { get } from "/static/api.js";

@@ -1,16 +1,16 @@
-// The log of a trial, followed while the trial runs.
+// The log of a trial, which is updated while the trial runs.
 
 import { get, ofStudy } from "/static/api.js";
 import { element, printable } from "/pages/marks.js";
 
-// Milliseconds between two questions, and after a question that was refused.
+// Milliseconds between two requests, and after a request that failed.
 const PAUSE = 1000;
 const LONG_PAUSE = 5000;
-// Characters that are kept on the page.
+// Maximum number of characters on the page.
 const MOST = 300000;
 const CUT = "Earlier output is left out here; shadho-celery logs prints all that is kept.";
 
-// Shows the log in `parent` until the reader goes on, or the trial has ended.
+// Show the log in `parent`, and update it until the trial has ended or the reader leaves the page.
 export function followLog(parent, name, number, signal) {
   new Log(parent, name, number, signal).follow();
 }
@@ -42,7 +42,7 @@ class Log {
       return;
     }
     this.isFollowed = true;
-    // An ended trial is asked for once more, because the end of its log may have been read before that.
+    // After the trial has ended, request the log once more, because it may have been read before its end.
     for (let last = 0; last < 2 && !this.signal.aborted; ) {
       let pause = PAUSE;
       if (!document.hidden) {
@@ -58,7 +58,7 @@ class Log {
     this.isFollowed = false;
   }
 
-  // Returns whether the trial runs.
+  // Request the new part of the log. Return whether the trial runs.
   async ask() {
     const asked = this.attempt;
     const found = await get(this.path, { attempt: asked || "", after: this.end });
@@ -75,7 +75,7 @@ class Log {
     return found.is_live;
   }
 
-  // Add the text that has come, or show it alone if the text between is missing.
+  // Append the new text. If the text before it is missing, show only the new text.
   put({ text: found, start, end, why }) {
     const text = printable(found);
     const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 8;

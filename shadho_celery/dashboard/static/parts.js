@@ -1,4 +1,4 @@
-// Parts that several pages have: links, headline numbers, charts that follow the study, and tables that become cards.
+// Parts of several pages: links, headline numbers, charts that are updated, and tables that become cards.
 
 import { studyActions } from "/static/actions.js";
 import { ask, get, ofStudy } from "/static/api.js";
@@ -7,12 +7,12 @@ import { showChart } from "/pages/figure.js";
 import { element, printable } from "/pages/marks.js";
 import { digits, moment, took } from "/pages/numbers.js";
 
-// Milliseconds between two drawings of a running study, and after one that failed.
+// Milliseconds between two updates of a running study, and after an update that failed.
 const PAUSE = 500;
 const LONG_PAUSE = 3000;
-// Milliseconds after which a page says what it waits for.
+// Milliseconds after which a page shows what it waits for.
 const SLOW = 500;
-// Number of rows from which on a timeline takes the whole width.
+// A timeline with more rows than this takes the whole width.
 const TALL = 14;
 
 export function link(text, ...parts) {
@@ -25,7 +25,7 @@ export function headline(label, value) {
   return made;
 }
 
-// The line at the top for a study: its name, what it does, and its pages.
+// The line at the top of a study's pages: its name, its state, links to its pages, and buttons.
 function placeOf(name, facts, at) {
   document.title = printable(`${name} – shadho_celery`);
   const made = element("nav", "", { "aria-label": `Study ${name}`, class: "study" });
@@ -43,16 +43,16 @@ function placeOf(name, facts, at) {
   return made;
 }
 
-// The library that draws charts is run after the modules, which ask for their data before.
+// The library that draws charts runs after the modules, so that they can request data before it is loaded.
 export const library = new Promise((done) => addEventListener("DOMContentLoaded", done));
 
 const chartPath = (name, chart) => ofStudy(name, `/chart/${chart}`);
 
-// Ask for a chart of which the place is made later.
+// Request a chart now, whose place is created later.
 export const askForChart = (name, chart) => ask(chartPath(name, chart));
 
-// A place for a chart, which is asked for by name and drawn again by the function that is returned. That never fails:
-// a chart that cannot be shown says so in its place.
+// Create a place for a chart. Return a function that requests and draws the chart. The function never throws:
+// if the chart cannot be shown, its place says so.
 export function chartPlace(parent, name, chart, { query = {}, classes = [], controls = [], onTrial, signal } = {}) {
   const box = element("section");
   const named = chart.replaceAll("_", " ");
@@ -74,14 +74,14 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
     await library;
     waits.textContent = "";
     const text = JSON.stringify(found);
-    // Another param may have been asked for meanwhile.
+    // Draw only the answer to the latest request, because the reader may have chosen another param meanwhile.
     if (text !== shown && own === asked && !signal?.aborted) {
       drawn?.dispose();
       drawn = null;
       drawn = showChart(box, found, classes, controls);
-      // Without failures, the chart of their kinds says so already.
+      // If there are no failures, the chart of their kinds already says so.
       frame.hidden = chart === "failures_by_label" && Boolean(found.empty);
-      // A timeline of many rows is not drawn in half of the page.
+      // A timeline with many rows needs the whole width of the page.
       frame.classList.toggle("wide", chart === "timeline" && found.axes[1].categories.length > TALL);
       shown = text;
     }
@@ -98,10 +98,10 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
   };
 }
 
-// Draws the line at the top for the page `at` of a study, and calls the functions `parts` one after the other with the
-// facts of the study; all of this again when the study has changed, until the reader goes on. A part that takes long
-// does not delay those before it. `ready` is called when there is something to read. `facts` are those with which the
-// page began: a later change is not missed.
+// Draw the line at the top of the page `at` of a study, and call `first` and then `others` with the facts of the
+// study. Repeat this whenever the study has changed, until the reader leaves the page. A slow part does not delay
+// the parts before it. `ready` is called when there is something to read. `facts` are the study's facts when the
+// page was opened; they contain the change number from which on changes are noticed.
 export async function follow(name, at, { place, signal, ready }, facts, first, ...others) {
   let now = facts;
   let isNew = true;
@@ -110,7 +110,7 @@ export async function follow(name, at, { place, signal, ready }, facts, first, .
     now = isNew ? facts : await get(ofStudy(name));
     isNew = false;
     const text = JSON.stringify([now.state, now.running_on, now.changeable]);
-    // A line that stays as it is keeps the focus of the keyboard.
+    // Do not replace an unchanged line, so that it keeps the keyboard focus.
     if (!signal.aborted && text !== shown) {
       place.replaceChildren(placeOf(name, now, at));
       shown = text;
@@ -121,7 +121,7 @@ export async function follow(name, at, { place, signal, ready }, facts, first, .
   const ending = new AbortController();
   signal.addEventListener("abort", () => ending.abort());
   let last = facts.change;
-  // Opened first: its first event has the change until now.
+  // Open the stream first, whose first event has the current change number.
   listen(name, ending.signal, (change) => {
     if (change !== last) {
       drawn.forEach((part) => part.change());
@@ -140,7 +140,7 @@ export async function follow(name, at, { place, signal, ready }, facts, first, .
   }
 }
 
-// Calls `renew` now and again, with a pause of so many milliseconds, until the reader goes on.
+// Call `renew` repeatedly, with a pause in milliseconds, until the reader leaves the page.
 export async function repeat(renew, pause, signal) {
   await renew();
   const again = async () => {
@@ -148,7 +148,7 @@ export async function repeat(renew, pause, signal) {
     if (!document.hidden) {
       await renew().then(() => sayLost(""), (error) => signal.aborted || sayLost(error.message));
     }
-    // What takes long is done for at most a tenth of the time.
+    // So a slow `renew` runs for at most a tenth of the time.
     wait(9 * (performance.now() - began));
   };
   let timer = null;
@@ -194,13 +194,13 @@ class Part {
     this.isDrawing = false;
   }
 
-  // Returns the milliseconds until the next drawing.
+  // Update once. Return the milliseconds until the next update.
   async once() {
     const began = performance.now();
     try {
       await this.renew();
       sayLost("");
-      // A large study is drawn for at most half of the time.
+      // So drawing a large study takes at most half of the time.
       return Math.max(PAUSE, performance.now() - began);
     } catch (error) {
       sayLost(this.signal.aborted ? "" : error.message);

@@ -1,4 +1,4 @@
-// The page of placement: who ran what, the share of the bound, predictions, and what one more worker would bring.
+// The page of placement: which class ran what, throughput and its bound, predictions, gain of one more worker.
 
 import { get, ofStudy } from "/static/api.js";
 import { chartPlace, follow } from "/static/parts.js";

@@ -6,7 +6,7 @@ import { showChart } from "/pages/figure.js";
 import { element } from "/pages/marks.js";
 import { counted, whole } from "/pages/numbers.js";
 
-// Milliseconds between two looks for changes.
+// Milliseconds between two checks for changes.
 const PAUSE = 1000;
 
 export async function showStudies({ main, signal }) {
@@ -60,7 +60,7 @@ function columnsOf() {
     });
     return made;
   };
-  // What can be chosen or has the focus stays the same element when the list is drawn again.
+  // Reuse check boxes and links when the list is drawn again, so that they keep their state and the focus.
   const kept = new Map();
   const keep = (name, make) => (study) => {
     const key = `${name} ${study.name}`;
@@ -95,7 +95,7 @@ export async function showCompare({ main, signal }, names) {
   for (const name of names.split("/")) {
     links.append(link(name, "study", name), " ");
   }
-  // Studies that maximise are drawn apart from those that minimise.
+  // There is one chart for studies that minimise and one for studies that maximise.
   const boxes = charts.map(() => element("section"));
   main.append(element("h1", "Comparison of studies"), links, ...boxes);
   await library;

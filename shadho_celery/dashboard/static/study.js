@@ -1,4 +1,4 @@
-// The page of a study: how it goes, which params matter, what failed.
+// The page of a study: its progress, which params matter, and what failed.
 
 import { get, ofStudy } from "/static/api.js";
 import { askForChart, chartPlace, follow, headline, link, money, number } from "/static/parts.js";
@@ -9,7 +9,7 @@ export async function showStudy(page, name) {
   const { main, signal } = page;
   const top = element("div", "", { class: "facts", role: "region", "aria-label": "State of the study" });
   const charts = element("div", "", { class: "charts" });
-  // The line at the top has the name already.
+  // The name is already visible in the line at the top.
   main.append(element("h1", name, { class: "unseen" }), top, charts);
   askForChart(name, "history");
   const facts = await get(ofStudy(name));

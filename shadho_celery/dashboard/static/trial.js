@@ -50,7 +50,7 @@ export async function showTrial(page, name, number_) {
   });
 }
 
-// Returns a function for the seconds since the latest attempt of a running trial began, or null.
+// Return a function that returns the seconds since the latest attempt of a running trial began, or null.
 function elapsedOf({ trial, attempts, now }) {
   const since = attempts.at(-1)?.started_at;
   if (trial.state !== "RUNNING" || since === null || since === undefined) {

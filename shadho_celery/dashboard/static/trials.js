@@ -1,4 +1,4 @@
-// The table of trials: pages from the server, which filters, sorts and searches.
+// The table of trials. The server filters, sorts and searches them, and returns one page.
 
 import { get, ofStudy } from "/static/api.js";
 import { follow, link, number, seconds, table, time } from "/static/parts.js";
@@ -6,9 +6,9 @@ import { element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
 const STATES = ["", "COMPLETE", "PRUNED", "FAILED", "RUNNING", "QUEUED", "WAITING", "CANCELLED"];
-// Width in pixels below which rows are cards, of which a page has fewer.
+// Width of the window in pixels below which rows are shown as cards, and a page has fewer rows.
 const NARROW = 640;
-// Milliseconds after the last key until the table shows what was typed.
+// Milliseconds after the last key press after which the search begins.
 const TYPED = 300;
 const SORTS = { "-number": "newest first", number: "oldest first", loss: "best first", "-seconds": "longest first", seconds: "shortest first" };
 
@@ -34,20 +34,20 @@ export async function showTrials(page, name, query) {
     chooser("Class", "class", ["", ...facts.ran_on].map((each) => [each, each || "all"]), asked, go),
     chooser("Order", "sort", Object.entries(SORTS), { sort: "-number", ...asked }, go),
     search(asked, async (text) => {
-      // The page is not opened anew, so that the field keeps the focus while one types.
+      // Do not open the page anew, so that the field keeps the focus during typing.
       history.replaceState(null, "", address({ search: text }));
       Object.assign(asked, { search: text, page: 0 });
       await show();
     }, signal),
   );
-  // Enter would send the form.
+  // By default, Enter would submit the form and load another page.
   form.addEventListener("submit", (event) => event.preventDefault());
   const body = element("div");
   main.append(element("h1", `Trials of ${name}`), form, body);
   const show = async () => {
     const text = asked.search;
     const found = await get(ofStudy(name, "/trials"), { size: innerWidth < NARROW ? 15 : 50, ...asked });
-    // Answers to what was typed before may come late.
+    // Ignore a late answer to an earlier search text.
     if (!signal.aborted && text === asked.search) {
       body.replaceChildren(...rows(name, found, go, ["state", "class", "search"].some((key) => asked[key])));
     }

@@ -12,7 +12,7 @@ for i = 1, #ARGV do
   local latest = last and string.match(last, '^%d+')
   if redis.call('ZSCORE', KEYS[2], ARGV[i]) then answer[i] = 'leased'
   elseif not last or latest and tonumber(latest) < tonumber(attempt) then answer[i] = 'free'
-  -- The latest attempt was sent by a scheduler with a later copy of the store.
+  -- A later attempt runs, sent by a scheduler with a newer copy of the store.
   elseif latest and redis.call('ZSCORE', KEYS[2], number .. '.' .. latest) then answer[i] = 'leased'
   else answer[i] = 'void' end
 end

@@ -6,8 +6,8 @@
 -- change. The modes differ in what happens to claimed attempts:
 --   'keep'    they continue
 --   'stop'    their workers are asked to stop them
---   'prune'   like 'stop', and the workers are told that the reason is their reports
---   'revoke'  they are taken back too and their leases end; workers that are alive notice it at the next renewal
+--   'prune'   like 'stop', and the workers learn that the trials are pruned
+--   'revoke'  they are taken back too and their leases end; live workers notice this at the next renewal
 -- Mode 'void' is for attempts whose result never arrived. It takes back an attempt if its trial has ended, or if it was
 -- claimed and neither it nor the trial's latest attempt has a lease. Attempts that may still be claimed do not change.
 

@@ -71,7 +71,8 @@ local function claim(number, attempt, event)
   events[#events + 1] = event
   -- This comes last: if an earlier command fails (a key of a wrong type), a repeated call must not find the claim made.
   redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
-  -- A worker with several slots would otherwise fail several trials at once. A lost trial must not close it for ever.
+  -- Allow only one trial at a time, because a worker with several slots could fail several at once. Allow the next
+  -- one after some time, in case this trial is lost.
   if busy_until then redis.call('HSET', KEYS[5], worker, 'half:' .. now + ARGV[5]) end
   return 1
 end

@@ -1,4 +1,4 @@
--- Put a request into a scheduler's inbox, unless that is full.
+-- Put a request into the inbox of a scheduler or worker, unless the inbox is full.
 --
 -- KEYS  1 inbox
 -- ARGV  1 sealed request  2 maximum number of requests in the inbox  3 seconds for which the inbox is kept

@@ -6,16 +6,17 @@ local function record(number)
   return last or tonumber(number) < 4294967296 and redis.call('GETBIT', KEYS[#KEYS], number) == 1 and 'done'
 end
 
--- Return the numbers of the attempts in a trial's record: first the latest claimed or void attempt, then earlier ones
--- that run beside it.
+-- Return the numbers of the attempts in a trial's record: first the latest claimed or void attempt, then earlier
+-- attempts that still run.
 local function named(record)
   local found = {}
   for each in string.gmatch((string.gsub(record, ':[^+]*', '')), '%d+') do found[#found + 1] = each end
   return found
 end
 
--- Return the attempts in a record that have a live lease, except `attempt`, in the form in which they end a record:
--- '+1+2', or ''. A loop must never run up to a number from a message: Redis does nothing else meanwhile.
+-- Return the attempts in a record that have a live lease, except `attempt`, as a record's last part:
+-- '+1+2' for attempts 1 and 2, '' for none. A loop must never run up to a number from a message: Redis does nothing
+-- else meanwhile.
 local function beside(known, leases, number, attempt)
   local live = ''
   for _, each in ipairs(named(known)) do

@@ -1,10 +1,10 @@
 -- Return which attempts can no longer be claimed by any worker.
 --
 -- KEYS  1 attempts  2 leases  3 done
--- ARGV  1 '1' if the messages are for seats of the attempts' gangs: seats can be taken as long as the attempt runs
+-- ARGV  1 '1' if the messages offer seats in the attempts' gangs, which can be taken while the attempt runs, else '0';
 --       then number and attempt of each
--- Returns for each attempt 1 if it is refused, or 0 if it may be claimed now or later: after `done:N` a later attempt
--- may follow
+-- Returns for each attempt 1 if it is refused, or 0 if it may be claimed now or later (attempts after N if the
+-- record is `done:N`)
 
 -- include record
 local answer = {}

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 attempts  2 leases  3 cancel  4 seats  5 yields  6 done
 -- ARGV  1 duration of a lease in ms; then number, attempt, seat and delivery of each replica
--- Returns for each replica 'ok', 'gone' (it should stop) or 'yield' (it should stop, because a trial needs its slot)
+-- Returns for each replica 'ok', 'gone' (it should stop) or 'yield' (it should stop, because a trial wants its slot)
 
 -- include runs
 local answer = {}

@@ -1,5 +1,5 @@
 -- Remove the first requests from an inbox and return them. A request that is too long is dropped here, because it might
--- fill the memory of a worker.
+-- fill the memory of its reader.
 --
 -- KEYS  1 inbox
 -- ARGV  1 maximum number of requests  2 maximum bytes of a request

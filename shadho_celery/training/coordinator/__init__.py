@@ -1,1 +1,3 @@
-"""The process that owns the model: it admits replicas, gathers their vectors, commits steps and writes checkpoints."""
+"""The coordinator, which owns the model: it admits replicas, gathers their vectors, commits steps and writes
+checkpoints.
+"""

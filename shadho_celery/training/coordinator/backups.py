@@ -1,13 +1,14 @@
 """Choice of the number of backup replicas by a renewal simulation on recorded response times.
 
-A replica that missed a step is busy until its stale gradient is finished or cancelled. Only then does it start on the
-current parameters. Order statistics of independent times neglect this and predict too great a gain. The simulation
-still draws times independently: a replica that is slow for minutes is treated like a replica that is sometimes slow.
+A replica that missed a step is busy until its stale gradient is finished or cancelled. Only then does it start to
+compute on the current parameters. Order statistics of independent times neglect this, and predict too great a gain. The
+simulation draws the times of successive steps independently, so it does not distinguish a replica that is slow for
+minutes from a replica that is sometimes slow.
 
-The time of a gradient that was cancelled is right-censored: it is only known to be longer. The distribution is the
-product-limit estimate of Kaplan and Meier (*Nonparametric estimation from incomplete observations*, JASA 53, 1958). It
-is valid here, because a step's end depends on the past only. It needs some late times to know how late they are, so
-now and then a late replica may finish its gradient (`Tuner.probe`).
+The time of a cancelled gradient is right-censored: only a lower bound of it is known. The distribution is therefore
+estimated by the product-limit estimate of Kaplan and Meier (*Nonparametric estimation from incomplete observations*,
+JASA 53, 1958). The estimate is valid here, because the end of a step depends only on the past. It also needs uncensored
+late times, so occasionally a late replica may finish its gradient (`Tuner.probe`).
 """
 
 from __future__ import annotations
@@ -21,33 +22,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-#: distribution of response times: (generator, runs, n) -> seconds of one gradient of n replicas, shape (runs, n)
+#: distribution of response times: (generator, runs, n) -> random seconds of a gradient of each of n replicas, shape
+#: (runs, n)
 Law = Callable[[np.random.Generator, int, int], Array]
 
-#: number of response times kept for each replica
+#: number of latest response times kept for each replica
 RING_SIZE = 500
-#: number of parallel runs of the simulation, and steps of each; the first quarter is discarded because all replicas
-#: start idle
+#: number of parallel runs of the simulation, and of steps in each run; the first quarter of the steps is discarded,
+#: because all replicas start idle
 RUNS, STEPS = 32, 96
-#: relative gain in step time that each backup must bring
+#: fraction by which each backup replica must shorten the step
 WORTH = 0.03
 #: steps from one choice of b to the next
 TUNE_EVERY = 100
 #: the report predicts step times for up to this many backups, or more if the gang has more
 PREDICT_UP_TO = 4
-#: minimum number of response times of a replica, without which its times are not used
+#: the times of a replica are used only if there are at least this many
 MIN_TIMES = 5
-#: number of the longest finished times from which the rate of the distribution's tail is estimated
+#: the rate of the distribution's tail is estimated from this many longest finished times
 TAIL_EVENTS = 10
-#: standard deviations by which a replica's number of finished responses must differ from what the times of all replicas
-#: predict, so that only its own times are used for it
+#: a replica gets a distribution of its own times only if its number of finished responses differs by more standard
+#: deviations than this from the number that the other replicas' times predict
 SEPARATE = 4.0
-#: late gradients that may be finished within RING_SIZE steps, so that their times are known
+#: maximum number of late gradients that may be finished within RING_SIZE steps (probes)
 PROBES = 30
 
 
 class Times:
-    """Last response times of each replica: seconds from sending the parameters to the arrival of the gradient.
+    """The latest response times of each replica: seconds from sending the parameters to the arrival of the gradient.
 
     The times of cancelled responses are censored.
     """
@@ -56,7 +58,7 @@ class Times:
         self._rings: dict[int, deque[tuple[float, bool]]] = {}
 
     def record(self, replica: int, seconds: float, *, finished: bool = True) -> None:
-        """Record one response. `finished` is False if it was cancelled after this many seconds."""
+        """Record a response of a replica. `finished` is False if the gradient was cancelled after this many seconds."""
         if math.isfinite(seconds) and seconds >= 0:
             self._rings.setdefault(replica, deque(maxlen=RING_SIZE)).append((seconds, finished))
 
@@ -65,11 +67,12 @@ class Times:
         self._rings.pop(replica, None)
 
     def law(self, running: Mapping[int, float] | None = None) -> Law | None:
-        """Return the distribution of the times recorded so far, or None before one replica has enough.
+        """Return the distribution of the recorded times, or None if no replica has enough times yet.
 
-        Column k is the k-th replica. It draws from the times of all replicas that do not clearly differ from one
-        another (one-sample log-rank test), else from its own. Further columns draw from the times of all. `running` has
-        the seconds so far of responses that have not ended, by replica.
+        Column k stands for the k-th replica. If its times differ clearly from those of the other replicas (one-sample
+        log-rank test), they are drawn from its own times only. All other replicas share one distribution. Further
+        columns, for replicas without times, draw from all times. `running` has the seconds so far of responses that
+        have not ended, by replica.
         """
         rings = {place: list(ring) for place, ring in self._rings.items() if len(ring) >= MIN_TIMES}
         if not rings:
@@ -90,9 +93,9 @@ class Times:
 class Survival:
     """Product-limit estimate S(t) of the probability that a response takes longer than t (Kaplan and Meier, 1958).
 
-    Beyond the longest finished time the estimate is completed by an exponential tail, like that of Brown, Hollander and
-    Korwar (in *Reliability and Biometry*, SIAM, 1974). Its rate is the number of the longest finished times over the
-    seconds spent in that part of the distribution, which is the maximum likelihood estimate.
+    Beyond the longest finished time, the estimate continues with an exponential tail (Brown, Hollander and Korwar, in
+    *Reliability and Biometry*, SIAM, 1974). The rate of the tail is its maximum likelihood estimate: the number of the
+    longest finished times (TAIL_EVENTS), divided by the seconds that all responses spent beyond the time before these.
     """
 
     def __init__(self, times: Sequence[tuple[float, bool]]) -> None:
@@ -100,14 +103,14 @@ class Survival:
         finished = np.sort([s for s, is_finished in times if is_finished])
         #: finished times in ascending order without repetition, shape (m,)
         self.events, deaths = np.unique(finished, return_counts=True)
-        # Of equal times, finished responses come before cancelled ones.
+        # If times are equal, finished responses come before cancelled ones.
         hazard = deaths / (len(seconds) - np.searchsorted(seconds, self.events))
         #: S just after each event, shape (m,)
         self.survival = np.cumprod(1.0 - hazard)
         self._hazards = np.concatenate([[0.0], np.cumsum(hazard)])
         start = finished[-TAIL_EVENTS - 1] if len(finished) > TAIL_EVENTS else 0.0
         exposure = float(np.maximum(seconds - start, 0.0).sum())
-        # Without any finished time half a response is assumed (Jeffreys' prior).
+        # If no response has finished, assume half a response (Jeffreys' prior).
         self._tail_seconds = exposure / max(0.5, float((finished > start).sum()))
 
     def expected(self, times: Sequence[tuple[float, bool]]) -> float:
@@ -125,7 +128,7 @@ class Survival:
 
 
 def _differs(place: int, rings: Mapping[int, Sequence[tuple[float, bool]]]) -> bool:
-    """Return True if the times of a replica differ clearly from those of the others (one-sample log-rank test)."""
+    """Return True if a replica's times differ clearly from the other replicas' times (one-sample log-rank test)."""
     others = [each for other, ring in rings.items() if other != place for each in ring]
     if not others:
         return False
@@ -135,25 +138,25 @@ def _differs(place: int, rings: Mapping[int, Sequence[tuple[float, bool]]]) -> b
 
 
 class Assignments:
-    """Records on which step each place works. When the work ends, its time is recorded in `times`."""
+    """Records which step each place works on, and adds the time of the work to `times` when the work ends."""
 
     def __init__(self, times: Times, now: Callable[[], float]) -> None:
         self._times, self._now = times, now
-        #: step on which a place works, and time at which it was assigned, by place
+        #: place -> the step that it works on, and the time at which it began
         self._current: dict[int, tuple[int, float]] = {}
-        #: newest step that was sent to a place, by place
+        #: place -> newest step that was sent to it
         self._sent: dict[int, int] = {}
-        #: places whose vector was refused, and that wait for the next step
+        #: places whose vector was refused, which wait for the next step
         self._idle: set[int] = set()
 
     @property
     def busy(self) -> list[int]:
-        """Places at work, on the current step or on an older one."""
+        """Places that work on the current step or on an older one."""
         return list(self._current)
 
     @property
     def idle(self) -> frozenset[int]:
-        """Places that have no work before the next step, because their vector was refused."""
+        """Places whose vector was refused, so that they have no work until the next step."""
         return frozenset(self._idle)
 
     def clear(self, place: int) -> None:
@@ -163,7 +166,7 @@ class Assignments:
         self._sent.pop(place, None)
 
     def assign(self, place: int, step: int) -> None:
-        """Record that a step was sent to a place. A place that still works on an older step begins this one when
+        """Record that a step was sent to a place. If the place still works on an older step, it begins this step when
         `resume` is called.
         """
         self._idle.discard(place)
@@ -171,21 +174,21 @@ class Assignments:
         self._current.setdefault(place, (step, self._now()))
 
     def complete(self, place: int, step: int, at: float) -> None:
-        """Record that the vector of an assigned step arrived at the time `at`."""
+        """Record that a place's vector for `step` arrived at the time `at`."""
         current = self._current.get(place)
         if current is not None and current[0] == step:
             del self._current[place]
             self._times.record(place, at - current[1])
 
     def resume(self, place: int, step: int) -> bool:
-        """Record that a place whose vector was late works on `step` now. Return False if `step` was not sent to it."""
+        """Record that a place whose vector was late now works on `step`. Return False if `step` was not sent to it."""
         if self._sent.get(place, -1) < step:
             return False
         self._current.setdefault(place, (step, self._now()))
         return True
 
     def set_idle(self, place: int) -> None:
-        """Record that the vector from a place was refused. The place gets no work until the next step."""
+        """Record that the vector of a place was refused, so that the place has no work until the next step."""
         self._idle.add(place)
 
     def seconds(self, place: int) -> float:
@@ -225,7 +228,7 @@ def simulate(
         start = np.maximum(free, began)
         done = start + takes[step]
         ended = np.partition(done, replicas - 1, axis=1)[:, replicas - 1 : replicas]
-        # A replica that is busy with an older gradient until this step ends never begins it.
+        # A replica that is busy with an older gradient until this step ends never begins this step.
         begun = start < ended
         if cancel_seconds is not None:
             done = np.minimum(done, ended + cancel_seconds)
@@ -238,7 +241,7 @@ def predict(
     law: Law, *, replicas: int, max_backups: int, cancel_seconds: float | None = None, seed: int = 0
 ) -> tuple[float, ...]:
     """Predict the mean seconds per step of N `replicas` for each number b of backups from 0 to `max_backups`."""
-    # All simulations use the same seed (common random numbers), so that only b makes a difference.
+    # All simulations use the same seed (common random numbers), so that their results differ only because of b.
     return tuple(
         simulate(law, replicas, b, cancel_seconds=cancel_seconds, generator=np.random.default_rng(seed))
         for b in range(max_backups + 1)
@@ -246,33 +249,34 @@ def predict(
 
 
 def best(predictions: Sequence[float]) -> int:
-    """Return the best b by the predicted seconds per step for each b, if each backup must shorten the step by WORTH.
+    """Return the best b. `predictions` are the seconds per step for each b; each backup must shorten the step by WORTH.
 
-    With N fixed, more backups never slow a step down. But each takes a slot, and the last backups gain almost nothing.
+    If N is fixed, more backups never make a step slower. But each takes a slot, and the last ones gain almost nothing.
     """
     return min(range(len(predictions)), key=lambda b: predictions[b] * (1 + WORTH * b))
 
 
 @dataclass
 class Tuner:
-    """Periodic choice of b from the response times recorded so far (``backups="auto"``)."""
+    """Chooses b periodically from the recorded response times (``backups="auto"``)."""
 
     replicas: int
     max_backups: int
     cancel_seconds: float | None = None
     seed: int = 0
     times: Times = field(default_factory=Times, init=False)
-    #: step of the next choice; the first choice comes soon, because until then the gang has slots for all its backups
+    #: step of the next choice; the first choice is early, because until then all backups take slots
     due: int = field(default=TUNE_EVERY // 5, init=False)
-    #: predicted seconds per step for each b by which b was chosen last; empty while too few times are recorded
+    #: seconds per step predicted for each b at the last choice; empty before it
     _predictions: tuple[float, ...] = field(default=(), init=False)
-    #: steps of the last probes
+    #: steps of the latest probes
     _probes: deque[int] = field(default_factory=lambda: deque(maxlen=PROBES), init=False)
 
     def probe(self, step: int, late: Sequence[int]) -> int | None:
-        """Return one of the `late` places that may finish its gradient of an ended `step`, or None.
+        """Return one of the `late` places, which may then finish its gradient of the ended `step`, or None.
 
-        Its time is then known. The choice does not depend on how late a place will be, else the times were biased.
+        So the time of this gradient becomes known. The choice does not depend on how late a place is, because that
+        would bias the times.
         """
         if not late or (len(self._probes) == PROBES and self._probes[0] > step - RING_SIZE):
             return None
@@ -280,9 +284,9 @@ class Tuner:
         return late[step % len(late)]
 
     def at(self, step: int, running: Mapping[int, float] | None = None) -> int | None:
-        """Return a newly chosen number of backups if a choice is due at this step, else None.
+        """Return the best number of backups if a choice is due at this step, else None.
 
-        `running` has the seconds so far of probes, by place. Choosing takes about ten milliseconds.
+        `running` has the seconds that probes have taken so far, by place. A choice takes about ten milliseconds.
         """
         if step < self.due or (law := self.times.law(running)) is None:
             return None
@@ -291,7 +295,8 @@ class Tuner:
         return best(self._predictions)
 
     def predictions(self) -> tuple[float, ...]:
-        """Return the predicted seconds per step for each b, by which b was chosen last or would be chosen now.
+        """Return the seconds per step predicted for each b: those of the last choice, or else those from the times so
+        far.
 
         The result is empty if too few times are recorded.
         """

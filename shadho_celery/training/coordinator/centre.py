@@ -1,4 +1,6 @@
-"""Model and optimizer of the coordinator, the mean of a step's vectors, and the moving average of the parameters."""
+"""State that the coordinator owns: model and optimizer, the mean of a step's vectors, and the parameters' moving
+average.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,21 @@ from shadho_celery.training.wire.vectors import Shape, Vector
 
 
 class Mean:
-    """Mean of one step's vectors and buffers, which does not depend on the order in which they arrive.
+    """Mean of one step's vectors and buffers. The result does not depend on the order in which they arrive.
 
     Floating-point sums depend on the order of their terms, so the vectors are added along a binary tree with a leaf for
-    each place. Two vectors are added as soon as both have arrived, in the memory of one of them. So most of the sum is
+    each place. Two siblings are added as soon as both are there, in the memory of one of them. So most of the sum is
     complete before the last vector arrives.
     """
 
     def __init__(self, vector: Vector, buffers: Vector, places: int) -> None:
-        """Write the means to `vector` and `buffers`."""
+        """`take` writes the means to `vector` and `buffers`."""
         self.vector, self.buffers = vector, buffers
         #: places whose vectors were added, in order of arrival
         self.places: list[int] = []
         #: number of leaves of the tree, a power of two; the root is node 1, and the children of n are 2 n and 2 n + 1
         self._leaves = 1 << (places - 1).bit_length()
-        #: sums that wait for their sibling, by node
+        #: node -> sum that waits for the sum of its sibling
         self._sums: dict[int, tuple[Vector, Vector]] = {}
         self._losses: list[float] = []
         self._weights: list[float] = []
@@ -43,7 +45,7 @@ class Mean:
         return len(self.places)
 
     def add(self, place: int, vector: Vector, buffers: Vector, loss: float, weight: float = 1.0) -> None:
-        """Add one vector, with a weight of at least 0. `vector` and `buffers` are overwritten before `take` returns."""
+        """Add a vector with a weight of at least 0. `vector` and `buffers` may be overwritten until `take` returns."""
         if weight != 1.0:
             vector *= np.float32(weight)
             buffers *= np.float32(weight)
@@ -53,7 +55,7 @@ class Mean:
         self._weights.append(weight)
 
     def take(self) -> tuple[tuple[int, ...], float]:
-        """Write the means, and start a new step. Return the places and the mean loss.
+        """Write the means, and begin the next step. Return the places whose vectors were added, and the mean loss.
 
         Raises UsageError if all weights are zero.
         """
@@ -62,7 +64,7 @@ class Mean:
             raise UsageError("the weights of all batches of a step are 0; give a weight= that counts something")
         loss = math.fsum(self._losses) / total
         while len(self._sums) > 1:
-            # The sibling of the lowest node has no vector.
+            # The sibling of the lowest node in the tree has no vector.
             lowest = max(self._sums)
             self._join(lowest // 2, *self._sums.pop(lowest))
         ((vector, buffers),) = self._sums.values()
@@ -73,7 +75,9 @@ class Mean:
         return places, loss
 
     def _join(self, node: int, vector: Vector, buffers: Vector) -> None:
-        """Add a sum to that of its sibling, and the result to that of its own sibling, as far up as there is one."""
+        """Add the sum of a node to that of its sibling, which gives the sum of their parent. Repeat this while the
+        sibling has a sum.
+        """
         while (sibling := self._sums.pop(node ^ 1, None)) is not None:
             vector += sibling[0]
             buffers += sibling[1]
@@ -85,23 +89,23 @@ class CentreState(TypedDict):
     """State of a `ModelCentre` in a checkpoint: tensors, numbers and plain containers."""
 
     model: dict[str, Tensor]
-    #: as returned by the optimizer's ``state_dict``
+    #: the optimizer's ``state_dict()``
     optimizer: dict[str, Any]
-    #: moving average of the parameters; None if it is not used
+    #: moving average of the parameters; None without one
     averaged: Tensor | None
-    #: number of steps done, and the schedule
+    #: number of steps done, and state of the schedule
     update: UpdateState
-    #: as returned by the scaler's ``state_dict``; empty if the loss is not scaled
+    #: the scaler's ``state_dict()``; empty if the loss is not scaled
     loss_scale: dict[str, Any]
-    #: states of the objects that the user's loop keeps, by name
+    #: ``state_dict()`` of each object in the argument `keep`, by name
     kept: dict[str, dict[str, Any]]
 
 
 class ModelCentre:
-    """Model and optimizer of the coordinator of N `replicas`, with an optional moving average of the parameters.
+    """Model and optimizer of a coordinator, with an optional moving average of the parameters.
 
-    A strategy's central rule works on it. The average is exponential: a_t = d a_(t-1) + (1 - d) theta_t. It does not
-    include the model's buffers.
+    The central rule of a strategy changes it. The average is exponential: a_t = d a_(t-1) + (1 - d) theta_t. It does
+    not include the model's buffers. `replicas` is N.
     """
 
     def __init__(self, plan: Plan, replicas: int) -> None:
@@ -118,7 +122,7 @@ class ModelCentre:
                 raise UsageError(f"keep[{name!r}] has no state_dict; give objects that have, such as a scheduler")
         parameters = self.shape.parameters
         self.size, self.read, self.write = parameters.size, parameters.read, parameters.write
-        #: factor on the learning rate of every parameter group in the current step, below 1 while replicas are missing
+        #: factor on all learning rates in the current step, below 1 while replicas are missing
         self.scale = 1.0
         self._decay = plan.ema
         self._averaged: Vector | None = None
@@ -128,7 +132,7 @@ class ModelCentre:
 
     @property
     def settings(self) -> str:
-        """Text of the optimizer's settings. A checkpoint can be used only with equal settings."""
+        """The optimizer's settings as text. A checkpoint can be used only if they are equal."""
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         return f"{type(self.optimizer).__name__} {groups} {self._decay} {self.update.settings} {sorted(self._keep)}"
 
@@ -140,7 +144,7 @@ class ModelCentre:
     def set_gradient(self, gradient: Vector, *, scaled: bool = False) -> None:
         """Write `gradient` to the parameters' gradients.
 
-        `scaled` multiplies it by `scale`, for a loop that steps the optimizer itself.
+        With `scaled`, it is multiplied by `scale`, for loops in which the caller steps the optimizer.
         """
         if scaled and self.scale != 1.0:
             gradient = gradient * np.float32(self.scale)
@@ -148,7 +152,7 @@ class ModelCentre:
             self.scratch[:] = gradient
         views = self.shape.parameters.on_device(self.scratch)
         for parameter, view in zip(self.shape.parameters.tensors, views, strict=True):
-            # On a CPU and in float32 this copies nothing.
+            # On a CPU and with float32, this copies nothing.
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype)
 
     def step(self) -> None:
@@ -156,13 +160,13 @@ class ModelCentre:
         self.update.apply(self.shape.parameters.tensors, self.scale)
 
     def end_step(self, loss: float = math.nan) -> None:
-        """Go on with the schedule and the loss scale. `loss` is the mean loss of the step, if it has one."""
+        """Advance the schedule and the loss scale by a step. `loss` is the mean loss of the step, if there is one."""
         self.update.advance(loss)
         self.loss_scale.advance()
 
     @cached_property
     def scratch(self) -> Vector:
-        """Vector for gradients. `descend` does not copy a gradient that is in this vector."""
+        """Vector for gradients. A gradient in this vector is not copied by `descend`."""
         return self.shape.vector()
 
     def update_average(self) -> None:
@@ -174,7 +178,7 @@ class ModelCentre:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the averaged parameters, if there are any, into the model for the duration of the block."""
+        """Put the averaged parameters, if there are any, into the model for the duration of a `with` block."""
         if self._averaged is None:
             yield
             return
@@ -187,7 +191,7 @@ class ModelCentre:
             self.write(own)
 
     def keep_average(self) -> None:
-        """Put the averaged parameters, if there are any, into the model permanently, and the scale into the scaler."""
+        """Put the averaged parameters, if any, into the model permanently, and the loss scale into the scaler."""
         self.loss_scale.keep()
         if self._averaged is not None:
             self.write(self._averaged)
@@ -216,7 +220,7 @@ class ModelCentre:
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer of another model."""
+    """Raise UsageError if the optimizer has none of the model's parameters."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held.isdisjoint(map(id, model.parameters())):
         raise UsageError(

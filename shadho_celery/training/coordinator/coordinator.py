@@ -1,8 +1,10 @@
-"""Coordinator of a gang: gathers vectors, commits steps and publishes parameters, in one thread.
+"""Coordinator of a gang: collects the replicas' vectors (gradients, or what the strategy sends), commits steps and
+publishes parameters, all in one thread.
 
-Commit rule: a vector counts if its frame is complete and undamaged, belongs to this epoch of the coordinator and to the
-current step, is finite, and is the first from its place. N such vectors make the step; in lockstep, a vector that
-arrives later is dropped (`_drop_late`). Even if a replica dies at any moment, no gradient is applied in part or twice.
+Commit rule: a vector counts if its frame is complete and undamaged and has the coordinator's current epoch. It must
+also be for the current step (in lockstep), be finite, and be the first from its place. In lockstep, N such vectors make
+the step, and a later vector is dropped (`_drop_late`). No gradient is applied in part or twice, even if a replica dies
+at any moment.
 """
 
 from __future__ import annotations
@@ -30,12 +32,13 @@ from shadho_celery.training.wire.vectors import Layout, Vector, is_finite
 
 logger = logging.getLogger(__name__)
 
-#: number of vectors in a row that are not finite after which a replica is quarantined; the count is kept for the next
-#: replica of its rank
+#: a replica is quarantined after this many vectors in a row that are not finite; the count continues for the next
+#: replica of the same rank
 QUARANTINE_AFTER = 3
-#: seconds after which the loop continues without an event, to check whether the trial must stop or a grace period ends
+#: maximum seconds for which the loop waits for an event before it checks whether the trial must stop or a grace period
+#: ends
 TICK = 0.1
-#: seconds within which a replica abandons a stale gradient
+#: seconds that a replica is assumed to need to abandon a stale gradient
 CANCEL_SECONDS = 0.01
 
 
@@ -47,12 +50,13 @@ class QuorumPolicy:
     start_seconds: float = 60.0
     #: seconds for which a step waits for replacements of lost replicas
     grace_seconds: float = 10.0
-    #: what happens after that: continue with fewer replicas and a lower learning rate, wait on, or end with an error
+    #: what happens after grace_seconds: continue with fewer replicas and a lower learning rate, wait longer, or end
+    #: with an error
     on_few: Literal["shrink", "wait", "fail"] = "shrink"
 
 
 class Quorum:
-    """Decides how many gradients make a step, from the number of live replicas and the policy."""
+    """Decides how many gradients make a step, by the number of live replicas and the policy."""
 
     def __init__(self, replicas: int, policy: QuorumPolicy, now: Callable[[], float]) -> None:
         #: number of gradients that make a step at the moment
@@ -62,10 +66,11 @@ class Quorum:
         self._until = now() + policy.start_seconds
 
     def start(self, present: int, reason: str, hopeless: Callable[[], bool]) -> tuple[bool, str | None]:
-        """Decide whether the first step may begin with `present` replicas. Return the decision and a note or None.
+        """Decide whether the first step may begin with `present` replicas. Return the decision, and a note for the user
+        or None.
 
-        `reason` says why the last replica left, or is "". `hopeless` returns True if no more replicas can come. Raises
-        ShadhoError if too few replicas came in time.
+        `reason` says why the last replica left or was refused, or is "". `hopeless` returns True if no more replicas
+        can come. Raises ShadhoError if too few replicas came in time.
         """
         if present >= self._replicas:
             return True, None
@@ -80,7 +85,7 @@ class Quorum:
         return True, self._resize(present, missing)
 
     def follow(self, alive: int, reason: str, hopeless: Callable[[], bool]) -> str | None:
-        """Adapt the quorum to the number of live replicas. Return a note if it changes, else None.
+        """Adapt the quorum to the number of live replicas. Return a note for the user if the quorum changes, else None.
 
         Raises ShadhoError if too few replicas are alive for too long and the gang may not shrink, or if none is alive.
         """
@@ -107,7 +112,7 @@ class Quorum:
 
 
 class Coordinator:
-    """Event loop that runs a strategy's central rule over the connections until the steps are done."""
+    """Event loop that collects vectors, yields their mean for each step, and publishes the new parameters."""
 
     def __init__(
         self,
@@ -125,10 +130,10 @@ class Coordinator:
     ) -> None:
         self.run, self.strategy, self.backups = run, strategy, backups
         self._layout, self._inbox, self._epoch = layout, inbox, epoch
-        #: returns how many replicas are present or may still come; None if that is not known
+        #: returns the maximum number of replicas, present or still to come; None if it is not known
         self._can_come = can_come
         self._last_reason = ""
-        # True if replicas abandon a gradient that is too late instead of finishing it
+        # True if replicas abandon a late gradient instead of finishing it
         self._cancels = strategy.lockstep and getattr(strategy, "cancel", True)
         #: keeps the response times, and chooses b from them if b is "auto"
         self.tuner = Tuner(
@@ -138,30 +143,30 @@ class Coordinator:
             seed=run.seed,
         )
         self._peers: dict[int, Peer] = {}
-        #: place that finishes a late gradient so that its time is known
+        #: place that finishes a late gradient, so that its time is known (probe)
         self._probe: int | None = None
         #: staleness of the last vector
         self._staleness = 0
-        #: vectors in a row that were not finite, by rank
+        #: rank -> number of its vectors in a row that were not finite
         self._not_finite: Counter[int] = Counter()
         self._assignments = Assignments(self.tuner.times, now)
-        #: memory of published parameters whose frames are gone; new memory of 100 MB would cost more than the copy
+        #: memory of earlier parameters, which is reused: to allocate 100 MB anew would take longer than the copy
         self._free: deque[Vector] = deque()
         self._encrypted = encrypted
         #: frame with the current parameters
         self._current: Frame | None = None
         self._mean = Mean(run.centre.scratch, np.zeros(layout.buffers, dtype=np.float32), run.log.places)
-        #: replicas whose vectors the mean holds, in the memory of their connections
+        #: replicas whose vectors are part of the mean, and are still in the memory of their connections
         self._held: list[Peer] = []
         self._quorum = Quorum(strategy.replicas, policy, now)
 
     def steps(self) -> Iterator[Vector]:
-        """Wait for the replicas, then yield the mean of each step's vectors. The caller applies it before it goes on.
+        """Wait for the replicas, then yield the mean of each step's vectors. The caller applies it before it continues.
 
         Raises ShadhoError if too few replicas come or are left.
         """
         has_come = self._gather()
-        # Call this also if the trial must stop, because its time limit is paused until this call.
+        # Make this call even if the trial must stop, because its time limit is paused until the call.
         self.run.context.gang_assembled()
         if not has_come:
             return
@@ -178,25 +183,26 @@ class Coordinator:
             self._publish(peer)
 
     def due_steps(self) -> Iterator[Vector]:
-        """Commit the current step if its vectors are complete, or if no more of them can arrive. Yield their mean.
+        """Commit the current step if it has enough vectors, or if no more can arrive. Yield their mean.
 
         Raises ShadhoError.
         """
         if self._is_due():
             yield from self._commit()
         elif self._assignments.idle and not self._mean and not self._assignments.busy:
-            # All replicas have answered this step, and no vector was finite. The next step has other batches.
+            # All replicas have answered this step, but no vector was finite. Skip the step: the next one has other
+            # batches.
             self.run.skip_step()
             self._start_next_step(self._assignments.idle)
 
     def predictions(self) -> Sequence[float]:
-        """Return the predicted seconds per step for each b. Empty without enough times, or if it is not `Sync`."""
+        """Return the seconds per step predicted for each b, or () if too few times are known or it is not `Sync`."""
         return self.tuner.predictions() if isinstance(self.strategy, Sync) else ()
 
     # Events
 
     def _gather(self) -> bool:
-        """Wait for N replicas. Return False if the trial must stop."""
+        """Wait for the first N replicas. Return False if the trial must stop."""
         while not self.run.is_over:
             enough, note = self._quorum.start(len(self._peers), self._last_reason, self._is_hopeless)
             if note:
@@ -219,7 +225,7 @@ class Coordinator:
             case Joined(peer=peer):
                 self._peers[peer.place] = peer
                 self.run.log.joined[peer.rank] += 1
-                # Another replica may have had this place before.
+                # Another replica may have had this place.
                 self._clear(peer.place)
                 if self.run.step:
                     self._note(f"replica {peer.rank} joined at step {self.run.step}")
@@ -247,7 +253,7 @@ class Coordinator:
                     peer.release_payload()
 
     def _accept(self, event: Arrived) -> bool:
-        """Apply the commit rule to a vector that has arrived. Return whether it counts, and stays in its memory.
+        """Apply the commit rule to a vector that has arrived. Return whether it counts; its memory must then be kept.
 
         Raises BrokenFrame if its payload is not valid.
         """
@@ -274,29 +280,31 @@ class Coordinator:
         return True
 
     def _drop_late(self, peer: Peer) -> None:
-        """Drop a late vector, and send its replica the current parameters at once."""
+        """Drop a late vector. Its replica gets the current parameters at once, unless they were already sent."""
         log = self.run.log
         log.late[peer.place] += 1
         if peer.place == self._probe:
             self._probe = None
         elif self._cancels:
-            # The vector was on its way when its step ended, and was counted as cancelled then.
+            # When the step ended, this vector was counted as cancelled, but it had already been sent.
             log.cancelled[peer.place] -= 1
         if peer in self._active() and not self._assignments.resume(peer.place, self.run.step):
             self._publish(peer)
 
     def _refuse(self, peer: Peer, *, is_overflow: bool) -> None:
-        """Refuse a vector that is not finite. Quarantine its replica after several in a row, unless they overflowed."""
+        """Refuse a vector that is not finite. Quarantine its replica after several such vectors in a row (overflows
+        excepted).
+        """
         self._assignments.set_idle(peer.place)
         if is_overflow:
             self.run.log.refused["overflow"] += 1
             self.run.centre.loss_scale.overflowed = True
             return
-        # The training may cause one such vector, but several in a row are probably caused by the machine.
+        # One such vector may be caused by the training, but several in a row are probably caused by the machine.
         self.run.log.refused["not finite"] += 1
         self._not_finite[peer.rank] += 1
         if self._not_finite[peer.rank] >= QUARANTINE_AFTER and len(self._peers) > 1:
-            # Another replica may have its rank, because that replica may be on a working machine.
+            # The rank itself is not excluded: its next replica may run on a machine that works.
             self._note(
                 f"replica {peer.rank} is in quarantine: its gradients were not finite; another may take its place"
             )
@@ -304,7 +312,7 @@ class Coordinator:
             self._forget(peer)
 
     def _forget(self, peer: Peer) -> None:
-        """Remove a replica that has left or was dismissed. A backup that rests takes over its work."""
+        """Remove a replica that has left or was dismissed. A backup replica without work takes over."""
         active = self._active()
         del self._peers[peer.place]
         self._clear(peer.place)
@@ -319,7 +327,7 @@ class Coordinator:
             self._probe = None
 
     def _active(self) -> list[Peer]:
-        """Return the replicas that compute: N + b of those that are present. The others rest."""
+        """Return the replicas that compute: the first N + b that are present. Further replicas have no work."""
         return [self._peers[place] for place in sorted(self._peers)[: self.strategy.replicas + self.backups]]
 
     # Steps
@@ -336,7 +344,7 @@ class Coordinator:
             return False
         if len(self._mean) >= self._quorum.size:
             return True
-        # All replicas may have answered, some of them with vectors that were refused.
+        # All replicas have answered, but some of the vectors were refused.
         return alive >= self._quorum.size and bool(self._mean) and not self._assignments.busy
 
     def _is_hopeless(self) -> bool:
@@ -344,7 +352,7 @@ class Coordinator:
         return self._can_come is not None and self._can_come() <= len(self._peers)
 
     def _commit(self) -> Iterator[Vector]:
-        """Yield the mean of the current step's vectors, which the caller applies. Then start the next step."""
+        """Yield the mean of the current step's vectors, which the caller applies, and then start the next step."""
         run = self.run
         if self.strategy.backups == "auto" and self._cancels and self._probe is None:
             self._probe = self.tuner.probe(run.step, self._assignments.busy)
@@ -358,7 +366,7 @@ class Coordinator:
             peer.release_payload()
         self._held.clear()
         if self.strategy.lockstep:
-            # With fewer than N gradients, the learning rate is reduced in proportion.
+            # If there are fewer than N gradients, reduce the learning rate in proportion.
             run.centre.scale = len(places) / self.strategy.replicas
         yield self._mean.vector
         run.centre.shape.buffers.write(self._mean.buffers)
@@ -368,7 +376,9 @@ class Coordinator:
         self._start_next_step(None if self.strategy.lockstep else self._assignments.idle.union(places))
 
     def _start_next_step(self, places: Collection[int] | None) -> None:
-        """Publish the new parameters to `places`, or to all replicas. Then report on the last step."""
+        """Publish the new parameters to `places`, or to all if it is None. Then report and save the last step as
+        needed.
+        """
         self._take_snapshot()
         if self.run.step < self.run.plan.steps:
             for peer in self._active():
@@ -379,7 +389,7 @@ class Coordinator:
         self.run.after_step()
 
     def _take_snapshot(self) -> None:
-        """Copy the current parameters to a frame, which is sent while the model changes."""
+        """Copy the current parameters to a frame, so that it can be sent while the model changes."""
         self._current = None
         vector = self._free.popleft() if self._free else np.zeros(self._layout.params_size, dtype=np.float32)
         parameters, buffers = self._layout.split(vector)
@@ -387,9 +397,9 @@ class Coordinator:
         self.run.centre.shape.buffers.read(buffers)
         self._layout.set_orders(vector, self.run.centre.loss_scale.value, self.run.draws.numbers)
         frame = Frame(Header(kind=Kind.PARAMS, epoch=self._epoch, step=self.run.step), vector.data)
-        # The memory is free once no thread sends the frame any more.
+        # The memory can be reused once no thread sends the frame any more.
         weakref.finalize(frame, self._free.append, vector)
-        # The checksum is computed once for all replicas. Encrypted frames need none.
+        # Compute the checksum once for all replicas. Encrypted frames need no checksum.
         self._current = frame if self._encrypted else frame.checksummed()
 
     def _publish(self, peer: Peer) -> None:
@@ -401,7 +411,7 @@ class Coordinator:
     # Backups
 
     def _tune_backups(self) -> None:
-        """Set b to the number that the recorded times justify. The other backups rest until b is raised again."""
+        """Set b to the number that the tuner chooses. The backup replicas beyond b have no work until b is raised."""
         probe = self._probe
         chosen = self.tuner.at(self.run.step, None if probe is None else {probe: self._assignments.seconds(probe)})
         if chosen is not None and chosen != self.backups:
@@ -409,6 +419,6 @@ class Coordinator:
             self.backups = chosen
 
     def _note(self, text: str) -> None:
-        """Log a message for the user and keep it for the report."""
+        """Log a message for the user, and add it to the report's notes."""
         logger.info("gang: %s", text)
         self.run.log.notes.append(text)

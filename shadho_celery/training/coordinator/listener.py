@@ -1,7 +1,7 @@
-"""Coordinator's end of the connections: admits replicas, and reads from and sends to each without blocking.
+"""The coordinator's end of the connections: admits replicas, receives their frames, and sends to them without blocking.
 
-Each replica has one thread that reads and one that sends. A fault of one connection (wrong token, garbage, an
-incomplete frame, silence) ends only that connection, and is counted and logged.
+Each replica has a thread that reads and a thread that sends. A fault of a connection (wrong token, garbage, an
+incomplete frame, silence) ends only this connection, and is counted and logged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shadho_celery.training.wire.handshake import Hello, Quit, Refused, Training
 
 logger = logging.getLogger(__name__)
 
-#: maximum number of connections in their handshake; a further connection closes the oldest of them
+#: maximum number of connections that are in their handshake; a further one closes the oldest
 MAX_HANDSHAKES = 64
 
 
@@ -60,13 +60,13 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """Event: a whole frame has arrived. The replica's next vector is read after `release_payload`."""
+    """Event: a replica's vector has arrived. Its next vector is read only after `release_payload`."""
 
     peer: Peer
     header: Header
     #: view of the connection's buffer
     payload: memoryview
-    #: time at which its last byte arrived; the coordinator may handle it later
+    #: time at which the frame was complete; the coordinator may handle it later
     at: float
 
 
@@ -76,11 +76,11 @@ Event = Joined | Rejected | Left | Arrived
 class Peer:
     """A replica's connection as seen by the coordinator. One thread reads its frames, another thread sends to it.
 
-    Sending never blocks the coordinator: notices are queued, and queued parameters are replaced by newer parameters.
+    Sending never blocks the coordinator: notices are queued, and newer parameters replace parameters that still wait.
     """
 
     def __init__(self, wire: Wire, *, place: int, rank: int, max_bytes: int) -> None:
-        """`place` is its own position in the gang, from 0. The replica was started with the number `rank`."""
+        """`place` is the replica's position in the gang, from 0. `rank` is the number with which it was started."""
         self.wire, self.place, self.rank = wire, place, rank
         self._buffer = memoryview(bytearray(max_bytes))
         self._buffer_free = threading.Semaphore(1)
@@ -88,9 +88,9 @@ class Peer:
         self._notices: deque[Frame] = deque()
         self._latest: Frame | None = None
         self._closed = False
-        #: reason for which the connection ended or was ended
+        #: reason why the connection ended or was ended
         self.reason: str | None = None
-        #: True if the replica said that an error of the user's own code ended it
+        #: True if the replica has said that it ends because of an error in the user's code
         self.is_error = False
 
     def notify(self, frame: Frame) -> None:
@@ -100,13 +100,13 @@ class Peer:
             self._changed.notify()
 
     def publish(self, frame: Frame) -> None:
-        """Queue the parameters of a step, in place of earlier ones that wait. They change once the frame is gone."""
+        """Queue the parameters of a step. They replace earlier parameters that have not been sent yet."""
         with self._changed:
             self._latest = None if self._closed else frame
             self._changed.notify()
 
     def release_payload(self) -> None:
-        """Allow the next vector to be read into the buffer of the last one."""
+        """Allow the next vector to be read, which overwrites the last one."""
         self._buffer_free.release()
 
     def drop(self, reason: str) -> None:
@@ -118,12 +118,12 @@ class Peer:
         self.wire.close()
 
     def dismiss(self, reason: str, *, error: bool = False) -> None:
-        """Send QUIT to the replica, after the queued notices."""
+        """Send QUIT with this reason to the replica, after the queued notices."""
         self.reason = self.reason or reason
         self.notify(Quit(reason=reason, error=error).frame())
 
     def read(self, put: Callable[[Arrived], None]) -> None:
-        """Read frames and call `put` with each vector. Raises the exception that ends the connection."""
+        """Read frames and call `put` with each vector until the connection ends. Raises the exception that ends it."""
         grad = Large(Kind.GRAD, len(self._buffer), self._buffer_for)
         while True:
             header, payload = self.wire.receive(Kind.PING, Kind.QUIT, large=grad)
@@ -152,7 +152,7 @@ class Peer:
                     self.wire.send(frame)
                     if frame.is_last:
                         self.wire.finish()
-                # The memory of a frame that was sent is used again once nothing refers to it.
+                # Delete the reference: the memory of a sent frame is reused once nothing refers to the frame.
                 del frame
         except OSError as error:
             self.drop(f"sending failed: {error}")
@@ -163,9 +163,9 @@ class Terms:
     """Conditions for the admission of a replica."""
 
     token: str
-    #: number of the coordinator's start, from 1
+    #: number of this start of the coordinator, from 1
     epoch: int
-    #: digest of model, batches and settings; a replica must have the same
+    #: digest of model, batches and settings, which must equal the replica's digest
     digest: str
     #: maximum length of a GRAD payload in bytes
     max_bytes: int
@@ -184,17 +184,17 @@ class Listener:
 
     def __init__(self, server: socket.socket, terms: Terms) -> None:
         self.inbox: SimpleQueue[Event] = SimpleQueue()
-        #: connections rejected or ended by a fault, by cause
+        #: number of connections that were refused, or ended by a fault, by cause
         self.refused: Counter[str] = Counter()
         self._server, self._terms = server, terms
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
-        #: peers that were dismissed because their replica connected again
+        #: connections that were dismissed because a replica of the same rank has connected
         self._replaced: set[Peer] = set()
         #: connections in their handshake, the oldest first
         self._handshakes: dict[Wire, None] = {}
         self._closing = threading.Event()
-        #: of connections that have ended: bytes received and sent
+        #: bytes received and sent over connections that have ended
         self._gone_bytes = [0, 0]
 
     def start(self) -> None:
@@ -203,7 +203,7 @@ class Listener:
             threading.Thread(target=work, name=f"gang-{work.__name__.strip('_')}", daemon=True).start()
 
     def present(self) -> int:
-        """Return the number of replicas with a place, including replicas whose WELCOME is not sent yet."""
+        """Return the number of replicas that have a place, including those whose WELCOME has not been sent yet."""
         return len(self._peers)
 
     def bytes_moved(self) -> tuple[int, int]:
@@ -225,7 +225,7 @@ class Listener:
             wire.close()
         until = time.monotonic() + seconds
         while time.monotonic() < until and (self._peers or self._replaced):
-            # A reading thread that waits for its buffer must continue to notice that its connection ends.
+            # A reading thread that waits for its buffer must continue, so that it notices the end of its connection.
             for peer in peers:
                 peer.release_payload()
             time.sleep(0.01)
@@ -239,7 +239,7 @@ class Listener:
             except OSError:
                 if self._closing.is_set():
                     return
-                time.sleep(0.1)  # out of file descriptors, for example: a passing condition
+                time.sleep(0.1)  # a temporary error, for example no free file descriptors
                 continue
             try:
                 wire = Wire(connection)
@@ -267,7 +267,7 @@ class Listener:
         try:
             receive_hello(wire, self._terms.token, admit, self._terms.epoch)
         except Exception as error:
-            # Every exception is caught, because an unauthenticated connection must not end the coordinator.
+            # Catch every exception, because an unauthenticated connection must not end the coordinator.
             with self._lock:
                 cause = _cause(error) if wire in self._handshakes else "too many handshakes at once"
                 self.refused[cause] += 1
@@ -285,7 +285,8 @@ class Listener:
         threading.Thread(target=peer.send, name=f"gang-send-{peer.place}", daemon=True).start()
         self.inbox.put(Joined(peer=peer))
         try:
-            # Replicas answer heartbeats. The coordinator may have closed the connection already.
+            # Replicas answer heartbeats, so silence is a fault. This call fails if the coordinator has closed the
+            # connection.
             peer.wire.limit_silence(self._terms.deadline_seconds)
             peer.read(self.inbox.put)
         except Exception as error:
@@ -296,7 +297,7 @@ class Listener:
         self.inbox.put(Left(peer=peer, reason=peer.reason or "closed", is_error=peer.is_error))
 
     def _admit(self, wire: Wire, hello: Hello) -> Peer:
-        """Give a replica its place. Raises Refused, or TrainingOver if the gang needs no more replicas."""
+        """Give a replica its place. Raises Refused if it must not join, TrainingOver if no more replicas are needed."""
         if hello.digest != self._terms.digest:
             theirs, ours = (digest.partition("-")[2] for digest in (hello.digest, self._terms.digest))
             length = f" (its data have {theirs} examples, the coordinator's {ours})" if theirs != ours else ""
@@ -323,8 +324,8 @@ class Listener:
             self._peers[peer.place] = peer
             self._replaced.update(earlier)
         for peer_before in earlier:
-            # The old replica is dismissed, because a dropped replica connects again, and the two would replace each
-            # other for ever.
+            # Dismiss the old replica instead of dropping its connection: it would reconnect, and the two would replace
+            # each other for ever.
             peer_before.dismiss("another replica of the same rank has connected")
         return peer
 
@@ -349,7 +350,7 @@ class Listener:
 
 
 def _cause(error: Exception) -> str:
-    """Return a short name of an error's cause, by which refused connections are counted."""
+    """Return a short name for the cause of an error, by which refused connections are counted."""
     if isinstance(error, OtherVersion):
         return "another version"
     if isinstance(error, Refused | TrainingOver):

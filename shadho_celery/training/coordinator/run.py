@@ -1,7 +1,7 @@
-"""Progress of one training in the process that owns the model: log, averages, evaluation, reports, checkpoints.
+"""Progress of one training in the coordinator's process: log, moving average, evaluation, reports and checkpoints.
 
-Each start claims the checkpoint's files with an epoch that is one higher than the last epoch. A coordinator that was
-assumed dead finds its successor's claim before it writes, and ends.
+Each start of a coordinator claims the files of the checkpoint, with an epoch one higher than the last claim's. A
+coordinator that was assumed dead but is not finds the later claim before it writes, and ends.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Superseded(ShadhoError):
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Record of one start of a coordinator, in a file beside the checkpoint."""
+    """Record of the latest start of a coordinator, in a file beside the checkpoint."""
 
     #: number of the start, from 1
     epoch: Annotated[int, Meta(ge=1)]
-    #: secret of the gang, kept from start to start, so that replicas that outlive a coordinator know it
+    #: secret of the gang. It stays the same from start to start, so that replicas can reconnect to the next coordinator
     token: str = field(default_factory=make_token)
     #: port on which the coordinator listens; 0 before it is known
     port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
@@ -56,17 +56,19 @@ class TrainingState(TypedDict):
     centre: CentreState
     #: number of steps done
     step: int
-    #: the log's steps as plain tuples
+    #: the steps in the log, as plain tuples
     steps: list[tuple[Any, ...]]
-    #: the log's counters by name; their keys are places or causes
+    #: the counters in the log, by name; their keys are places, ranks or causes
     counts: dict[str, dict[int, int] | dict[str, int]]
 
 
 class Checkpoints:
-    """Files of one training in a trial's folder, named by a digest of its settings."""
+    """Files of one training in a trial's folder: the checkpoint and the claim. Their names contain a digest of its
+    settings.
+    """
 
     def __init__(self, folder: Path, digest: str) -> None:
-        #: file that holds the state
+        #: file with the training's state
         self.path = folder / f"gang-{digest}.pt"
         self._claims = folder / f"gang-{digest}.json"
         self._claim: Claim | None = None
@@ -77,10 +79,10 @@ class Checkpoints:
         return min(others, default=None)
 
     def claim(self) -> Claim:
-        """Claim the training for this coordinator. Reuse token and port of the last start, if there was one."""
+        """Claim the training for this coordinator. The token and the port of the last start, if any, are used again."""
         last = self._read_claim()
         for part in self.path.parent.glob(f".{self.path.stem}.*{PART}"):
-            # A coordinator that was killed while writing has left this file.
+            # Remove files that a coordinator has left because it was killed while it wrote.
             part.unlink(missing_ok=True)
         self._claim = Claim(epoch=last.epoch + 1, token=last.token, port=last.port) if last else Claim(epoch=1)
         self._write_claim(self._claim)
@@ -93,7 +95,7 @@ class Checkpoints:
         self._write_claim(self._claim)
 
     def save(self, state: TrainingState) -> None:
-        """Replace the state atomically. Raises Superseded if another coordinator has claimed the training."""
+        """Save the state atomically. Raises Superseded if another coordinator has claimed the training."""
         self._raise_if_superseded()
         with _replacing(self.path) as file:
             torch.save(state, file)
@@ -101,7 +103,7 @@ class Checkpoints:
             self._raise_if_superseded()
 
     def load(self) -> TrainingState | None:
-        """Return the last state, or None if there is none. Raises ShadhoError if it cannot be read."""
+        """Return the saved state, or None if there is none. Raises ShadhoError if it cannot be read."""
         if not self.path.exists():
             return None
         try:
@@ -119,7 +121,7 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def _raise_if_superseded(self) -> None:
-        # If there is no claim at all, the coordinator that took over has finished.
+        # If there is no claim, a coordinator that took over has finished and removed it.
         last = self._read_claim()
         if self._claim is None or last is None or last.owner != self._claim.owner:
             raise Superseded
@@ -143,28 +145,28 @@ class Checkpoints:
 def _replacing(target: Path) -> Iterator[IO[bytes]]:
     """Yield a new file. It replaces `target` at the end of the `with` block, unless the block raises an error."""
     try:
-        # Only its owner may read it, because the claim contains the token.
+        # Only the owner may read the file, because a claim contains the token.
         with replacing(target, mode=0o600) as file:
             yield file
     except FileNotFoundError:
         if not target.parent.exists():
             raise
-        # The claim of another coordinator has removed the new file.
+        # Another coordinator has removed the new file when it claimed the training.
         raise Superseded from None
 
 
 logger = logging.getLogger(__name__)
 
-#: counters of a log that a checkpoint holds
+#: counters of the log that are saved in a checkpoint
 COUNTS = ("joined", "accepted", "late", "cancelled", "refused")
-#: number of reports to the context over a whole training, evenly spaced, unless `report_every` is given
+#: number of reports in a whole training, if `report_every` is not given
 REPORTS = 20
-#: a training has diverged after this many steps in a row without a finite gradient
+#: a training has diverged if this many steps in a row had no finite gradient
 MAX_NOT_FINITE = 3
 
 
 class Run:
-    """Progress of one training in the process that owns the model: takes notes of steps, reports, and checkpoints."""
+    """Progress of one training in the coordinator's process: records steps, reports losses and saves checkpoints."""
 
     def __init__(
         self,
@@ -177,13 +179,13 @@ class Run:
         examples: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Dropped batches return after each epoch of `examples` examples, or never if that is 0."""
+        """Dropped batches return at the end of each epoch of `examples` examples; 0 means never."""
         self.plan, self.centre, self.context, self.log = plan, centre, context, log
-        #: seed of the data's order and of random draws in the model
+        #: seed of the order of the data, and of random numbers in the model
         self.seed = context.seed if plan.seed is None else plan.seed
         #: batches of the current step
         self.draws = Draws(log.places, batch=plan.batch, examples=examples)
-        #: number of steps done; the parameters are those of this step
+        #: number of steps done, which is the number of the current step
         self.step = 0
         #: value of the last evaluation, or mean training loss of the last report
         self.loss: float | None = None
@@ -192,15 +194,15 @@ class Run:
         self._skipped = 0
         self._every = plan.report_every or max(1, plan.steps // REPORTS)
         self._checkpoints: Checkpoints | None = None
-        # A trial with a budget may be promoted to a greater one, and then continues from its last step.
+        # A trial with a budget may be promoted to a greater budget. Its training then continues from this checkpoint.
         self._keeps_checkpoint = context.budget is not None
         if plan.checkpoint_every:
-            # The trial's number is left out: a promoted trial has another number but the same folder.
+            # The name does not contain the trial's number: a promoted trial has another number, but the same folder.
             name = hashlib.sha256(f"{digest}:{centre.settings}".encode()).hexdigest()[:16]
             self._checkpoints = Checkpoints(context.checkpoint_dir, name)
 
     def claim(self) -> Claim:
-        """Claim the training for this process and restore its last checkpoint."""
+        """Claim the training for this process, and restore its checkpoint if there is one."""
         claim = Claim(epoch=1)
         if self._checkpoints is None:
             return claim
@@ -227,12 +229,12 @@ class Run:
                 "the training starts from the first step: the checkpoint %s is of other arguments, model or data", other
             )
         if self.context.is_copy:
-            # A speculative copy starts from the original's checkpoint, and does not change its files.
+            # A speculative copy starts from the checkpoint of the trial's other attempt, and must not change the files.
             self._checkpoints = None
         return claim
 
     def record_port(self, port: int) -> None:
-        """Record the coordinator's port for a later start."""
+        """Record the coordinator's port, for the next start."""
         if self._checkpoints is not None:
             self._checkpoints.record_port(port)
 
@@ -242,7 +244,7 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """True at the end of the training: it is complete, or the trial must stop."""
+        """True if the training must end: it is complete, or the trial must stop."""
         return self.is_complete or self.context.should_stop()
 
     @property
@@ -252,15 +254,15 @@ class Run:
         return self.step >= self.plan.steps or (goal is not None and self.loss is not None and self.loss <= goal)
 
     def record_step(self, places: tuple[int, ...], loss: float, staleness: int = 0) -> None:
-        """Record a step that was applied to the model: the mean of the vectors of `places`."""
+        """Record a step that was applied to the model. It was the mean of the vectors of `places`."""
         self._record(places, loss, staleness)
         self._skipped = 0
         self.centre.update_average()
 
     def skip_step(self) -> None:
-        """Record a step without any finite gradient: the parameters stay, and the next step has other batches.
+        """Record a step without a finite gradient: the parameters stay the same, and the next step has other batches.
 
-        Raises UsageError at the first step, and Diverged at the third such step in a row, unless gradients overflowed.
+        Raises UsageError at the first step, and Diverged at the third such step in a row. An overflow raises neither.
         """
         if self.centre.loss_scale.overflowed:
             self._record((), math.nan)
@@ -300,7 +302,7 @@ class Run:
     def after_step(self) -> None:
         """Call `on_step`. Report the loss and save a checkpoint if that is due.
 
-        This may take long, so call it when the new parameters are already queued for the replicas.
+        This may take long, so call it after the new parameters were queued for the replicas.
         """
         last = self.step >= self.plan.steps
         if self.plan.on_step is not None:
@@ -321,9 +323,11 @@ class Run:
             self._checkpoints.save({"centre": self.centre.state(), "step": self.step, "steps": steps, "counts": counts})
 
     def finish(self) -> None:
-        """Put the averaged parameters into the model, and remove the checkpoint unless the trial may be promoted."""
+        """Put the averaged parameters into the model. Remove the checkpoint of a complete training, unless the trial
+        has a budget.
+        """
         if self.loss is None and self.step:
-            # The training was resumed after its last step, or stopped before its first report.
+            # No loss was reported: the training was resumed after its last step, or stopped before its first report.
             self.loss = self._current_loss()
         self.centre.keep_average()
         self.log.dropped_batches = self.draws.lost + self.draws.waiting
@@ -331,8 +335,8 @@ class Run:
             self._checkpoints.remove()
 
     def _current_loss(self) -> float | None:
-        """Return the loss that `evaluate` computes. Without `evaluate`, return the mean loss of the last steps, or
-        None.
+        """Return the loss that `evaluate` computes. Without `evaluate`, return the mean training loss since the last
+        report, or None.
         """
         if self.plan.evaluate is None:
             losses = [step.loss for step in self.log.steps[-self._every :] if step.accepted]

@@ -1,1 +1,3 @@
-"""Processes that compute gradients: connection to the coordinator, batches, optimizer steps, and local processes."""
+"""Replicas, which compute gradients: connection to the coordinator, batches, optimizer steps, and processes on this
+machine.
+"""

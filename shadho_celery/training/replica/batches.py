@@ -1,11 +1,12 @@
-"""Batches of examples, which depend only on seed, step and place, and the gradient of a batch's mean loss.
+"""Batches of examples, which depend only on seed, step and place; and computation of the gradient of a batch's mean
+loss.
 
-Each epoch visits the data in its own permutation. Batch (step, place) is number ``step * places + place`` of the stream
-of batches. Replicas have no fixed shards of the data, because a slow replica's shard would then count too little. A
-batch may span the end of an epoch.
+Each epoch visits the data in a permutation of its own. Batch (step, place) is number ``step * places + place`` of the
+stream of batches. Replicas have no fixed shards of the data, because a slow replica's shard would then count too
+little. A batch may span the end of an epoch.
 
-In synchronous SGD, a batch whose gradient was dropped returns after its epoch (`Draws`). So examples that make a
-gradient slow are not lost.
+In synchronous SGD, a batch whose gradient was dropped is used again after its epoch (`Draws`), so that examples that
+make a gradient slow are not lost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from shadho_celery.training.wire.vectors import Bucket
 
 
 class Examples(Protocol):
-    """Map-style data set: examples by number, from 0."""
+    """Map-style data set, which returns examples by index."""
 
     def __len__(self) -> int: ...
 
@@ -45,22 +46,22 @@ Loss = Callable[[nn.Module, Any], Tensor]
 #: batch -> weight of its mean loss, such as its number of tokens
 Weight = Callable[[Any], float]
 
-#: how often a dropped batch returns
+#: maximum number of times that a dropped batch is used again
 RETURNS = 2
-#: number of permutations kept, because a batch may span two epochs
+#: number of permutations kept in memory; a batch may span two epochs
 _KEPT = 2
 
 
 class Batches:
-    """Stream of batches. Raises UsageError for data of an unsupported type, or with fewer examples than one batch.
+    """Stream of batches. Raises UsageError for data of an unsupported type or with fewer examples than one batch.
 
-    Of a DataLoader, the data set, the collate function and the workers are used, see `load_ahead`.
+    Of a DataLoader, only the data set, the collate function and the workers are used (`load_ahead`).
     """
 
     def __init__(self, data: Data, *, batch: int, seed: int, places: int = 1, micro_batches: int = 1) -> None:
         _check_data(data, batch)
         loader = data if isinstance(data, DataLoader) else None
-        #: the loader, if it has workers
+        #: the DataLoader, if it has workers
         self.loader = loader if loader is not None and loader.num_workers else None
         self._data = cast(Any, data if loader is None else loader.dataset)
         self._tensors = None if loader is not None else _tensors_of(data)
@@ -81,7 +82,9 @@ class Batches:
 
     @property
     def digest(self) -> str:
-        """Text that is equal for equal batches. Of tensors it has shapes, types and three examples."""
+        """Text that describes the batches, to compare them between processes. It has shapes, types and three examples
+        of tensors.
+        """
         described: list[object] = [self.size, self.batch, self.seed, self.places, self.micro_batches]
         if self._tensors is not None:
             some = sorted({0, self.size // 2, self.size - 1})
@@ -99,9 +102,9 @@ class Batches:
         return torch.cat(parts)
 
     def parts(self, step: int, place: int) -> Iterator[tuple[object, float]]:
-        """Yield the micro-batches of batch (step, place), each with its share of the batch.
+        """Yield the micro-batches of batch (step, place), each with its fraction of the batch's examples.
 
-        Raises UsageError if the data set does.
+        Raises UsageError if the data set raises an error.
         """
         for number, chosen in enumerate(self.indices(step, place).tensor_split(self.micro_batches)):
             try:
@@ -111,7 +114,7 @@ class Batches:
                 raise UsageError(f"the data set failed in a batch of step {step}: {failed}") from failed.__cause__
 
     def load_ahead(self, place: int) -> None:
-        """Let the loader's workers load the batches of this place before they are asked for, until `close`."""
+        """Let the loader's workers load the batches of this place in advance, until `close`."""
         if self.loader is not None:
             self._loading = _Loading(self.loader, self, place)
 
@@ -121,12 +124,12 @@ class Batches:
             self._loading.close()
 
     def move(self, device: torch.device) -> None:
-        """Move tensors that are on a GPU to another one."""
+        """Move the data's tensors that are on a GPU to the GPU `device`."""
         if self._tensors is not None:
             self._tensors = [each.to(device) if each.is_cuda else each for each in self._tensors]
 
     def keyed(self, step: int, place: int, number: int, chosen: Tensor) -> Keyed:
-        """Return the indices of a micro-batch with the seed of its random draws."""
+        """Return the seed of a micro-batch's random numbers, and the indices of its examples."""
         return mixed(self.seed, step, place, number, 3), chosen.tolist()
 
     def _pick(self, step: int, place: int, number: int, chosen: Tensor) -> object:
@@ -139,30 +142,32 @@ class Batches:
         if epoch not in self._epochs:
             generator = torch.Generator().manual_seed(mixed(self.seed, epoch))
             self._epochs[epoch] = torch.randperm(self.size, generator=generator)
-            # Remove the furthest epochs, in either direction: after a restart, an earlier epoch may be needed.
+            # Remove the permutations of the most distant epochs, earlier or later: after a restart, an earlier epoch
+            # may be needed.
             for old in sorted(self._epochs, key=lambda kept: abs(kept - epoch))[_KEPT:]:
                 del self._epochs[old]
         return self._epochs[epoch]
 
 
 class Draws:
-    """Numbers of the batches that the places of each step compute, as a function of the places that counted before.
+    """Decides which batches the places compute in each step. That depends only on which places counted in the steps
+    before.
 
-    Batch (step, place) has the number ``step * places + place``. In turn, a step takes the next `places` batches of the
-    stream. At the end of an epoch, the batches that did not count come again, in the order in which they were dropped:
-    by step, then by place. They come only in steps that they fill, so a few may wait for the end of the next epoch.
-    A batch returns at most twice. With `examples` 0, none returns.
+    Batch (step, place) has the number ``step * places + place``. A step usually takes the next `places` batches of the
+    stream. At the end of an epoch of `examples` examples, dropped batches are used again, in the order of their step
+    and place. They fill whole steps, so a few may wait for the end of the next epoch. A batch is used again at most
+    RETURNS times. If `examples` is 0, dropped batches are not used again.
     """
 
     def __init__(self, places: int, *, batch: int = 1, examples: int = 0) -> None:
         self.places, self._batch, self._examples = places, batch, examples
-        #: batches that were dropped for the last time
+        #: number of batches that were dropped too often to be used again
         self.lost = 0
         self._turn = 0
         self._returning: deque[int] = deque()
-        #: batches that wait for the end of the epoch
+        #: numbers of dropped batches that wait for the end of the epoch
         self._dropped: list[int] = []
-        #: how often each of the waiting batches was dropped
+        #: number of times that each waiting batch was dropped
         self._times: Counter[int] = Counter()
 
     @property
@@ -178,7 +183,9 @@ class Draws:
         return [self._turn * self.places + place for place in range(self.places)]
 
     def end_step(self, accepted: Collection[int]) -> None:
-        """End the current step, in which the batches of these places counted. If none did, the step was skipped."""
+        """End the current step, in which the batches of the places `accepted` counted. If it is empty, the step was
+        skipped.
+        """
         numbers, returns = self.numbers, len(self._returning) >= self.places
         if returns:
             for _ in numbers:
@@ -211,16 +218,16 @@ class Draws:
             self.lost += 1
 
 
-#: seed and indices of examples
+#: seed of random numbers, and indices of examples
 Keyed = tuple[int, list[int]]
 
 
 class _Failed(Exception):
-    """The data set raised an error, which is the cause."""
+    """Raised if the data set has raised an error, which is the cause."""
 
 
 class _Seeded(Dataset[Any]):
-    """Data set whose random draws (augmentation) depend only on the batch that they are for."""
+    """Data set whose random numbers (for augmentation) depend only on the batch."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -242,7 +249,7 @@ class _Seeded(Dataset[Any]):
 
 
 class _Loading:
-    """Batches of one place that the workers of a DataLoader load ahead, in the order of the steps."""
+    """Micro-batches of one place, which the workers of a DataLoader load in advance, in the order of the steps."""
 
     def __init__(self, loader: DataLoader[Any], batches: Batches, place: int) -> None:
         self._batches, self._place = batches, place
@@ -253,7 +260,7 @@ class _Loading:
         self._loader: DataLoader[Any] = DataLoader(
             _Seeded(loader.dataset),
             batch_sampler=self,  # type: ignore[arg-type]
-            # Without it the loader would draw from the generator that the model draws from.
+            # By default, the loader would draw from the generator that the model uses.
             generator=torch.Generator(),
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
@@ -265,7 +272,7 @@ class _Loading:
         )
 
     def __iter__(self) -> Iterator[Keyed]:
-        """Yield the micro-batches from a step on, for the loader."""
+        """Yield the indices of the micro-batches from step `_begin` on, as the loader's batch sampler."""
         step = self._begin
         while True:
             chosen = self._batches.indices(step, self._place).tensor_split(self._batches.micro_batches)
@@ -273,7 +280,9 @@ class _Loading:
             step += 1
 
     def take(self, step: int, place: int, number: int) -> object | None:
-        """Return a micro-batch, or None if it does not lie ahead. Micro-batches in between are discarded."""
+        """Return a micro-batch, or None if it was already passed or is of another place. Micro-batches before it are
+        discarded.
+        """
         ahead = (step, number) >= self._next
         if place != self._place or (self._loaded is not None and not ahead):
             return None
@@ -306,7 +315,7 @@ class Result:
 
 
 class Computer:
-    """Computes gradients of one model. They are left in ``parameter.grad``, and in the bucket if there is one."""
+    """Computes gradients of one model. It leaves them in ``parameter.grad``, and in the bucket if there is one."""
 
     def __init__(
         self, model: nn.Module, loss: Loss, batches: Batches, bucket: Bucket | None = None, weight: Weight | None = None
@@ -317,10 +326,12 @@ class Computer:
     def backward(
         self, draw: int, place: int, abandon: Callable[[], bool] | None = None, *, loss_scale: float = 1.0
     ) -> Result | None:
-        """Compute the gradient of batch (draw, place), multiplied by `loss_scale`. Return the mean loss and the weight.
+        """Compute the gradient of batch (draw, place), multiplied by `loss_scale`. Return the batch's mean loss and
+        weight.
 
-        Returns None if `abandon` returned True before a micro-batch. Random draws of the model (dropout) depend only on
-        (seed, draw, place), so a gradient can be computed again. The process's CPU generator keeps its state.
+        Returns None if `abandon` returned True before a micro-batch. Random numbers in the model (dropout) depend only
+        on (seed, draw, place), so that a gradient can be computed again. The state of the process's CPU generator is
+        kept.
         """
         self.model.zero_grad(set_to_none=True)
         self.model.train()
@@ -340,23 +351,25 @@ class Computer:
                 value = self._loss(self.model, part)
                 if not isinstance(value, torch.Tensor) or value.numel() != 1:
                     raise UsageError("loss(model, batch) must return a tensor with one number, the batch's mean loss")
-                # With a single micro-batch, the usual case, the result equals that of a plain loop to the bit.
+                # Do not multiply by 1: with a single micro-batch, the result is then exactly that of a plain loop.
                 (value if share * loss_scale == 1 else value * (share * loss_scale)).backward()
                 losses.append((value.detach(), share))
                 queued.append(_queued())
                 if len(queued) > 1:
-                    # A GPU has at most two micro-batches to do, so that an abandoned gradient ends soon.
+                    # Queue at most two micro-batches on a GPU, so that an abandoned gradient ends soon.
                     queued.popleft()()
         return Result(loss=sum(value.item() * share for value, share in losses), weight=weight)
 
     def blame(self, error: Exception) -> str:
-        """Return "the loss raised at FILE:LINE: " if the loss function raised `error`, else ""."""
+        """Return "the loss raised at FILE:LINE: " if `error` was raised within the loss function, else ""."""
         code = getattr(self._loss, "__code__", None)
         lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code is code]
         return f"the loss raised at {Path(code.co_filename).name}:{lines[0]}: " if code and lines else ""
 
     def _weighed(self, parts: Iterator[tuple[object, float]]) -> tuple[Iterable[tuple[object, float]], float]:
-        """Return the micro-batches with their shares by weight, and the sum of their weights. Raises UsageError."""
+        """Return the micro-batches with their shares of the weight, and the sum of their weights. Raises UsageError for
+        a weight that is not valid.
+        """
         if self._weight is None:
             return parts, 1.0
         loaded = [part for part, _ in parts]
@@ -379,7 +392,7 @@ def _checked_weight(value: object) -> float:
 
 
 def _queued() -> Callable[[], None]:
-    """Return a function that waits until what is queued on the GPU now is done. A CPU has done it already."""
+    """Return a function that waits for the operations that are queued on the GPU now. On a CPU it does nothing."""
     if not torch.cuda.is_initialized():
         return lambda: None
     event = torch.cuda.Event()
@@ -389,8 +402,8 @@ def _queued() -> Callable[[], None]:
 
 @contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
-    """Seed torch's generators for the duration of the `with` block. Restore the CPU's generator after it."""
-    # torch.random.fork_rng and torch.manual_seed are avoided: they take 0.25 ms, as long as a small gradient.
+    """Seed torch's generators for a `with` block. Restore the state of the CPU's generator after it."""
+    # Avoid torch.random.fork_rng and torch.manual_seed, which take 0.25 ms, as long as a small gradient.
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)
@@ -419,7 +432,7 @@ def _tensors_of(data: Data) -> Sequence[Tensor] | None:
 
 
 def _check_data(data: object, batch: int) -> None:
-    """Raise UsageError for containers of data that a gang does not support."""
+    """Raise UsageError for data of a type that a gang does not support."""
     wanted = "give tensors of equal length, or a Dataset with len() and data[i]"
     if isinstance(data, DataLoader):
         if data.batch_size not in (None, 1, batch):
@@ -436,7 +449,7 @@ def _check_data(data: object, batch: int) -> None:
 
 
 def mixed(*numbers: int) -> int:
-    """Return a seed of 63 bits that differs if any of the numbers differs (SplitMix64, Steele et al., 2014)."""
+    """Return a seed of 63 bits, made from all the numbers by hashing (SplitMix64, Steele et al., 2014)."""
     state = 0
     for number in numbers:
         state = (state ^ (number & _MASK)) + 0x9E3779B97F4A7C15 & _MASK

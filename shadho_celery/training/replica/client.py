@@ -1,4 +1,4 @@
-"""Replica's end of the connection: finds the coordinator, reconnects, and holds the newest parameters."""
+"""The replica's end of the connection: connects to the coordinator, reconnects, and keeps the newest parameters."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from shadho_celery.training.wire.vectors import Vector
 
 logger = logging.getLogger(__name__)
 
-#: seconds between two checks for a stopped trial
+#: seconds between two checks whether the trial was stopped
 TICK = 0.25
-#: seconds between two attempts to connect: the first pause and the longest
+#: seconds between two attempts to connect: the first pause, and the longest
 BACKOFF = (0.05, 2.0)
-#: seconds for which a replica tries to find its coordinator, and after which a silent coordinator counts as lost
+#: seconds for which a replica tries to connect to its coordinator; and seconds after which a silent coordinator counts
+#: as lost
 RECONNECT_SECONDS, DEADLINE_SECONDS = 60.0, 30.0
-#: minimum seconds between the starts of two connections, because what ended one may end the next at once
+#: minimum seconds between the starts of two connections, because the cause that ended the first may persist
 MIN_CONNECT_INTERVAL = 2.0
-#: seconds for the thread of a closed connection to end
+#: maximum seconds to wait for the end of a closed connection's thread
 LEAVE_SECONDS = 1.0
 
 
 class ConnectionLost(Exception):
-    """The connection ended without a QUIT. The coordinator may be started again, so the replica reconnects."""
+    """The connection ended without a QUIT. The replica reconnects, because the coordinator may be started again."""
 
 
 class Client:
     """One replica's connection, and the parameters received over it.
 
-    Two buffers hold parameters. One buffer is being filled. The other buffer holds the newest complete parameters and
-    can be read.
+    There are two buffers: one is being filled, the other one has the newest complete parameters, which can be read.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Client:
         self._front, self._back = params
         self._changed = threading.Condition()
         self._step = -1
-        #: newest step that the coordinator has announced; -1 before the first
+        #: newest step that the coordinator has announced; -1 before the first announcement
         self.newest = -1
         self._ended: Exception | None = None
         self._wire: Wire | None = None
@@ -69,7 +69,7 @@ class Client:
         self.epoch = 0
 
     def connect(self) -> int:
-        """Connect to the coordinator, and return this replica's place. Try again with increasing pauses.
+        """Connect to the coordinator, trying again with increasing pauses. Return this replica's place.
 
         Raises Refused, TrainingOver, or ShadhoError if there is no connection within RECONNECT_SECONDS.
         """
@@ -95,7 +95,7 @@ class Client:
             epoch, place = say_hello(wire, self._seat.token, self._hello)
             if epoch < self.epoch:
                 raise ConnectionLost(f"a coordinator of epoch {epoch} answered, after one of epoch {self.epoch}")
-            # The coordinator sends heartbeats.
+            # The coordinator sends heartbeats, so silence means that it is lost.
             wire.limit_silence(DEADLINE_SECONDS)
         except BaseException:
             connection.close()
@@ -132,7 +132,7 @@ class Client:
                 self._changed.wait(TICK)
 
     def pause(self, seconds: float, abandon: Callable[[], bool]) -> bool:
-        """Wait for `seconds`. Return True early if `abandon`, which is called at every new step, returns True."""
+        """Wait for `seconds`. `abandon` is called at every new step; return True early if it returns True."""
         until = time.monotonic() + seconds
         with self._changed:
             while (left := until - time.monotonic()) > 0:
@@ -154,21 +154,21 @@ class Client:
             assert self._wire is not None
             self._wire.send(frame)
         except OSError as error:
-            # If the coordinator has sent a QUIT, the reading thread has the reason, or will soon.
+            # If the coordinator has sent a QUIT, the reading thread has received it or soon will.
             with self._changed:
                 self._changed.wait_for(lambda: self._ended is not None, timeout=TICK)
             self.raise_if_ended()
             raise ConnectionLost(str(error)) from None
 
     def send_quit(self, reason: str, *, error: bool = False) -> None:
-        """If the replica is connected, tell the coordinator the reason for which it ends. An `error` ends the gang."""
+        """If the replica is connected, tell the coordinator why the replica ends. With `error`, the whole gang ends."""
         if self._wire is not None and self._ended is None:
             with suppress(OSError):
                 self._wire.send(Quit(reason=reason, error=error).frame())
                 self._wire.finish()
 
     def close(self) -> None:
-        """End the connection and its thread. A worker does not reuse a process in which threads are left."""
+        """End the connection and its thread. A worker does not reuse a process with running threads."""
         if self._wire is not None:
             self._wire.close()
         if self._thread is not None:
@@ -183,7 +183,7 @@ class Client:
                 if header.kind is Kind.QUIT:
                     raise Quit.read(payload).exception()
                 if header.kind is Kind.PING:
-                    # If another thread is sending, no answer is needed: what it sends is a sign of life too.
+                    # If another thread is sending, no answer is needed, because any frame is a sign of life.
                     wire.send(pong, wait=False)
                 elif header.kind is Kind.PARAMS:
                     with self._changed:

@@ -1,4 +1,4 @@
-"""Replica processes on this machine. They are forked if that is safe, else spawned, and end with their parent."""
+"""Replica processes on this machine. They are forked if that is safe, else spawned, and they end with their parent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shadho_celery.objective.call import gpu_peak
 from shadho_celery.ranks.children import begin_child, end_children
 from shadho_celery.training.replica.replica import Workload, serve
 
-#: seconds for replicas to exit before they are killed
+#: seconds that replicas have to exit before they are killed
 LEAVE_SECONDS = 2.0
 
 
@@ -32,26 +32,30 @@ class Processes:
 
     def __init__(self) -> None:
         self.children: list[BaseProcess] = []
-        #: GPU and peak bytes there of each replica that has a GPU
+        #: for each replica with a GPU: the GPU, and the peak of the bytes that the replica has used on it
         self._peaks: list[tuple[torch.device, MutableSequence[int]]] = []
 
     @property
     def method(self) -> Literal["fork", "spawn"]:
-        """Start method of the next process: the first use of CUDA may come after the gang was constructed."""
+        """Start method of the next process. It may change, because CUDA may be used only after the gang was
+        constructed.
+        """
         return "fork" if sys.platform == "linux" and not torch.cuda.is_initialized() else "spawn"
 
     @property
     def gpu_peak(self) -> int:
-        """Most bytes that the replicas have taken on one GPU, as far as they have noted it; 0 without a GPU."""
+        """Maximum over the GPUs of the replicas' peak memory in bytes; 0 without a GPU."""
         cards = Counter[torch.device]()
         for device, peak in self._peaks:
             cards[device] += peak[0]
         return max(cards.values(), default=0)
 
     def start(self, seat: ReplicaSeat, workload: Workload, server: socket.socket) -> None:
-        """Start a replica, which closes its copy of the listening socket. Raises UsageError if it cannot be spawned."""
+        """Start a replica. A fork closes its copy of the listening socket `server`. Raises UsageError if it cannot be
+        spawned.
+        """
         process: BaseProcess
-        # A daemonic process may not have children, which load the data.
+        # A daemonic process may not have children, but a DataLoader's workers are children.
         daemon = workload.computer.batches.loader is None
         try:
             if self.method == "fork":
@@ -60,18 +64,18 @@ class Processes:
                 spawn = get_context("spawn")
                 device = own_device(workload.computer.model, seat.rank)
                 own = _copy(workload, on_cpu=device is not None)
-                # A replica that is killed cannot note its peak at its end.
+                # Use shared memory, because a replica that is killed cannot send its peak at its end.
                 peak = spawn.RawArray("q", 1)
                 if device is not None:
                     self._peaks.append((device, peak))
                 process = spawn.Process(target=_run, args=(seat, own, None, device, peak), daemon=daemon)
             with warnings.catch_warnings():
-                # Newer Pythons warn about a fork in a process with threads. This child takes no lock that another
-                # thread may hold: it has one torch thread and its own sockets, and exits without clean-up.
+                # Newer versions of Python warn about a fork in a process with threads. This child takes no lock that
+                # another thread may hold: it has one torch thread and its own sockets, and exits without clean-up.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
         except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
-            # Raised by pickle for a lambda or a local function.
+            # pickle raises these errors for a lambda or a local function.
             raise UsageError(
                 f"the replica cannot be sent to a spawned process, which is needed if CUDA is in use: {error}; "
                 "define the loss and the classes of data and model by `def` or `class` at the top level of a module"
@@ -88,10 +92,10 @@ class Processes:
 
 
 def _copy(workload: Workload, *, on_cpu: bool) -> Workload:
-    """Return a copy for a spawned process: tensors that are sent to it share their memory with this process.
+    """Return a copy for a spawned process, because tensors that are sent to a process share their memory with it.
 
-    Memory of a GPU would be opened on that GPU, also by a replica on another GPU, so it is copied to the CPU, with the
-    optimizer's state.
+    A replica on another GPU would open the memory on the sender's GPU. With `on_cpu`, model and optimizer state are
+    therefore moved to the CPU.
     """
     batches = workload.computer.batches
     own = copy.deepcopy(workload, {id(batches): batches})
@@ -102,9 +106,9 @@ def _copy(workload: Workload, *, on_cpu: bool) -> Workload:
 
 
 def own_device(model: nn.Module, rank: int) -> torch.device | None:
-    """Return the GPU of a replica on this machine: all GPUs take turns, from that of the model on.
+    """Return the GPU of a replica on this machine. The GPUs are used in turn, beginning with that of the model.
 
-    Returns None if the model is on the CPU or on several devices, where it stays.
+    Returns None if the model is on the CPU or on several devices, and then stays there.
     """
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1 or (device := devices.pop()).type != "cuda":
@@ -113,7 +117,7 @@ def own_device(model: nn.Module, rank: int) -> torch.device | None:
 
 
 def move(workload: Workload, device: torch.device) -> None:
-    """Move the model, the optimizer's state, and data that are on a GPU to this process's own GPU."""
+    """Move the model, the optimizer's state, and data that are on a GPU to the GPU `device`."""
     torch.cuda.set_device(device)
     workload.computer.model.to(device)
     _follow_model(workload)
@@ -133,9 +137,10 @@ def _run(
     device: torch.device | None = None,
     peak: MutableSequence[int] | None = None,
 ) -> None:
-    """Run a replica in a process: a fork has inherited the listening socket, and a spawned one may have its own GPU.
+    """Run a replica in a new process. `inherited` is the listening socket of a fork, `device` the GPU of a spawned
+    process.
 
-    The peak of its GPU memory is noted in `peak`.
+    The peak of its GPU memory is written to `peak`.
     """
 
     def note() -> None:

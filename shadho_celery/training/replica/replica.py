@@ -1,4 +1,4 @@
-"""Replica of a gang: runs the strategy's local rule on its own copy of the model until the training ends."""
+"""Replica of a gang: it runs the strategy's local rule on its own copy of the model until the training ends."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Delay = Callable[[int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Parts that a replica works with, the same in the whole gang."""
+    """Model, data and settings that a replica works with. They are the same in the whole gang."""
 
     #: model, batches and loss
     computer: Computer
-    #: the replica's own optimizer, with schedule and clipping, for strategies with local steps
+    #: the replica's optimizer, with schedule and clipping; used by strategies with local steps
     update: Update
     strategy: Strategy
     codec: Quantize | None
-    #: digest of model, batches and settings, which must be equal at both ends
+    #: digest of model, batches and settings, which must equal the coordinator's digest
     digest: str
     #: True if the replica's connection is encrypted
     encrypted: bool = False
-    #: returns the minimum seconds of a gradient, to simulate slow machines; None otherwise
+    #: returns the minimum seconds of a gradient, to simulate slow machines; None for no minimum
     delay: Delay | None = None
 
 
@@ -70,8 +70,8 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
     except TrainingOver as over:
         logger.info("replica %d ends: %s", seat.rank, over)
     except Exception as error:
-        # Send the reason to the coordinator, because users see the coordinator's error and not this one.
-        # An error of the user's own code would end every other replica, too.
+        # Send the reason to the coordinator, because users see the coordinator's error and not this one. UsageError
+        # ends the gang, because it would end every other replica too.
         reason = f"{computer.blame(error)}{type(error).__name__}: {error}"
         client.send_quit(reason, error=isinstance(error, UsageError))
         raise
@@ -101,7 +101,7 @@ class ConnectedReplica:
         self._batches.load_ahead(place)
         #: step of the newest parameters that the strategy has read
         self._step = 0
-        #: of these parameters: factor on the loss, and number of this place's batch
+        #: loss scale, and number of this place's batch, which came with these parameters
         self._orders = 1.0, 0
         self._buffers = shape.vector(layout.buffers)
 
@@ -138,7 +138,8 @@ class ConnectedReplica:
         if math.isfinite(result.loss) and self._shape.has_finite_gradients():
             self._update.apply(self._shape.parameters.tensors)
         else:
-            # Skip the step, because one such batch would affect all later parameters and the momentum.
+            # Skip the step: a gradient that is not finite would make the parameters and the momentum not finite for
+            # ever.
             self._shape.buffers.write(self._buffers)
         return result.loss
 
@@ -149,14 +150,14 @@ class ConnectedReplica:
     def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
         self._shape.buffers.read(self._buffers)
         header = Header(kind=Kind.GRAD, epoch=self._client.epoch, step=step)
-        # After a restart, a vector is rounded as it was before.
+        # The seed makes the rounding the same again after a restart.
         seed = mixed(self._batches.seed, self.place, step, 2)
         self._client.send(self._layout.grad(header, loss, weight, self._buffers, vector, seed=seed))
 
     def _backward(
         self, step: int, place: int, draw: int, abandon: Callable[[], bool] | None, loss_scale: float = 1.0
     ) -> Result | None:
-        """Compute the gradient of batch (step, place). Wait for the rest of the delay of `draw`."""
+        """Compute the gradient of batch (step, place). Then wait for the rest of the simulated delay of `draw`."""
 
         def abandoned() -> bool:
             self._client.raise_if_ended()
@@ -166,6 +167,6 @@ class ConnectedReplica:
         result = self._computer.backward(step, place, abandoned, loss_scale=loss_scale)
         if result is None or self._workload.delay is None:
             return result
-        # The time that the gradient really took is part of the delay.
+        # The time that the gradient took counts towards the delay.
         left = began + self._workload.delay(self.place, draw) - self._now()
         return None if self._client.pause(left, abandoned) else result

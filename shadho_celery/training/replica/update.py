@@ -1,4 +1,4 @@
-"""What changes a model at each step beside its gradient: the learning rates' schedule, clipping, and the loss scale."""
+"""Step of an optimizer with a schedule of learning rates, warm-up and clipping; and the scale of the loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from shadho_celery.core.checks import check_whole
 from shadho_celery.errors import ShadhoError, UsageError
 
-#: a training has diverged if its loss scale falls below this, because no gradient was finite at any scale
+#: a training has diverged if its loss scale falls below this: then gradients overflow even without scaling
 MIN_LOSS_SCALE = 1.0
 
 
@@ -31,17 +31,17 @@ class UpdateState(TypedDict):
 
     #: number of steps done
     done: int
-    #: as returned by the schedule's ``state_dict``; None without a schedule
+    #: the schedule's ``state_dict()``; None without a schedule
     schedule: dict[str, Any] | None
 
 
 class Update:
     """Step of an optimizer, with a schedule of learning rates, warm-up and clipping.
 
-    `schedule` is a torch scheduler of the optimizer. It goes on by one at each step, also at one without a finite
-    gradient. ReduceLROnPlateau is given the mean training loss of the step. In the first `warmup` steps the learning
-    rates rise in proportion to the number of the step. `clip` is the maximum norm of the gradient. `rate` is a factor
-    on all learning rates. Raises UsageError for settings that are not valid.
+    `schedule` is a torch scheduler of the optimizer. It is stepped at each step, also if the step was skipped because
+    no gradient was finite. ReduceLROnPlateau gets the mean training loss of the step. In the first `warmup` steps, the
+    learning rates rise in proportion to the number of the step. `clip` is the maximum norm of the gradient. `rate` is a
+    factor on all learning rates. Raises UsageError for settings that are not valid.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Update:
 
     @property
     def settings(self) -> str:
-        """Text of the settings. A checkpoint can be used only with equal settings."""
+        """The settings as text. A checkpoint can be used only if they are equal."""
         state = self._start[0]
         described = None if state is None else (type(self.schedule).__name__, sorted(state.items()))
         return f"{described} {self._warmup} {self._clip} {self._rate}"
@@ -101,11 +101,11 @@ class Update:
 
     @property
     def factor(self) -> float:
-        """Factor on the learning rates in the current step, by warm-up and linear scaling."""
+        """Factor on the learning rates in the current step, from warm-up and linear scaling."""
         return self._rate * (min(1.0, (self.done + 1) / self._warmup) if self._warmup else 1.0)
 
     def advance(self, loss: float = math.nan) -> None:
-        """End a step with this mean loss. Raises UsageError if the schedule was stepped by anybody else."""
+        """End a step with this mean loss: step the schedule. Raises UsageError if the user's code stepped it too."""
         if self.schedule is not None:
             if self._position() != self._seen:
                 raise UsageError(
@@ -113,8 +113,9 @@ class Update:
                     "each step: remove schedule.step() from on_step, or leave schedule= out"
                 )
             with warnings.catch_warnings():
-                # Steps may be skipped, and a replica that comes late repeats those of the schedule alone. In a spawned
-                # replica the optimizer is a copy, which the schedule has not marked.
+                # Ignore torch's warnings about the order of calls. A step may be skipped, a replica that joins late
+                # steps only the schedule, and in a spawned replica the optimizer is a copy that the schedule has not
+                # marked.
                 for message in ("Detected call of `lr_scheduler.step", "Seems like `optimizer.step"):
                     warnings.filterwarnings("ignore", message=message)
                 if not isinstance(self.schedule, ReduceLROnPlateau):
@@ -125,7 +126,7 @@ class Update:
         self.done += 1
 
     def go_to(self, done: int) -> None:
-        """Set learning rates to those after `done` steps. The schedule must not depend on the loss."""
+        """Set the learning rates to their values after `done` steps. The schedule must not depend on the loss."""
         if done < self.done:
             state, rates = self._start
             self.restore({"done": 0, "schedule": copy.deepcopy(state)})
@@ -140,7 +141,7 @@ class Update:
         return {"done": self.done, "schedule": None if self.schedule is None else self.schedule.state_dict()}
 
     def restore(self, state: UpdateState) -> None:
-        """Load the state of a checkpoint. The learning rates themselves belong to the optimizer's state."""
+        """Load the state of a checkpoint. The learning rates are restored with the optimizer's state."""
         self.done = state["done"]
         if self.schedule is not None and state["schedule"] is not None:
             self.schedule.load_state_dict(state["schedule"])
@@ -155,17 +156,18 @@ class Update:
 
 
 class LossScale:
-    """Scale of the loss for gradients in half precision, by the rule and with the settings of a torch GradScaler.
+    """Scale of the loss for gradients in half precision. It follows the rule and the settings of a torch GradScaler.
 
     Replicas compute gradients of the scaled loss, and divide them by the scale. After a step in which a gradient
-    overflowed, the scale is reduced. After `growth_interval` steps in a row without one it grows.
+    overflowed, the scale is reduced. After `growth_interval` steps in a row without an overflow, the scale is
+    increased.
     """
 
     def __init__(self, scaler: GradScaler | None) -> None:
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise UsageError(f"scaler is {scaler!r}; give a torch.amp.GradScaler, or None")
         self._scaler = scaler
-        #: as returned by the scaler's ``state_dict``; empty without a scaler, or if it is disabled
+        #: the scaler's ``state_dict()``; empty without a scaler, or if the scaler is disabled
         self.state: dict[str, Any] = scaler.state_dict() if scaler is not None else {}
         #: True if a gradient of the current step overflowed
         self.overflowed = False
@@ -181,7 +183,9 @@ class LossScale:
         return bool(self.state)
 
     def advance(self) -> None:
-        """End a step. Raises Diverged if gradients overflow at any scale."""
+        """End a step: reduce or increase the scale if that is due. Raises Diverged if the scale falls below
+        MIN_LOSS_SCALE.
+        """
         if not self.state:
             return
         state, self.state = self.state, dict(self.state)

@@ -1,1 +1,1 @@
-"""What travels between coordinator and replicas: frames, their handshake and encryption, vectors and their codecs."""
+"""Protocol between coordinator and replicas: frames, handshake, encryption, and the vectors in the payloads."""

@@ -1,12 +1,12 @@
-"""Encryption of a connection's frames by AES-256-GCM, which replaces the checksum.
+"""Encryption of a connection's frames by AES-256-GCM. Its authentication replaces the checksum.
 
 ::
 
     header 28s | tag 16s | piece of the payload, up to 1 MiB | tag 16s | next piece | tag 16s | ...
 
 The session key is HKDF-SHA256 of the gang's token, salted with the hash of the whole handshake, including both nonces.
-The nonce of a piece is its direction and the number of pieces sent before it, so no nonce is used twice with a key. A
-piece that is changed, repeated, left out or moved fails its authentication. The header is authenticated before it is
+The nonce of a piece consists of its direction and the number of pieces sent before it, so no nonce is used twice with a
+key. Authentication fails if a piece is changed, repeated, left out or moved. The header is authenticated before it is
 used.
 """
 
@@ -28,21 +28,21 @@ KEY_BYTES = 32
 #: bytes of GCM's tag
 TAG_BYTES = 16
 
-#: direction, number of the piece
+#: format of a nonce: direction, and number of the piece
 _NONCE = struct.Struct(">B3xQ")
 
 
 class Encrypted(Clear):
-    """Format of the encrypted frames of one connection, which are used after its handshake."""
+    """Format of the frames of one encrypted connection, used after its handshake."""
 
     def __init__(self, token: str, handshake: bytes, *, is_coordinator: bool) -> None:
-        """`handshake` are the bytes of all frames of the handshake, which must be the same at both ends."""
+        """`handshake` is the concatenation of all frames of the handshake, which must be the same at both ends."""
         salt = hashlib.sha256(handshake).digest()
         key = HKDF(SHA256(), KEY_BYTES, salt, b"shadho training bus").derive(token.encode())
         self._cipher = AESGCM(key)
         self._sent, self._received = _nonces(is_coordinator), _nonces(not is_coordinator)
         self.head, self.tail = memoryview(bytearray(HEADER_BYTES + TAG_BYTES)), memoryview(b"")
-        #: memory for an encrypted piece in each direction; new memory for each piece would cost a third of the speed
+        #: memory for an encrypted piece in each direction; allocating it for each piece would cost a third of the speed
         self._outward, self._inward = (memoryview(bytearray(CHUNK + TAG_BYTES)) for _ in range(2))
 
     def pieces(self, frame: Frame) -> Iterator[Buffer]:

@@ -4,14 +4,14 @@
 
     magic 4s | version u8 | kind u8 | flags u16 | epoch u32 | step i64 | length u64 | payload | crc32 u32
 
-Payloads are numbers or JSON, never pickle. All integers are little-endian. The first five bytes keep their meaning in
-every version of the protocol. The receiver sets the maximum length of each kind. A header that exceeds it ends the
-connection before any memory is allocated.
+Payloads are numbers or JSON, never pickle. All integers are little-endian. The first five bytes have the same meaning
+in every version of the protocol. The receiver sets a maximum length for each kind of frame. If a header exceeds it, the
+connection ends before any memory is allocated.
 
-The checksum comes last, so that the checksum of a payload of 100 MB is computed piece by piece while it is sent. It is
-the CRC-32 of the folded payload: each MiB is replaced by the sum of its rows of 8 KiB, in words of 32 bits. A CRC of
-every byte would cost more than the copy. The folded CRC still detects every change shorter than 8 KiB, and misses one
-in 2^32 of all other changes.
+The checksum comes last, so that it can be computed piece by piece while a payload of 100 MB is sent. It is the CRC-32
+of the folded payload: each MiB is replaced by the sum of its rows of 8 KiB, in words of 32 bits. A CRC over every byte
+would take longer than the copy. The folded CRC still detects every change shorter than 8 KiB, and all but one in 2^32
+of the other changes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from msgspec.structs import replace
 MAGIC = b"SHGB"
 #: version of the protocol; both ends must have the same
 VERSION = 7
-#: maximum length of a control frame's JSON, and of any frame before the sender has proved that it knows the token
+#: maximum bytes of a control frame's JSON, and of any payload before the sender has proved that it knows the token
 CONTROL_BYTES = 4096
-#: bytes that are sent, received and checksummed at a time, so that they stay in the core's cache
+#: bytes that are sent, received and checksummed at a time, so that they stay in the CPU's cache
 CHUNK = 1 << 20
 #: bytes of a row of the folded checksum
 ROW = 1 << 13
 #: bytes of the kernel's buffer for each direction; the kernel may grant less
 SOCKET_BUFFER = 4 << 20
-#: maximum payload in bytes of a frame that is sent by one call
+#: frames with a payload up to this many bytes are sent by one call
 SMALL_FRAME = 1 << 16
-#: seconds between two heartbeats sent while a long frame arrives
+#: seconds between two heartbeats that are sent while a long frame arrives
 HEARTBEAT_SECONDS = 0.25
 
 _HEADER = struct.Struct("<4sBBHIqQ")
@@ -59,7 +59,8 @@ Buffer = bytes | bytearray | memoryview
 class Kind(IntEnum):
     """Purpose of a frame."""
 
-    #: first frame of each end: a nonce; from the replica also the proof of the token, its rank and its digest
+    #: first frame from each end: a nonce; from the replica also the proof that it knows the token, its rank and its
+    #: digest
     HELLO = 1
     #: admission of a replica: its place
     WELCOME = 2
@@ -67,7 +68,7 @@ class Kind(IntEnum):
     PARAMS = 3
     #: a replica's vector for a step
     GRAD = 4
-    #: start of a new step, whose number is in the header; gradients of older steps are too late
+    #: announcement of a new step, whose number is in the header; gradients of older steps are too late
     STEP = 5
     #: heartbeat
     PING = 6
@@ -76,7 +77,7 @@ class Kind(IntEnum):
 
 
 class BrokenFrame(ConnectionError):
-    """Received bytes violate the protocol. The connection cannot be used any more."""
+    """The received bytes violate the protocol, so the connection cannot be used any more."""
 
 
 class OtherVersion(BrokenFrame):
@@ -87,9 +88,9 @@ class Header(Struct, frozen=True, kw_only=True):
     """Header of a frame."""
 
     kind: Kind
-    #: number of the coordinator's start, one higher after each restart
+    #: number of the coordinator's start, from 1
     epoch: int = 0
-    #: step of the payload
+    #: number of the step that the frame is for
     step: int = 0
     #: bytes of the payload
     length: int = 0
@@ -113,12 +114,12 @@ def unpack(data: Buffer) -> Header:
 
 
 class Large(NamedTuple):
-    """Frames of one kind that may be longer than control frames."""
+    """A kind of frames that may be longer than control frames."""
 
     kind: Kind
-    #: maximum length of a payload
+    #: maximum bytes of a payload
     most: int
-    #: returns the memory for the payload of a header
+    #: returns the memory into which the payload of a frame with this header is read
     buffer_for: Callable[[Header], memoryview] = lambda header: memoryview(bytearray(header.length))
 
 
@@ -130,7 +131,7 @@ class Frame:
         length = sum(map(len, self.parts))
         self.head = replace(header, length=length).pack()
         self.step = header.step
-        #: True for a QUIT: nothing is sent after it
+        #: True for a QUIT, after which nothing is sent
         self.is_last = header.kind is Kind.QUIT
         #: bytes of the payload
         self.length = length
@@ -146,7 +147,9 @@ class Frame:
         return self
 
     def chunks(self) -> Iterator[Buffer]:
-        """Yield the payload in pieces of `CHUNK` bytes. Only a piece that spans several parts is copied."""
+        """Yield the payload in pieces of `CHUNK` bytes. Pieces that span several parts are copied, other pieces are
+        not.
+        """
         pending: list[memoryview] = []
         count = 0
         for part in self.parts:
@@ -164,7 +167,7 @@ class Frame:
 
 
 def checksum(chunk: Buffer, crc: int) -> int:
-    """Return the checksum `crc` updated with one chunk of a payload."""
+    """Return the checksum `crc`, updated with the next piece of a payload."""
     whole = len(chunk) - len(chunk) % ROW
     if whole > ROW:
         rows = np.frombuffer(chunk, dtype="<u4", count=whole // 4).reshape(-1, ROW // 4)
@@ -174,16 +177,17 @@ def checksum(chunk: Buffer, crc: int) -> int:
 
 
 def control_frame(kind: Kind, content: object = None, *, epoch: int = 0, step: int = 0) -> Frame:
-    """Return a frame whose payload is a record as a small JSON object, or empty if `content` is None."""
+    """Return a frame with `content`, a small record, as JSON. The payload is empty if `content` is None."""
     payload = b"" if content is None else msgspec.json.encode(content)
     return Frame(Header(kind=kind, epoch=epoch, step=step), payload)
 
 
 class Clear:
-    """Format of a connection's frames: plain bytes with a checksum at the end. `Encrypted` is the other format.
+    """Format of an unencrypted connection's frames: plain bytes with a checksum at the end. `Encrypted` is the other
+    format.
 
-    A frame is received in three parts, into memory that the format provides: the receiver fills `head`, then `room` for
-    each piece of `CHUNK` bytes of the payload, then `tail`.
+    A frame is received into memory that the format provides: first `head`, then `room` for each piece of `CHUNK` bytes
+    of the payload, then `tail`.
     """
 
     def __init__(self) -> None:
@@ -191,7 +195,9 @@ class Clear:
         self._crc = 0
 
     def pieces(self, frame: Frame) -> Iterator[Buffer]:
-        """Yield the bytes of a frame in pieces. The next piece may overwrite one of more than `SMALL_FRAME` bytes."""
+        """Yield the bytes of a frame in pieces. A piece of more than `SMALL_FRAME` bytes is valid only until the next
+        piece.
+        """
         crc = zlib.crc32(frame.head)
         yield frame.head
         for chunk in frame.chunks():
@@ -210,7 +216,7 @@ class Clear:
         return self.head
 
     def read(self, piece: memoryview) -> None:
-        """Check the bytes received into `room`, and write the piece. Raises BrokenFrame."""
+        """Check or decrypt the bytes received into `room`, and write them to `piece`. Raises BrokenFrame."""
         self._crc = checksum(piece, self._crc)
 
     def read_tail(self) -> None:
@@ -225,9 +231,9 @@ class Wire:
     def __init__(self, connection: socket.socket, now: Callable[[], float] = time.monotonic) -> None:
         self._socket, self._now = connection, now
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        #: format of the next frames; changed only between two frames, at the end of the handshake
+        #: format of the frames; changed only once, at the end of the handshake
         self.form = Clear()
-        #: heartbeat to send while a long frame arrives, because PINGs that need an answer wait behind that frame
+        #: heartbeat that is sent while a long frame arrives, because PINGs that need an answer wait behind that frame
         self.heartbeat: Frame | None = None
         self._heartbeat_at = now()
         self._until: float | None = None
@@ -235,7 +241,8 @@ class Wire:
         self.bytes_in = self.bytes_out = 0
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
-        # Turn Nagle's algorithm off, which delays small frames. Turn keepalive on: the kernel then detects a dead host.
+        # Turn off Nagle's algorithm, which delays small frames. Turn on keepalive, by which the kernel detects a dead
+        # host.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
@@ -257,10 +264,10 @@ class Wire:
         return True
 
     def receive(self, *kinds: Kind, large: Large | None = None) -> tuple[Header, memoryview]:
-        """Read the next frame, which is a control frame of one of `kinds` or a `large` one.
+        """Read the next frame, which must be a control frame of one of `kinds`, or a frame of the kind `large`.
 
         Raises BrokenFrame if the frame is too long, of another kind, damaged or incomplete; EOFError if the other end
-        closed between two frames; OSError.
+        has closed the connection between two frames; and OSError.
         """
         form = self.form
         self._fill(form.head, first=True)
@@ -299,16 +306,16 @@ class Wire:
         self.bytes_in += got
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit the total time of all following calls. None removes the limit.
+        """Limit the total time of all following calls to `seconds`. None removes the limit.
 
-        The arrival of single bytes does not extend the time.
+        Bytes that arrive do not extend the time.
         """
         self._until = None if seconds is None else self._now() + seconds
         self._socket.settimeout(seconds)
 
     def limit_silence(self, seconds: float) -> None:
-        """Let `receive` raise TimeoutError if no byte arrives for this long. Sending may take longer."""
-        # The kernel's timeout is set, because that of the socket object is for both directions.
+        """Let `receive` raise TimeoutError if no byte arrives for `seconds`. Sending is not limited."""
+        # Set the kernel's timeout, because the timeout of a socket object applies to both directions.
         limit = struct.pack("ll", *divmod(math.ceil(seconds * 1e6), 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._silence = seconds
@@ -323,11 +330,11 @@ class Wire:
         """Close the connection, from any thread. Calls in progress in other threads end with an error."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        # The next connection may get the same descriptor, so no call may be about to use it.
+        # Wait until no other thread uses the descriptor, because another connection may get the same number next.
         with self._sending, self._receiving:
             self._socket.close()
 
     def finish(self) -> None:
-        """Shut down the sending direction, so that the last frame arrives before the connection closes."""
+        """Shut down the sending direction. The frames that were sent before still arrive."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

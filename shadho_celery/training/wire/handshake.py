@@ -1,4 +1,4 @@
-"""Handshake of a gang: mutual authentication by challenge and response, in which neither end sends the token.
+"""Handshake of a gang: mutual authentication by challenge and response. Neither end sends the token.
 
 1. The coordinator sends HELLO with a nonce.
 
@@ -7,10 +7,10 @@ of its model and settings.
 
 3. The coordinator answers WELCOME with its own HMAC, or QUIT with the reason.
 
-No frame before WELCOME is longer than 4 KiB. Only the reason of a QUIT is accepted without proof.
+No payload before WELCOME is longer than 4 KiB. Without a proof, an end accepts nothing except the reason in a QUIT.
 
-The handshake is in plain text. If the gang is encrypted, later frames have another format (`encryption`), with a key
-that depends on the handshake. If the two ends saw different handshakes, they cannot read what follows.
+The handshake is in plain text. If the gang is encrypted, later frames have another format (`encryption`), whose key
+depends on the handshake. So if somebody has changed the handshake, the two ends cannot read each other's frames.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ class Refused(ShadhoError):
 
 
 class TrainingOver(Exception):
-    """End of the training for this replica. The message gives the reason."""
+    """The training has ended for this replica. The message gives the reason."""
 
 
 class Challenge(Struct, frozen=True, kw_only=True):
-    """HELLO of the coordinator."""
+    """Content of the coordinator's HELLO."""
 
     nonce: str
 
 
 class Hello(Struct, frozen=True, kw_only=True):
-    """HELLO of a replica."""
+    """Content of a replica's HELLO."""
 
-    #: number of the replica in its gang
+    #: the replica's rank in its gang
     rank: Number
-    #: digest of model, batches and settings, which must be equal at both ends
+    #: digest of model, batches and settings, which must equal the coordinator's digest
     digest: str
-    #: True if the frames after the handshake will be encrypted, which must be equal at both ends
+    #: True if the frames after the handshake will be encrypted; the coordinator must have the same value
     encrypted: bool = False
     #: the replica's own nonce, and HMAC of its role and both nonces under the token, in hexadecimal digits
     nonce: str = ""
@@ -67,16 +67,16 @@ class Hello(Struct, frozen=True, kw_only=True):
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """WELCOME of the coordinator. The replica knows all settings, because it runs the same objective."""
+    """Content of the coordinator's WELCOME. It has no settings, because the replica runs the same objective."""
 
     #: HMAC of the coordinator's role and both nonces
     proof: str
-    #: position in the gang, from 0; no two connected replicas have the same
+    #: the replica's position in the gang, from 0; connected replicas have different places
     place: Number
 
 
 class Quit(Struct, frozen=True, kw_only=True):
-    """End of a connection, announced by either end."""
+    """Content of a QUIT, with which either end announces the end of the connection."""
 
     reason: str = "no reason given"
     #: True if the reason is an error and not the normal end of a training
@@ -88,25 +88,27 @@ class Quit(Struct, frozen=True, kw_only=True):
         return parse(payload, cls, Kind.QUIT)
 
     def frame(self, epoch: int = 0) -> Frame:
-        """Return the frame. The reason becomes one line, which is cut if it is too long for a control frame."""
+        """Return the QUIT frame. The reason becomes one line, which is cut if it is too long for a control frame."""
         return control_frame(Kind.QUIT, replace(self, reason=one_line(self.reason, MAX_REASON)), epoch=epoch)
 
     def exception(self) -> Refused | TrainingOver:
-        """Return the exception by which a replica ends that receives this QUIT."""
+        """Return the exception that a replica raises when it receives this QUIT: Refused after an error, else
+        TrainingOver.
+        """
         return Refused(self.reason) if self.error else TrainingOver(self.reason)
 
 
-# Replicas that connect at the same time are admitted by one thread each.
+# Resolve the types now, because several threads decode these records at the same time.
 resolve(Challenge, Hello, Welcome, Quit)
 
 
 def proof_of(token: str, role: str, first: str, second: str) -> str:
-    """Return the HMAC of a role and both nonces under the token."""
+    """Return the HMAC of a role and both nonces, with the token as the key."""
     return hmac.new(token.encode(), f"{role}:{first}:{second}".encode(), "sha256").hexdigest()
 
 
 def parse(payload: Buffer, record: type[Record], kind: Kind) -> Record:
-    """Decode the JSON of a control frame. Raises BrokenFrame, which names a wrong field."""
+    """Decode the JSON of a control frame. Raises BrokenFrame with the name of an invalid field."""
     try:
         return msgspec.json.decode(payload, type=record)
     except (ValueError, RecursionError) as error:
@@ -114,7 +116,7 @@ def parse(payload: Buffer, record: type[Record], kind: Kind) -> Record:
 
 
 def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: int) -> Hello:
-    """Act as the coordinator. Return the replica's HELLO after its WELCOME is sent.
+    """Do the handshake as the coordinator. Return the replica's HELLO after WELCOME was sent.
 
     `admit` returns the replica's place, or raises Refused or TrainingOver to reject it. Raises Refused, TrainingOver,
     BrokenFrame, EOFError and OSError.
@@ -143,7 +145,7 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: 
 
 
 def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, int]:
-    """Act as the replica. Return the epoch and the place.
+    """Do the handshake as the replica. Return the coordinator's epoch and the replica's place.
 
     Raises Refused, TrainingOver if the gang needs no more replicas, BrokenFrame, EOFError and OSError.
     """
@@ -170,7 +172,7 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, int]:
 
 
 def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) -> None:
-    """Encrypt the wire's next frames, in both directions."""
+    """Use encryption for the following frames of a connection, in both directions."""
     # Imported here because `cryptography` need not be installed without a signing key.
     from shadho_celery.training.wire.encryption import Encrypted
 
@@ -179,5 +181,5 @@ def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) ->
 
 
 def _is_proof(claimed: str, expected: str) -> bool:
-    # Compare bytes, because `compare_digest` accepts only text that is ASCII.
+    # Compare bytes, because `compare_digest` raises an error for text that is not ASCII.
     return hmac.compare_digest(claimed.encode(), expected.encode())

@@ -1,13 +1,14 @@
-"""Conversion of a model's parameters, buffers and gradient to flat float32 vectors, and back.
+"""Vectors: conversion of a model's parameters, buffers and gradient to flat float32 vectors and back, their
+quantisation, and the payloads of PARAMS and GRAD frames.
 
-It converts the parameters that require gradients, in the order of ``model.parameters()``, and the buffers that training
-changes: floating-point buffers, and BatchNorm's count of batches. For a model on a GPU the vectors are in pinned
-memory, and are copied as a whole between it and flat memory on the GPU. A gradient is copied in pieces, on a stream of
-its own, while the backward pass continues. On a CPU the flat memory is the vector itself.
+The parameters are those that require gradients, in the order of ``model.parameters()``. The buffers are those that
+training changes: floating-point buffers, and BatchNorm's count of batches. If the model is on a GPU, a vector is in
+pinned host memory, and is copied as a whole from or to flat memory on the GPU. A gradient is copied in pieces, on a
+stream of its own, while the backward pass continues. On a CPU, the flat memory is the vector itself.
 
-Payloads of PARAMS and GRAD frames, which contain only little-endian numbers.
+Payloads of PARAMS and GRAD frames contain only little-endian numbers.
 
-A replica's vector is sent as float32, or by unbiased quantisation to a few bits per number.
+A replica's vector is sent as float32, or quantised without bias to a few bits per number (`Quantize`).
 """
 
 from __future__ import annotations
@@ -30,37 +31,37 @@ from shadho_celery.core.checks import check_whole
 from shadho_celery.errors import UsageError
 from shadho_celery.training.wire.frames import BrokenFrame, Buffer, Frame, Header
 
-#: one-dimensional: the model's parameters, or their gradient, in the order of ``model.parameters()``
+#: one-dimensional array with the values of tensors in their order, such as all parameters, or their gradient
 Vector = NDArray[np.float32]
 
-#: number of parameters that one coordinator supports well; with more, it is by far the bottleneck
+#: maximum number of parameters that one coordinator supports well
 MAX_PARAMETERS = 50_000_000
-#: minimum number of a gradient's numbers that are copied from a GPU at a time
+#: minimum number of a gradient's values that are copied from a GPU at a time
 PIECE = 1 << 20
 
 
 class Tensors:
-    """Tensors in a fixed order, read and written as one vector."""
+    """Tensors in a fixed order, which are read and written as one vector."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = list(tensors)
         ends = list(accumulate(t.numel() for t in self.tensors))
         self.size = ends[-1] if ends else 0
         self.parts = [slice(end - t.numel(), end) for end, t in zip(ends, self.tensors, strict=True)]
-        #: device of the first tensor, on which flat memory is
+        #: device of the first tensor, on which flat memory is allocated
         self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
 
     def views(self, vector: Tensor) -> Iterator[Tensor]:
-        """Yield a view of `vector` for each tensor, in the shape of that tensor."""
+        """Yield for each tensor its part of `vector`, as a view in the shape of the tensor."""
         for part, tensor in zip(self.parts, self.tensors, strict=True):
             yield vector[part].view(tensor.shape)
 
     def flat(self, host: Tensor) -> Tensor:
-        """Return flat memory for a vector: on a CPU `host` itself, else new memory on the device."""
+        """Return flat memory for a vector: `host` itself on a CPU, else new memory on the device."""
         return host if self.device.type == "cpu" else torch.empty_like(host, device=self.device)
 
     def on_device(self, vector: Vector) -> Iterator[Tensor]:
-        """Copy a vector to the device as a whole. Yield the view for each tensor."""
+        """Copy a vector to the device as a whole. Yield its views as `views` does."""
         host = torch.from_numpy(vector)
         return self.views(self.flat(host).copy_(host))
 
@@ -77,14 +78,14 @@ class Tensors:
         """Copy a vector into the tensors."""
         with torch.no_grad():
             for view, tensor in zip(self.on_device(vector), self.tensors, strict=True):
-                # Counts of batches are integers, but their mean may not be one.
+                # BatchNorm's count of batches is an integer, but the mean over replicas may not be.
                 tensor.copy_(view if tensor.is_floating_point() else view.round())
 
 
 class Shape:
-    """The parameters and buffers of a model that are sent.
+    """The parameters and buffers of a model that are sent over the network.
 
-    Raises UsageError if no parameter requires gradients, or if one that does is not a real floating-point tensor.
+    Raises UsageError if no parameter requires gradients, or if such a parameter is not a real floating-point tensor.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -102,13 +103,13 @@ class Shape:
         self.buffers = Tensors(b for _, b in kept)
         self.on_gpu = any(p.is_cuda for _, p in named)
         described = [(name, tuple(t.shape), str(t.dtype)) for name, t in [*named, *kept]]
-        #: digest of names, shapes and types; equal for equal models
+        #: digest of names, shapes and types, to compare models
         self.digest = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
     def has_finite_gradients(self) -> bool:
         """Return True if every number of the parameters' gradients is finite."""
         gradients = [parameter.grad for parameter in self.parameters.tensors if parameter.grad is not None]
-        # A GPU is waited for once in most cases: if the sum is finite, all terms are.
+        # This usually waits only once for a GPU: if the sum is finite, all terms are finite.
         total = sum((each.sum().float().to(self.parameters.device) for each in gradients), torch.zeros(()))
         return bool(torch.isfinite(total)) or all(bool(torch.isfinite(each).all()) for each in gradients)
 
@@ -120,22 +121,25 @@ class Shape:
                     parameter.grad.mul_(1.0 / by)
 
     def vector(self, size: int | None = None) -> Vector:
-        """Return a vector of `size` zeros, by default as long as the parameters. It is pinned for a model on a GPU."""
+        """Return a vector of `size` zeros, by default one for all parameters, in pinned memory if the model is on a
+        GPU.
+        """
         size = self.parameters.size if size is None else size
         vector: Vector = torch.zeros(size, dtype=torch.float32, pin_memory=self.on_gpu).numpy()
         return vector
 
 
 class Bucket:
-    """Vector that collects a model's gradient while it is computed.
+    """Vector into which a model's gradient is copied while it is computed.
 
-    A hook copies the gradient of each parameter to flat memory as soon as it is complete. From a GPU, each complete
-    piece of it is copied to the vector on a second stream, which overlaps the rest of the backward pass.
+    A hook copies the gradient of each parameter to flat memory as soon as it is complete. If the model is on a GPU,
+    each complete piece of the flat memory is then copied to the vector on a second stream, during the rest of the
+    backward pass.
     """
 
     def __init__(self, shape: Shape) -> None:
         self.vector = shape.vector()
-        #: True during the last micro-batch, because the hooks copy only then
+        #: True during the last micro-batch: the hooks copy only then
         self.armed = False
         parameters = shape.parameters
         self._parameters, self._host = parameters.tensors, torch.from_numpy(self.vector)
@@ -150,9 +154,9 @@ class Bucket:
         ]
 
     def begin(self) -> None:
-        """Begin a new gradient, and discard the parts of an abandoned one."""
+        """Begin a new gradient. Discard the pieces of an abandoned one."""
         self.armed = False
-        #: parameters whose gradients are missing, by piece
+        #: for each piece: indices of the parameters whose gradients are missing
         self._missing: list[set[int]] = [set() for _ in self._pieces]
         for index, piece in enumerate(self._piece_of):
             self._missing[piece].add(index)
@@ -163,18 +167,21 @@ class Bucket:
             piece = self._piece_of[index]
             self._missing[piece].discard(index)
             if not self._missing[piece]:
-                # Again if the gradient of a parameter is completed twice, as in a checkpointed segment.
+                # This may happen twice, if a parameter's gradient is completed twice, as in a checkpointed segment.
                 self._send(self._pieces[piece])
 
     def _send(self, part: slice) -> None:
-        """Copy a part of the flat memory to the vector after all that is queued on the current stream."""
+        """Copy a part of the flat memory to the vector, once all operations queued on the current stream are done."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._flat.device))
             with torch.cuda.stream(self._stream):
                 self._host[part].copy_(self._flat[part], non_blocking=True)
 
     def finish(self, loss_scale: float = 1.0) -> Vector:
-        """Return the whole gradient, divided by `loss_scale`, with parameters that only earlier micro-batches used."""
+        """Return the whole gradient, divided by `loss_scale`.
+
+        This first copies the gradients of parameters that the last micro-batch did not use.
+        """
         for piece, missing in zip(self._pieces, self._missing, strict=True):
             for index in missing:
                 gradient = self._parameters[index].grad
@@ -195,7 +202,7 @@ class Bucket:
 
 
 def _pieces(parts: Sequence[slice]) -> tuple[list[slice], list[int]]:
-    """Return the parts of a vector that are copied together, and for each parameter the number of its piece."""
+    """Return the pieces of a vector that are copied at a time, and for each parameter the index of its piece."""
     pieces: list[slice] = []
     piece_of = []
     for part in parts:
@@ -209,18 +216,18 @@ def _pieces(parts: Sequence[slice]) -> tuple[list[slice], list[int]]:
 def is_finite(vector: Vector) -> bool:
     """Return True if every number is finite."""
     tensor = torch.from_numpy(vector)
-    # One pass in most cases: if the sum is finite, all terms are. An infinite sum may be an overflow.
+    # Usually one pass is enough: if the sum is finite, all terms are. An infinite sum may only be an overflow.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-#: how many numbers share one scale
+#: number of values that share one scale
 BLOCK = 256
-#: how many blocks are processed at a time, so that their working memory fits a core's cache
+#: number of blocks that are processed at a time, so that the working memory fits the CPU's cache
 PART = 256
-#: minimum and maximum bits per number: one for the sign and at least one for the magnitude
+#: minimum and maximum bits per number: one bit for the sign, and at least one for the magnitude
 MIN_BITS, MAX_BITS = 2, 8
 
-#: start of a GRAD: its loss and its weight
+#: format of the beginning of a GRAD: loss and weight
 _PREFIX = struct.Struct("<dd")
 
 if sys.byteorder != "little":
@@ -231,11 +238,11 @@ if sys.byteorder != "little":
 class Quantize:
     """Stochastic rounding to a sign and 2^(bits-1) - 1 magnitudes, scaled by the maximum of each block of 256 numbers.
 
-    It is unbiased (QSGD, Alistarh et al., arXiv 1610.02132, with the maximum instead of the norm). Zero stays zero. A
-    number that is not finite makes its whole block NaN.
+    It is unbiased (QSGD, Alistarh et al., arXiv 1610.02132, with the maximum instead of the norm). Zero remains zero. A
+    number that is not finite makes the numbers of its block not finite.
     """
 
-    #: bits per number, 2 to 8: one for the sign, the rest for the magnitude
+    #: bits per number, 2 to 8: one for the sign, the others for the magnitude
     bits: int = 2
 
     def __post_init__(self) -> None:
@@ -243,11 +250,11 @@ class Quantize:
 
     @property
     def _block(self) -> np.dtype[np.void]:
-        """Type of an encoded block: its scale, and for each bit a plane with that bit of every number."""
+        """Data type of an encoded block: its scale, and for each bit position a plane with that bit of every number."""
         return np.dtype([("scale", "<f4"), ("planes", "u1", (self.bits, BLOCK // 8))])
 
     def encode(self, vector: Vector, generator: np.random.Generator) -> bytes:
-        """Return a vector as bytes. The last block is filled with zeros. `generator` is for the random rounding."""
+        """Return a vector as bytes. The last block is padded with zeros. `generator` is used for random rounding."""
         top = 2 ** (self.bits - 1) - 1
         encoded = np.empty(-(-vector.size // BLOCK), self._block)
         for part in _parts(len(encoded)):
@@ -257,12 +264,12 @@ class Quantize:
             scales = np.abs(blocks).max(axis=1)
             with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
                 blocks *= (np.float32(top) / scales)[:, None]
-            # Blocks of zeros, of numbers too small to divide by, and of infinities are not finite now.
+            # Blocks of zeros, of numbers that are too small to divide by, and with infinities are not finite now.
             blocks[~np.isfinite(blocks)] = 0.0
-            # E floor(y + u) = y for u uniform on [0, 1).
+            # The rounding is unbiased: E floor(y + u) = y for u uniform on [0, 1).
             blocks += generator.random(blocks.shape, dtype=np.float32)
             np.floor(blocks, out=blocks)
-            # float32 sometimes rounds top + u up.
+            # Clip, because float32 may round top + u up to top + 1.
             codes = (np.clip(blocks, -top, top) + top).astype(np.uint8)
             encoded["scale"][part] = scales
             for bit in range(self.bits):
@@ -296,24 +303,24 @@ def _parts(blocks: int) -> Iterator[slice]:
 class Layout:
     """Layout of a model's payloads.
 
-    PARAMS has parameters, buffers, the loss scale, and the number of each place's batch. GRAD has loss, weight, buffers
-    and a vector, encoded if there is a codec.
+    PARAMS contains parameters, buffers, the loss scale, and the number of each place's batch. GRAD contains loss,
+    weight, buffers and a vector, which is encoded if there is a codec.
     """
 
     def __init__(self, shape: Shape, codec: Quantize | None, places: int) -> None:
         self.size, self.buffers, self.codec = shape.parameters.size, shape.buffers.size, codec
-        #: length of a PARAMS vector; the scale and a batch's number take the place of two numbers each
+        #: length of a PARAMS vector; the loss scale, and each batch's number, take 64 bits, as long as two float32
         self.params_size = self.size + self.buffers + 2 * (1 + places)
         vector_bytes = 4 * self.size if codec is None else codec.encoded_bytes(self.size)
-        #: length of a GRAD's payload in bytes
+        #: bytes of a GRAD's payload
         self.grad_bytes = _PREFIX.size + 4 * self.buffers + vector_bytes
 
     def split(self, params: Vector) -> tuple[Vector, Vector]:
-        """Return views of the parameters and of the buffers of a PARAMS vector."""
+        """Return a PARAMS vector's parameters and its buffers, as views."""
         return params[: self.size], params[self.size : self.size + self.buffers]
 
     def set_orders(self, params: Vector, loss_scale: float, numbers: Sequence[int]) -> None:
-        """Write the loss scale and the number of each place's batch to a PARAMS vector."""
+        """Write the loss scale and the numbers of the places' batches into a PARAMS vector."""
         orders = params[self.size + self.buffers :]
         orders[:2].view(np.float64)[0] = loss_scale
         orders[2:].view(np.int64)[:] = numbers
@@ -324,14 +331,14 @@ class Layout:
         return float(orders[:2].view(np.float64)[0]), int(orders[2:].view(np.int64)[place])
 
     def grad(self, header: Header, loss: float, weight: float, buffers: Vector, vector: Vector, *, seed: int) -> Frame:
-        """Return the GRAD frame of a replica's vector. `seed` is for random rounding."""
+        """Return the GRAD frame for a replica's vector. `seed` is used for random rounding."""
         sent: Buffer = np.ascontiguousarray(vector, dtype=np.float32).data
         if self.codec is not None:
             sent = self.codec.encode(vector, np.random.default_rng(seed))
         return Frame(header, _PREFIX.pack(loss, weight), buffers.data, sent)
 
     def read_grad(self, payload: memoryview) -> tuple[float, float, Vector, Vector]:
-        """Return the loss, the weight, the buffers and the vector of a GRAD. Raises BrokenFrame if it is not valid.
+        """Return the loss, the weight, the buffers and the vector in a GRAD. Raises BrokenFrame if it is not valid.
 
         The buffers are a view of `payload`, and so is a vector that is not encoded.
         """
