@@ -307,7 +307,7 @@ class Dehb(Rounds):
         return np.asarray(np.where(crossed, mutant, base))
 
     def _allowed(self, vectors: Iterable[Array], generator: np.random.Generator) -> Array:
-        """Return the first of the vectors whose params the space's `where` allows, else that of a draw."""
+        """Return the first vector whose params the space's `where` allows, else a vector of drawn params."""
         space = self._whole.space
         found = next((each for each in vectors if space.allows(self._whole.at(each))), None)
         return self._encoded(self._whole.sample(generator, 1)[0]) if found is None else found

@@ -116,7 +116,7 @@ class CmaSampler(Learner):
         return MARGIN * np.diff(cells)[:, 0]
 
     def _draw(self, generator: np.random.Generator) -> Params:
-        """Return a draw that the space's `where` allows: from the Gaussian, or after REFUSED others from the prior."""
+        """Draw params that the space's `where` allows: from the Gaussian, but after REFUSED draws from the prior."""
         if self._numbers:
             draws = (self._of_gaussian(generator) for _ in range(REFUSED))
             if (found := next(self._subspace.space.allowed(draws), None)) is not None:

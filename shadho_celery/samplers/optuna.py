@@ -94,8 +94,9 @@ class OptunaSampler:
         return [*trial.outcome.losses.values()] if self._is_of_several else [trial.outcome.loss]
 
     def _asked(self) -> Params:
-        """Return a proposal. Those that the space's `where` refuses end as failed, and after REFUSED of them return a
-        draw from the prior.
+        """Return a proposal of Optuna's sampler that the space's `where` allows.
+
+        Optuna is told that refused proposals have failed. After REFUSED of them, return a draw from the prior.
         """
         for _ in range(REFUSED):
             trial, params = self._suggestions()

@@ -136,9 +136,9 @@ def _directions(dimensions: int) -> NDArray[np.int64]:
 
 #: number of points computed at a time
 BLOCK = 64
-#: maximum number of random shifts for a point that is refused
+#: maximum number of random shifts to replace a point that the space's `where` refuses
 SHIFTS = 256
-#: mixed into the seed for these shifts
+#: number that is mixed into the seed of these shifts
 _SHIFTS = 0x73
 
 
@@ -196,7 +196,7 @@ class QmcSampler(Stream):
         return {part.name: float(part.contains(point)) for part in parts}
 
     def centre(self, within: Subspace | None = None) -> Params:
-        """Return the params at the median of each label's distribution, or another point if `where` refuses them."""
+        """Return the params at the median of each label's distribution, or other params if `where` refuses these."""
         part = within or self._subspace
         params = part.at(np.full(len(part.domains), 0.5))
         return params if part.space.allows(params) or not part.domains else self.point(0, part)

@@ -46,7 +46,7 @@ MOST_RANKED = 1000
 MOST_KEPT = 300
 #: number of draws from l(x), among which the one with the greatest ratio l(x) / g(x) is used
 CANDIDATES = 24
-#: maximum number of times that draws which the space's `where` refuses are replaced
+#: maximum number of times that candidates are drawn again because the space's `where` refuses them
 REDRAWN = 20
 #: one trial in EXPLORE * (number of labels + 1) continues the initial quasi-random sequence
 EXPLORE = 2
@@ -271,7 +271,10 @@ class TpeSampler(Learner):
         return [*best, *islice(others, count - len(best))]
 
     def _draw(self, density: _Density, size: int, generator: np.random.Generator, part: Subspace) -> Array:
-        """Draw candidates that the space's `where` allows from a density, or after REDRAWN draws from the prior."""
+        """Draw candidates that the space's `where` allows from a density.
+
+        A candidate that is still refused after REDRAWN draws is replaced by a draw from the prior.
+        """
         drawn, allows = self._drawn(density, size, generator, part), part.space.allows
         for _ in range(REDRAWN):
             refused = [place for place, row in enumerate(drawn) if not allows(self._params(row))]

@@ -121,12 +121,12 @@ class OwnSampler:
 
     def __init__(self, sampler: Any, subspace: Subspace, name: str, entropy: Sequence[int]) -> None:
         self.sampler, self._subspace, self._name = sampler, subspace, name
-        #: generator of the draws that replace points which the space's `where` refuses
+        #: generator of the params that replace proposals which the space's `where` refuses
         self._generator = np.random.default_rng([*entropy, _STREAM])
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Return the proposals of the user's sampler. Draws replace those that the space's `where` refuses.
+        """Return the proposals of the user's sampler. Proposals that the space's `where` refuses are replaced by draws.
 
         Raises UsageError for params outside the space, and if the user's code raises an exception.
         """

@@ -76,15 +76,15 @@ def _add(study: StudyState, plan: Plan, found: Iterable[Found], sampler: str) ->
 
 
 def failed(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the failed ones of these trials. One whose params were tried again later is left out."""
+    """Return the trials that have failed, without those whose params were tried again by a later trial."""
     latest = {tuple(sorted(trial.params.items())): trial for trial in trials}
     return sorted((each for each in latest.values() if each.state is TrialState.FAILED), key=lambda each: each.number)
 
 
 def first(plan: Plan, points: Sequence[object], seed: int, number: int) -> list[Params]:
-    """Return the params of a new study's first trials: the known points, then proposals of its samplers.
+    """Return the params of the first `number` trials of a new study: the known points, then proposals of its samplers.
 
-    The subspaces have parts by their probabilities. Raises like `completed`.
+    The proposals are divided among the subspaces by their probabilities. Raises the same errors as `completed`.
     """
     found = completed(plan, points, [seed, _STREAM, 0])[:number]
     shares = UniformShares({each.name: each.probability for each in plan.subspaces})

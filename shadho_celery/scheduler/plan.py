@@ -62,7 +62,7 @@ class Plan:
     pruner: PrunerSettings | None
     #: number of slots of a trial, by its params
     width: Width
-    #: warning to the user about the bounds between params, or None
+    #: warning for the user that the bounds between params allow few points, or None
     warning: str | None = None
 
     @classmethod

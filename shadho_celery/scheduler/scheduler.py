@@ -666,7 +666,7 @@ class Scheduler:
 
     @property
     def _room(self) -> float:
-        """Number of attempts that may be sent beside those in flight."""
+        """Number of attempts that `at_once` allows in addition to those in flight; infinity without `at_once`."""
         if self.limits.at_once is None:
             return math.inf
         return max(0, self.limits.at_once - self.study.in_flight - self.study.copies)

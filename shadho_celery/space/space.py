@@ -103,9 +103,10 @@ class Space:
     switches: Mapping[str, Switch]
     #: hyperopt's graph of the space, for hyperopt's algorithms
     graph: Value
-    #: bounds between params: returns whether the objective's values may be tried; None without bounds
+    #: bounds between params: a function of the objective's argument, which returns whether the point may be tried; None
+    #: if there are no bounds
     where: Callable[[Any], Any] | None = None
-    #: pinned choices of the subspaces in which `where` allows no point
+    #: the fixed choices of each subspace in which `where` allows no point
     left_out: Sequence[Pins] = ()
 
     @cached_property
@@ -138,7 +139,7 @@ class Space:
         return found
 
     def allows(self, params: Params) -> bool:
-        """Return whether `where` allows these params. Raises UsageError, which names the point, if it fails."""
+        """Return whether `where` allows these params. If `where` fails, raises UsageError, which names the point."""
         if self.where is None:
             return True
         if any(pins.items() <= params.items() for pins in self.left_out):
@@ -154,7 +155,7 @@ class Space:
         raise UsageError(f"where failed for {short(values, 200)}: {why}; return True or False for every point")
 
     def allowed(self, points: Iterable[P]) -> Iterator[P]:
-        """Yield the params that `where` allows. End once it has refused MOST_REFUSED in a row."""
+        """Yield the points that `where` allows, until it has refused MOST_REFUSED points in a row."""
         refused = 0
         for params in points:
             refused = 0 if self.allows(params) else refused + 1

@@ -25,8 +25,8 @@ from shadho_celery.space.tree import Value, postorder
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SUBSPACES = 64
-#: maximum number of draws from a subspace in search of points that `where` allows; number of allowed ones after which
-#: the search ends; and part of the draws below which there is a warning
+#: to find the fraction of points that `where` allows in a subspace: maximum number of draws, and number of allowed
+#: draws after which no more are made; and the fraction in the whole space below which there is a warning
 MOST_DRAWS, ENOUGH, FEW = 10_000, 100, 0.01
 #: name of the subspace that is the whole space
 UNDIVIDED = "all"
@@ -112,9 +112,10 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
 
 
 def bounded(subspaces: Sequence[Subspace]) -> tuple[tuple[Subspace, ...], str | None]:
-    """Return the subspaces in which `where` allows a point, and a warning if it allows few draws, or None.
+    """Return the subspaces in which `where` allows points, and a warning, or None.
 
-    A subspace counts if one of MOST_DRAWS draws is allowed. Raises UsageError if there is no such subspace.
+    A subspace is left out if `where` refuses all of MOST_DRAWS draws from it. The warning names these subspaces, and
+    says if few draws are allowed. Raises UsageError if all subspaces are left out.
     """
     if subspaces[0].space.where is None:
         return (*subspaces,), None
@@ -138,7 +139,7 @@ def bounded(subspaces: Sequence[Subspace]) -> tuple[tuple[Subspace, ...], str | 
 
 
 def _allowed_part(subspace: Subspace) -> float:
-    """Return the part of a subspace's draws that `where` allows, of at most MOST_DRAWS."""
+    """Return the fraction of draws from a subspace that `where` allows, estimated from at most MOST_DRAWS draws."""
     generator, space, drawn, allowed = np.random.default_rng(0), subspace.space, 0, 0
     while drawn < MOST_DRAWS and allowed < ENOUGH:
         drawn += ENOUGH

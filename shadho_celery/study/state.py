@@ -804,7 +804,7 @@ class Limits:
     budget: float | None = None
     #: money: no trial is sent once the attempts have cost this much
     money: float | None = None
-    #: number of attempts in flight, which ends nothing
+    #: maximum number of attempts in flight at a time; unlike the other limits, it does not end the study
     at_once: int | None = None
 
     def __post_init__(self) -> None:
