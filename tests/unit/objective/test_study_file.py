@@ -129,13 +129,15 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "fidelity": {"least": 1, "most": 9, "how": "asha"},
         "speculate": False,
         "weight": 2,
+        "at_once": 4,
         "trial_timeout": 9.5,
         "max_failures": 5,
         "preload": ["numpy"],
         "fresh": True,
     }
     of_commands = {"command", *OF_COMMANDS}
-    assert {*stated} == {*StudySettings.__struct_fields__} - {"direction", *of_commands}, "short for objectives"
+    # `direction` is short for objectives, and `where` is a function.
+    assert {*stated} == {*StudySettings.__struct_fields__} - {"direction", "where", *of_commands}
     file = load(write(GOOD + f"STUDY = {stated!r}\n"))
     assert file.stated == {**stated, "classes": ("gpu", "cpu"), "preload": ("numpy",)}
 
