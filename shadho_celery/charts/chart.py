@@ -53,14 +53,14 @@ class Mark(str, Enum):
 
 
 class Axis(Struct, frozen=True, kw_only=True):
-    """An axis: what it measures."""
+    """An axis of a chart: the quantity, its unit, and its scale."""
 
     name: str
-    #: unit of the values, such as "s"; "" without one
+    #: unit of the values, such as "s"; "" if they have none
     unit: str = ""
     scale: Scale = Scale.LINEAR
     categories: Sequence[str] = ()
-    #: greatest possible value, such as 1 for a share; None without one
+    #: greatest possible value, such as 1 for a share; None if there is none
     most: float | None = None
 
 
@@ -69,12 +69,12 @@ class Series(Struct, frozen=True, kw_only=True):
 
     name: str
     mark: Mark
-    #: what the colour stands for, such as "class gpu_small", "state FAILED" or "best"; the same everywhere
+    #: what the colour stands for, such as "class gpu_small", "state FAILED" or "best"; pages choose the colour by it
     colour: str
     #: how a point is drawn: filled, hollow, cross or dash; how a bar is drawn: filled, light, hatched or outlined
     form: str = "filled"
-    #: by name: one value per mark. `x` and `y` are positions; a line over all axes has `axis 0`, `axis 1` and so on.
-    #: `number` is a trial, to which a mark leads
+    #: by name: one value per mark. `x` and `y` are positions; a line of parallel coordinates has `axis 0`, `axis 1` and
+    #: so on. `number` is the number of the trial that a click on the mark opens
     columns: Mapping[str, Sequence[Cell]]
 
     def __len__(self) -> int:
@@ -89,12 +89,12 @@ class Chart(Struct, frozen=True, kw_only=True):
     name: str
     #: sentence that says what the chart shows
     title: str
-    #: of x and y; of parallel coordinates one for each column
+    #: the axes of x and y; of parallel coordinates, one axis for each column
     axes: Sequence[Axis]
     series: Sequence[Series]
     #: sentences about marks that were joined or left out, and about the method
     note: str = ""
-    #: sentence that says what will be here; "" if there are marks
+    #: sentence that is shown instead of marks, and says why there are none; "" if there are marks
     empty: str = ""
 
     def __len__(self) -> int:
@@ -103,26 +103,26 @@ class Chart(Struct, frozen=True, kw_only=True):
 
 
 def empty_chart(name: str, title: str, empty: str, *axes: Axis) -> Chart:
-    """Return a chart without marks, with a sentence about what will be here."""
+    """Return a chart without marks. `empty` is the sentence that says why."""
     return Chart(name=name, title=title, axes=axes, series=(), empty=empty)
 
 
 def cells(values: Array | Indices) -> list[Cell]:
-    """Return numbers as a column. Those that are not finite become gaps, because JSON has no such numbers."""
+    """Return numbers as a column. Infinite numbers and NaN become gaps, because JSON lacks them."""
     if values.dtype.kind == "i":
         return [*values.tolist()]
     return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]
 
 
 def shortened(value: object) -> str:
-    """Return a value as text that can be encoded, shortened in the middle if it is long."""
+    """Return a value as text that UTF-8 can encode, with its middle cut out if it is long."""
     found = str(value).encode("utf-8", "backslashreplace").decode()
     half = MOST_CHARACTERS // 2
     return found if len(found) <= MOST_CHARACTERS else f"{found[:half]}...{found[3 - half :]}"
 
 
 def scale_of(values: Array) -> Scale:
-    """Return a logarithmic scale for positive values of very different sizes, else a linear one."""
+    """Return the logarithmic scale for positive values of very different sizes, else the linear scale."""
     known = values[np.isfinite(values)]
     if not len(known) or known.min() <= 0:
         return Scale.LINEAR
@@ -133,8 +133,8 @@ def scale_of(values: Array) -> Scale:
 def thin_points(x: Array, y: Array, most: int = MOST) -> tuple[Indices, str]:
     """Return the indices of at most `most` points, in order of x, and the rule by which they were chosen.
 
-    The points are divided into intervals with equally many points. The least and the greatest value of each interval
-    stay, so that no outlier is lost. Points that are not finite are left out.
+    The points are divided into intervals with equally many points. The points with the least and the greatest y of each
+    interval are kept, so that no outlier is lost. Points that are not finite are left out.
     """
     shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     shown = shown[np.argsort(x[shown], kind="stable")]
@@ -149,7 +149,11 @@ def thin_points(x: Array, y: Array, most: int = MOST) -> tuple[Indices, str]:
 
 
 def thin_rows(count: int, most: int, is_kept: NDArray[np.bool_] | None = None) -> tuple[Indices, str]:
-    """Return the indices of at most `most` of `count` rows: those that `is_kept`, and others at equal distances."""
+    """Return the indices of at most `most` of `count` rows, and a sentence about the rows left out, "" if there are
+    none.
+
+    The rows with `is_kept` come first, then others at equal distances.
+    """
     if count <= most:
         return np.arange(count), ""
     is_chosen = np.zeros(count, bool)
@@ -161,7 +165,7 @@ def thin_rows(count: int, most: int, is_kept: NDArray[np.bool_] | None = None) -
 
 
 def thin_steps(x: Array, y: Array, most: int = MOST) -> Indices:
-    """Return the indices of the points at which a step line changes, its last point, and at most `most` of them."""
+    """Return the indices of the points at which a step line changes, and of its last point; at most `most` indices."""
     if not len(x):
         return np.empty(0, np.intp)
     changes = np.flatnonzero(np.append(True, y[1:] != y[:-1]))

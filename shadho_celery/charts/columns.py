@@ -1,6 +1,8 @@
-"""Trials and attempts of a study as columns, which grow while it runs, and from which charts are made.
+"""Trials and attempts of a study as columns, from which charts are made, and tables from which the columns are read.
 
-The columns are filled with the rows of a store, in which a value may be of any type.
+`TrialColumns` and `AttemptColumns` are what a chart gets. `GrowingTrials` and `GrowingAttempts` make them from the rows
+of a store, and take further rows while the study runs. Rows may have values of any type, because a store may have been
+written by strangers.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ from shadho_celery.core.trial import MAX_ATTEMPTS, MAX_COUNT, TrialState, turned
 from shadho_celery.results.study import StudyResults
 from shadho_celery.study.table import best_first, collector_paused
 
-#: some places of a column: True for each of them, or their indices
+#: a selection of places of a column: a mask, indices, or a slice
 Within = NDArray[np.bool_] | Indices | slice
-#: what the names of series of infeasible trials end with
+#: ending of the names of series of infeasible trials
 INFEASIBLE = ", infeasible"
 
 
 class Depth(IntEnum):
-    """How much is read of each trial. The less a chart needs, the sooner it is drawn."""
+    """How many facts of each trial are read. With fewer facts, a chart is drawn sooner."""
 
-    #: what the history of the losses needs: state, class, sampler, loss, budget and violation
+    #: facts for the history of the losses: state, class, sampler, loss, budget and violation
     LOSSES = 0
     #: also times, subspace, machine, rung and origin
     FACTS = 1
@@ -46,7 +48,7 @@ class Depth(IntEnum):
 
 @dataclass(frozen=True)
 class Codes:
-    """Column of texts, each as the index of its name: a study has many trials and few names."""
+    """Column of texts, each stored as an index of `names`, because a study has many trials but few different texts."""
 
     #: index of each text in `names`, -1 for a missing one; shape (n,)
     codes: NDArray[np.int32]
@@ -74,11 +76,11 @@ class Codes:
         return np.asarray(np.isin(self.codes, [code for code, name in enumerate(self.names) if name in names]), bool)
 
     def texts(self, places: Indices) -> list[str]:
-        """Return the texts at some places, "" for a missing one."""
+        """Return the texts at these places, "" for a missing text."""
         return [self.names[code] if code >= 0 else "" for code in self.codes[places].tolist()]
 
     def places(self, within: Within = slice(None)) -> Iterator[tuple[str, Indices]]:
-        """Yield each name that occurs, with its places, of those that are `within`."""
+        """Yield each name that occurs among the places `within`, with its places."""
         among, codes = np.arange(len(self))[within], self.codes[within]
         for code, name in enumerate(self.names):
             places = among[codes == code]
@@ -110,7 +112,7 @@ class TrialColumns:
 
     number: Indices
     state: Codes
-    #: first loss, in the objective's own direction; NaN without one
+    #: first loss, as the objective returned it, even if it is maximised; NaN if there is none
     loss: Array
     #: True if a greater loss is better
     is_maximized: bool
@@ -126,19 +128,19 @@ class TrialColumns:
     sampler: Codes
     #: version of the code that ran
     code: Codes
-    #: a failure as `core.failures` shows it, and its kind, which is equal for failures of one line of code
+    #: failure as `core.failures` shows it, and its kind, which is the same for failures at the same line of code
     failure: Codes
     failure_kind: Codes
-    #: budget (NaN for all of it) and rung (-1 without budgets)
+    #: budget, NaN for a trial without one; and rung, -1 for a trial without one
     budget: Array
     rung: Indices
     #: number of the trial that a promoted trial continues; -1 for others
     origin: Indices
-    #: sum of the constraints above 0
+    #: sum of the values of the violated constraints, which are those above 0
     violation: Array
-    #: losses by name, in the objective's own direction; empty in a study of one loss without a name
+    #: by name of the loss: its values, as the objective returned them; empty in a study with one loss
     losses: Mapping[str, Array]
-    #: direction of each loss by name
+    #: by name of the loss: "minimize" or "maximize"
     objectives: Mapping[str, str]
     labels: Mapping[str, Label]
     #: limit on the number of trials; None without one
@@ -159,7 +161,11 @@ class TrialColumns:
         return np.asarray(self.violation > 0, bool)
 
     def by_class(self, within: Within) -> Iterator[tuple[str, bool, Indices]]:
-        """Yield places of trials `within` by class, first of feasible trials, then of infeasible ones (True)."""
+        """Yield triples of a class, whether its trials are infeasible, and their places; the feasible trials come
+        first.
+
+        Only the trials `within` are yielded.
+        """
         among, is_infeasible = np.arange(len(self))[within], self.is_infeasible[within]
         for group in (False, True):
             for name, places in self.compute_class.places(among[is_infeasible == group]):
@@ -172,21 +178,21 @@ class TrialColumns:
 
     @cached_property
     def is_rated(self) -> NDArray[np.bool_]:
-        """True for COMPLETE, feasible trials with a finite loss and the greatest budget so far, shape (n,)."""
+        """True for COMPLETE, feasible trials with a finite loss and the greatest budget of such trials, shape (n,)."""
         rated = self.is_complete & np.isfinite(self.loss) & ~self.is_infeasible
         budget = np.where(np.isnan(self.budget), math.inf, self.budget)
         return np.asarray(rated & (budget == budget[rated].max(initial=-math.inf)), bool)
 
     @cached_property
     def is_current(self) -> NDArray[np.bool_]:
-        """True for trials under the code of the trial that ended last, and for those of unknown code, shape (n,)."""
+        """True for trials of unknown code, and for trials under the code of the trial that ended last, shape (n,)."""
         codes, known = self.code.codes, np.flatnonzero((self.code.codes >= 0) & np.isfinite(self.finished_at))
         latest = codes[known[self.finished_at[known].argmax()]] if len(known) else -1
         return np.asarray((codes < 0) | (codes == latest), bool)
 
     @cached_property
     def merit(self) -> Array:
-        """The loss in the direction in which less is better, shape (n,)."""
+        """The loss with the sign for which less is better, shape (n,)."""
         return -self.loss if self.is_maximized else self.loss
 
     @cached_property
@@ -196,7 +202,7 @@ class TrialColumns:
 
     @cached_property
     def best(self) -> int | None:
-        """Number of the first trial of the `ranking`, if it is COMPLETE and has a loss; else None."""
+        """Number of the best trial, which is COMPLETE and has a loss; None if there is none."""
         places = np.flatnonzero(self.is_complete & ~np.isnan(self.loss))
         violation = np.where(np.isnan(self.violation), 0.0, self.violation)
         budget = np.where(np.isnan(self.budget), math.inf, self.budget)
@@ -207,7 +213,7 @@ class TrialColumns:
 
     @cached_property
     def began_at(self) -> float:
-        """Time at which the first trial began; NaN before it."""
+        """Time at which the first trial began; NaN if none has begun."""
         known = self.started_at[np.isfinite(self.started_at)]
         return float(known.min()) if len(known) else math.nan
 
@@ -221,9 +227,10 @@ def points_by_class(
     state: str = "",
     form: str = "filled",
 ) -> Iterator[Series]:
-    """Yield points of the losses of trials over `x`, a series for each class.
+    """Yield points of the losses of the trials `within` over `x`, in one series for each class.
 
-    Infeasible trials have series of their own. `more` makes further columns. `state` is added to the series' names.
+    Infeasible trials have separate series. `more` has functions that make further columns from places. `state` is
+    appended to the series' names.
     """
     for name, is_infeasible, own in trials.by_class(within):
         columns = {"x": cells(x[own]), "y": cells(trials.loss[own]), "number": cells(trials.number[own])}
@@ -237,7 +244,7 @@ def points_by_class(
 
 
 class Session(NamedTuple):
-    """A time in which a worker could run trials of a study. Moments are in seconds since the epoch."""
+    """A period in which a worker could run trials of a study. Times are in seconds since the epoch."""
 
     worker: str
     compute_class: str
@@ -248,15 +255,17 @@ class Session(NamedTuple):
     until: float | None = None
     #: why it ended, such as "preempted"
     reason: str | None = None
-    #: mean number of slots that ran trials of other studies, by the time from which on
+    #: pairs of a time and the mean number of slots that ran trials of other studies from this time on
     others: Sequence[tuple[float, float]] = ()
 
     def seconds(self, edges: Array, now: float) -> Array:
-        """Return for how many seconds it lasted between each two of these moments, shape (edges - 1,)."""
+        """Return the seconds of the session within each interval between neighbouring `edges`, shape (edges - 1,)."""
         return np.diff(np.clip(edges, self.since, now if self.until is None else self.until))
 
     def others_seconds(self, edges: Array, now: float) -> Array:
-        """Return the slot seconds of trials of other studies between each two of these moments, shape (edges - 1,)."""
+        """Return the slot seconds of other studies' trials in each interval between neighbouring `edges`, shape (edges
+        - 1,).
+        """
         if not self.others:
             return np.zeros(len(edges) - 1)
         times, slots = np.array(self.others, float).T
@@ -267,7 +276,7 @@ class Session(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptColumns:
-    """The attempts of a study's trials, and the workers that could run them. Moments are in seconds since the epoch."""
+    """The attempts of a study's trials, and the workers that could run them. Times are in seconds since the epoch."""
 
     #: number of the trial, and of the attempt within it
     number: Indices
@@ -283,10 +292,10 @@ class AttemptColumns:
     #: how the attempt ended, such as "complete" or "lost"; missing while it lasts
     end: Codes
     is_copy: NDArray[np.bool_]
-    #: seconds that the scheduler expected of the attempt's class when it placed the attempt; NaN without a prediction
+    #: seconds that the scheduler expected when it placed the attempt on its class; NaN without a prediction
     predicted: Array
     sessions: Sequence[Session]
-    #: time of reading, or of the last record of a study that does not run
+    #: time of reading; for a study that does not run, the time of its last record
     now: float
 
     def __len__(self) -> int:
@@ -313,26 +322,26 @@ Integers = NDArray[np.int64]
 
 
 class Grown:
-    """Array that grows at its end. It takes no memory before its first value is put in."""
+    """Array that grows at its end. It takes no memory until a value is put in."""
 
     def __init__(self, fill: float, kind: type[np.generic]) -> None:
-        """`fill` stands for values that are missing."""
+        """`fill` is the value of places for which no value was put in."""
         self._fill = np.array(fill, kind)
         self._values: NDArray[Any] = np.empty(0, kind)
 
     def put(self, places: Indices, values: NDArray[Any], count: int) -> None:
-        """Put in values at some places of the first `count`."""
+        """Put in values at these places. The array then has at least `count` places."""
         if count > len(self._values):
             room = np.full(max(count, 2 * len(self._values), 1024) - len(self._values), self._fill)
             self._values = np.concatenate([self._values, room])
         self._values[places] = values
 
     def is_unused_by(self, column: Sequence[object]) -> bool:
-        """Return whether a column has no value, as all columns before it, so that it need not be put in."""
+        """Return whether this column and all columns before it have no value, so that it need not be put in."""
         return not len(self._values) and column.count(None) == len(column)
 
     def first(self, count: int) -> NDArray[Any]:
-        """Return the first `count` values, a view if there are any."""
+        """Return the first `count` values, as a view. It may be read only."""
         if not len(self._values):
             return np.broadcast_to(self._fill, count)
         self.put(np.empty(0, np.intp), np.empty(0, self._values.dtype), count)
@@ -345,7 +354,7 @@ class Keys:
     def __init__(self) -> None:
         self._keys = Grown(-1, np.int64)
         self._count, self._greatest = 0, -1
-        #: places in the order of the keys; None if the places themselves have this order
+        #: places in the order of their keys; None if keys were added in rising order
         self._order: Indices | None = None
 
     def __len__(self) -> int:
@@ -354,16 +363,16 @@ class Keys:
 
     @property
     def values(self) -> Integers:
-        """The keys by place."""
+        """The key of each place."""
         return self._keys.first(self._count)
 
     @property
     def order(self) -> Indices | slice:
-        """The places in the order of the keys."""
+        """The places in the order of their keys."""
         return slice(0, self._count) if self._order is None else self._order
 
     def known(self, keys: Integers) -> Indices:
-        """Return the place of each key, and -1 for an unknown one."""
+        """Return the place of each key, -1 for an unknown key."""
         if not self._count:
             return np.full(len(keys), -1, np.intp)
         ranks = np.searchsorted(self.values, keys, sorter=self._order)
@@ -399,12 +408,12 @@ class Names:
 
     def __init__(self) -> None:
         self._codes = Grown(-1, np.int32)
-        #: by value of the store, a text or its bytes: index of the name; -1 for what is not a text
+        #: by value in the store, a text or its bytes: index of the name; -1 for None
         self._known: dict[object, int] = {None: -1}
         self._places: dict[str, int] = {}
 
     def put(self, places: Indices, values: Sequence[object], count: int) -> None:
-        """Put in texts at some places of the first `count`."""
+        """Put in texts at these places. The column then has at least `count` places."""
         if self._codes.is_unused_by(values):
             return
         try:
@@ -414,7 +423,9 @@ class Names:
         self._codes.put(places, np.array(codes, np.int32), count)
 
     def first(self, count: int, order: Indices | slice) -> Codes:
-        """Return the first `count` texts in this order, with sorted names, so that they do not depend on the order."""
+        """Return the first `count` texts in this order. Names are sorted, so they do not depend on the order of
+        arrival.
+        """
         names = [*self._places]
         sorted_ = sorted(range(len(names)), key=names.__getitem__)
         new = np.full(len(names) + 1, -1, np.int32)
@@ -430,14 +441,14 @@ class Names:
 
 
 def text_of(value: str | bytes) -> str:
-    """Return a text as it is, or from its bytes, which may be damaged."""
+    """Return a text, decoded if it is bytes. Damaged bytes become escapes."""
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
 def reals(column: Sequence[object], *, is_finite: bool = True, most: float = math.inf) -> Array:
-    """Return a column as numbers. What is not a number, or not finite where it must be, becomes NaN.
+    """Return a column as floats. Values that are not numbers become NaN.
 
-    So does a number whose size is above `most`.
+    Also infinite numbers if `is_finite`, and numbers whose size is above `most`, become NaN.
     """
     try:
         found = np.array(column, float)
@@ -451,7 +462,7 @@ def reals(column: Sequence[object], *, is_finite: bool = True, most: float = mat
 
 
 def integers(column: Sequence[object], least: int, most: int) -> Integers:
-    """Return a column as whole numbers. What is not a whole number between `least` and `most` becomes -1."""
+    """Return a column as integers. Values that are not integers from `least` to `most` become -1."""
     if {*map(type, column)} != {int}:
         column = [value if type(value) is int else -1 for value in column]
     # A database's own integers have at most 64 bits.
@@ -464,7 +475,8 @@ def columns_of(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str,
     return dict(zip(names, [*zip(*rows, strict=True)] or [()] * len(names), strict=True))
 
 
-#: by depth: columns of numbers, of names, and of what takes longest to read; the trial's number is always read
+#: by depth: columns with numbers, and columns with texts. LATE are those that take longest to read, at depth PARAMS.
+#: The trial's number is always read
 NUMBERS = {
     Depth.LOSSES: ("loss", "budget", "violation"),
     Depth.FACTS: ("seconds", "started_at", "finished_at", "rung", "origin", "slots"),
@@ -480,34 +492,35 @@ ATTEMPTS = (
     *("number", "attempt", "compute_class", "host", "worker", "slot"),
     *("queued_at", "started_at", "ended_at", "end", "copy", "placed"),
 )
-#: maximum number of labels that are kept, and of a slot
+#: maximum number of labels that are kept; greatest number of a slot
 MOST_LABELS, MOST_SLOT = 2000, 10**6
-#: beginnings of the descriptions of choices, and of domains whose values differ by factors
+#: beginnings of the descriptions of choices, and of logarithmic domains
 _CHOICES, _LOG = ("choice(", "pchoice("), ("log", "qlog")
 
-#: maximum of a moment in seconds since the epoch, of any sign
+#: times in seconds since the epoch whose size is above this are treated as missing
 MOST_MOMENT = 1e11
-#: a number above those of all attempts; the first 32-bit number of a class in `AttemptRecord.placed`
+#: a number greater than all numbers of attempts; format of the first number of a class in `AttemptRecord.placed`, the
+#: predicted seconds
 _ATTEMPTS, _FLOAT = MAX_ATTEMPTS + 1, struct.Struct("<f")
-#: exceptions of what is not JSON of numbers by name
+#: exceptions of the decoders for text that is not a JSON object of numbers
 _NO_NUMBERS = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 _as_numbers = msgspec.json.Decoder(dict[str, float]).decode
 _as_many = msgspec.json.Decoder(list[dict[str, float]]).decode
 
-#: row of a table: values in the order of the columns that were selected
+#: row of a table: values in the order of the selected columns
 Row = Sequence[Any]
 
 
 def names_of(depth: Depth, beyond: Depth | None = None) -> tuple[str, ...]:
-    """Return the columns that are read of each trial: its number, and those of a depth, or those `beyond` another."""
+    """Return the names of the columns that are read at a depth. With `beyond`, those of that depth are left out."""
     depths = [each for each in Depth if each <= depth and (beyond is None or each > beyond)]
     found = [name for each in depths for name in (*NUMBERS.get(each, ()), *TEXTS.get(each, ()))]
     return ("number", *found, *(LATE if Depth.PARAMS in depths else ()))
 
 
 class Growing:
-    """Columns of one study that grow. Rows are put in as they are read from the store, again when they change."""
+    """Growing columns of one study. A row that has changed in the store is put in again, and replaces the old one."""
 
     def __init__(self, numbers: Iterable[str], texts: Iterable[str]) -> None:
         self._keys = Keys()
@@ -519,7 +532,7 @@ class Growing:
         return len(self._keys)
 
     def _fill(self, places: Indices, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Put in the values at some places. Values of a wrong type count as missing, and other columns are left out."""
+        """Put in the columns at these places. Values of a wrong type count as missing; unknown columns are ignored."""
         count = len(self._keys)
         for name, column in columns.items():
             if name in self._reals and not self._reals[name].is_unused_by(column):
@@ -536,7 +549,7 @@ class Growing:
 
 
 class GrowingTrials(Growing):
-    """The trials of one study by number."""
+    """The trials of one study as growing columns, by number."""
 
     def __init__(self, study: StudyResults) -> None:
         texts = ("failure", "failure_kind", *(name for names in TEXTS.values() for name in names))
@@ -544,7 +557,7 @@ class GrowingTrials(Growing):
         self._space, self._objectives = study.space, study.objectives
         self._choices = {label for label, text in self._space.items() if text.startswith(_CHOICES)}
         self._option = study.option
-        #: limit on the number of trials in the latest run, or None
+        #: limit on the number of trials in the latest run; None if it has none
         self.asked = study.asked
         self._labels: dict[str, Grown] = {}
         self._losses = {name: Grown(math.nan, np.float64) for name in self._objectives}
@@ -552,9 +565,9 @@ class GrowingTrials(Growing):
         self._options: dict[tuple[str, float], str] = {}
 
     def put(self, blocks: Iterable[Sequence[Row]], names: Sequence[str], *, are_new: bool = True) -> None:
-        """Put in blocks of rows with these columns, the first of which is the number.
+        """Put in blocks of rows. `names` are the columns of a row, among them the number.
 
-        Rows of unknown trials are left out unless `are_new`.
+        Rows of trials that are not known yet are left out unless `are_new`.
         """
         with collector_paused():
             for block in blocks:
@@ -602,7 +615,7 @@ class GrowingTrials(Growing):
                     self._name_options(label, values[:, index])
 
     def _name_options(self, label: str, drawn: Array) -> None:
-        """Note the texts of the options of a choice among these draws."""
+        """Keep the texts of the options that occur among these draws of a choice."""
         for option in np.unique(drawn).tolist():
             if (label, option) not in self._options:
                 # An option is found by its index, which is a whole number.
@@ -610,12 +623,13 @@ class GrowingTrials(Growing):
                 self._options[label, option] = shortened(one_line(self._option(label, index)))
 
     def columns(self) -> TrialColumns:
-        """Return the columns by number."""
+        """Return the columns, sorted by the number of the trial."""
         count, order = len(self._keys), self._keys.order
         facts, sign = self._facts(), turned_first(1.0, self._objectives)
         is_failed = facts["state"].is_in(TrialState.FAILED.value)
         for name in ("failure", "failure_kind"):
-            # A trial that was tried again has the error of its earlier attempt.
+            # A trial that was retried still has the error of its earlier attempt, so only the errors of FAILED trials
+            # are shown.
             codes = np.where(is_failed, facts[name].codes, -1).astype(np.int32)
             facts[name] = Codes(codes, facts[name].names)
         facts |= {name: _whole(facts[name]) for name in ("rung", "origin")}
@@ -644,7 +658,7 @@ class GrowingTrials(Growing):
 
 
 class GrowingAttempts(Growing):
-    """The attempts of one study by trial and number."""
+    """The attempts of one study as growing columns, by the number of the trial and of the attempt."""
 
     def __init__(self, study: StudyResults) -> None:
         numbers = ("queued_at", "started_at", "ended_at", "predicted", "slot", "copy")
@@ -666,10 +680,10 @@ class GrowingAttempts(Growing):
                 self._fill(self._keys.places(numbers[kept] * _ATTEMPTS + attempts[kept]), columns)
 
     def _predictions(self, names: Sequence[object], placed: Sequence[object]) -> list[float]:
-        """Return the seconds that were predicted of each attempt's own class, NaN if they were not."""
+        """Return the seconds that were predicted for each attempt on its class; NaN without a prediction."""
         texts = {name: text_of(name) for name in {*names} if isinstance(name, str | bytes)}
         if not {*texts.values()} <= {*self._classes}:
-            # Classes are added while the study runs. The places of the known ones stay.
+            # Classes may be added while the study runs. The known ones keep their places.
             self._classes = self._records.class_order()
         place_of = {text: CLASS_BYTES * place for place, text in enumerate(self._classes)}
         starts: dict[object, int] = {name: place_of[text] for name, text in texts.items() if text in place_of}
@@ -683,9 +697,9 @@ class GrowingAttempts(Growing):
         ]
 
     def columns(self, now: float, *, is_running: bool) -> AttemptColumns:
-        """Return the columns by trial and attempt. `now` is the time of reading.
+        """Return the columns, sorted by trial and attempt. `now` is the time of reading.
 
-        If the study was interrupted, its last record is the end of what had not ended: nothing runs since then.
+        If the study does not run, attempts and workers without an end are taken to end at the time of the last record.
         """
         facts, keys = self._facts(), self._keys.values[self._keys.order]
         found = self._records.sessions()
@@ -714,22 +728,24 @@ def read_trials(study: StudyResults) -> TrialColumns:
 
 
 def read_attempts(study: StudyResults, now: float, *, is_running: bool = True) -> AttemptColumns:
-    """Return the attempts of a study and its workers as its store has them now, as `GrowingAttempts.columns` does."""
+    """Return the attempts and workers of a study as its store has them now. The arguments are as in
+    `GrowingAttempts.columns`.
+    """
     growing = GrowingAttempts(study)
     growing.put(study.rows_of_attempts(ATTEMPTS))
     return growing.columns(now, is_running=is_running)
 
 
 def _whole(values: Array) -> Indices:
-    """Return counts from 0 as integers, -1 where they are missing."""
+    """Return a column of whole numbers as integers, with -1 for values that are missing or below 0."""
     is_known = (values >= 0) & (values < 2**53)
     return np.where(is_known, values, -1.0).astype(np.intp)
 
 
 def _tables(texts: Sequence[object]) -> Iterator[tuple[Indices, tuple[str, ...], Array]]:
-    """Yield numbers by name from their JSON, as tables: rows, names, and values of shape (rows, names).
+    """Yield tables of the numbers in JSON objects: indices of texts, names, and values of shape (texts, names).
 
-    Rows that are anything else are left out.
+    A table has all objects with the same names. Texts that are not objects of numbers are left out.
     """
     found: defaultdict[tuple[str, ...], tuple[list[int], list[list[float]]]] = defaultdict(lambda: ([], []))
     for row, numbers in enumerate(_decoded(texts)):
@@ -742,9 +758,9 @@ def _tables(texts: Sequence[object]) -> Iterator[tuple[Indices, tuple[str, ...],
 
 
 def _decoded(texts: Sequence[Any]) -> Sequence[Mapping[str, float]]:
-    """Return numbers by name from each JSON text; {} for anything else."""
+    """Return the numbers by name from each JSON text; {} for a text that is not an object of numbers."""
     try:
-        # One list of all rows takes a third of the time.
+        # Decoding all texts as one list takes a third of the time.
         found = _as_many(b"[%b]" % b",".join(texts) if isinstance(texts[0], bytes) else f"[{','.join(texts)}]")
     except _NO_NUMBERS:
         found = []

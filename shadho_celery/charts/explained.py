@@ -1,4 +1,4 @@
-"""Groups of equal or similar values of a label, and how much of the variance of other values they explain."""
+"""Groups of equal or similar values of a label, and the share of the variance of other values that they explain."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shadho_celery.core.units import digits
 
 #: maximum number of intervals of a numeric label, and minimum number of trials in each, for its importance
 INTERVALS, LEAST_TRIALS = 8, 5
-#: maximum number of labels in a model: those that explain most by themselves
+#: maximum number of labels in a model; those that explain most by themselves are used
 MOST_LABELS = 20
 
 
 def explained(group: Indices, values: Array) -> float | None:
     """Return the share of the variance of values that their groups explain, from 0 to 1.
 
-    It is the squared correlation ratio, corrected for chance: epsilon squared of Kelley, "An Unbiased Correlation
-    Ratio Measure", 1935. Returns None for fewer than 2 * LEAST_TRIALS values. It is 0 if the values do not vary.
+    It is the squared correlation ratio, corrected for chance: epsilon squared of Kelley, "An Unbiased Correlation Ratio
+    Measure", 1935. Returns None for fewer than 2 * LEAST_TRIALS values, and 0 if the values do not vary.
     """
     count = len(values)
     if count < 2 * LEAST_TRIALS:
@@ -36,7 +36,7 @@ def explained(group: Indices, values: Array) -> float | None:
 
 
 def most_telling(labels: Sequence[Label], places: Indices, values: Array) -> Sequence[Label]:
-    """Return the labels that explain most of the values at some places by themselves, at most MOST_LABELS."""
+    """Return the labels that explain most of the values at these places, each by itself; at most MOST_LABELS."""
     if len(labels) <= MOST_LABELS:
         return labels
     shares = []
@@ -53,15 +53,21 @@ def varies(values: Array) -> bool:
 
 
 def scaled(label: Label, values: Array) -> Array:
-    """Return numeric values of a label that vary, between the least (0) and the greatest (1); NaN unless finite."""
-    # Halves, because the difference of two great numbers may be infinite.
+    """Return the values of a numeric label scaled to [0, 1], from the least to the greatest; NaN for values that are
+    not finite.
+
+    The values must not all be equal.
+    """
+    # Values are halved, because the difference of two very large numbers may be infinite.
     values = np.where(np.isfinite(values), np.log(values) if label.is_log else values / 2, np.nan)
     least, most = np.nanmin(values), np.nanmax(values)
     return np.asarray((values - least) / (most - least), float)
 
 
 def groups(label: Label, places: Indices, intervals: int = INTERVALS) -> Indices:
-    """Return the group of each place: the option, or the interval with about as many trials as the others."""
+    """Return the group of the value at each place: its option, or one of at most `intervals` intervals with about
+    equally many trials.
+    """
     values = label.values[places]
     if label.options or not len(values):
         return values.astype(np.intp)
@@ -74,7 +80,7 @@ def groups(label: Label, places: Indices, intervals: int = INTERVALS) -> Indices
 
 
 def interval_names(label: Label, places: Indices, group: Indices) -> list[str]:
-    """Return the name of each group of `groups`: an option, or the range of its values."""
+    """Return the name of each group that `groups` returned: an option, or the range of its values."""
     if label.options:
         return [*label.options]
     values = label.values[places]

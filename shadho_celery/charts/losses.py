@@ -1,4 +1,8 @@
-"""Charts of losses: history and best so far, fronts and their hypervolume, failures, rungs and reported curves."""
+"""Charts of losses and of failures.
+
+The losses: their history, the comparison of studies, samplers, the front and its hypervolume, rungs, and reports. The
+failures: their kinds, and the params with which trials fail.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,9 @@ from shadho_celery.results.study import StudyResults
 from shadho_celery.study.front import Coverage, coverage, first_front
 from shadho_celery.study.table import agreements
 
-#: share of the marks for the points of trials with a loss; the rest is for the failed ones and the line
+#: maximum numbers of marks for trials with a loss, for failed trials, and for the line of the best loss
 _POINTS, _FAILED, _LINE = int(0.6 * MOST), int(0.2 * MOST), int(0.2 * MOST)
-#: states whose trials have a loss, and how their points are drawn
+#: by state of trials with a loss: the form of their points
 FORMS = {TrialState.COMPLETE: "filled", TrialState.PRUNED: "hollow"}
 
 
@@ -59,7 +63,7 @@ class Along(str, Enum):
 def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
     """Return the losses of all trials, and the best loss so far, along "trials" or "seconds".
 
-    A failed trial has no loss: its mark has no `y` and is drawn at the axis.
+    A failed trial has no loss, so its mark has no `y` and is drawn at the horizontal axis.
     """
     x, axis = _position(trials, Along(along))
     loss = Axis(name=_loss_name(trials), scale=scale_of(trials.loss[trials.is_complete]))
@@ -90,7 +94,7 @@ def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
 
 
 def best_so_far(trials: TrialColumns, x: Array) -> tuple[Array, Array]:
-    """Return the positions of the rated trials in order, and after each of them the best loss, shapes (m,)."""
+    """Return the sorted positions `x` of the rated trials, and the best loss up to each of them, shapes (m,)."""
     rated = np.flatnonzero(trials.is_rated & np.isfinite(x))
     rated = rated[np.argsort(x[rated], kind="stable")]
     best = np.minimum.accumulate(trials.merit[rated]) if len(rated) else np.empty(0)
@@ -98,16 +102,18 @@ def best_so_far(trials: TrialColumns, x: Array) -> tuple[Array, Array]:
 
 
 def comparisons(studies: Mapping[str, TrialColumns]) -> list[Chart]:
-    """Return a `comparison` of the studies that minimise, and one of those that maximise, if there are such."""
+    """Return a `comparison` of the studies that minimise, and another one of the studies that maximise.
+
+    A chart without studies is left out.
+    """
     groups = [{name: each for name, each in studies.items() if each.is_maximized is so} for so in (False, True)]
     return [comparison(group) for group in groups if group]
 
 
 def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
-    """Return the best loss so far of several studies over their numbers of trials, by name of the study.
+    """Return the best loss so far over the number of the trial, with a line for each study. `studies` are by name.
 
-    All of them minimise, or all maximise. Each line goes on to the last trial that has ended, whether or not it has a
-    loss.
+    All of them minimise, or all maximise. A line goes on to the last trial that has ended, even if it has no loss.
     """
     series, said, values = [], [], []
     for name, trials in studies.items():
@@ -184,7 +190,7 @@ _ONE_LOSS = "This study has one loss. A study with several objectives has a fron
 def on_front(trials: TrialColumns) -> list[int]:
     """Return the numbers of the feasible COMPLETE trials that no other trial dominates, sorted by the first loss.
 
-    Of trials with equal losses, only the first is among them. In a study of one loss there are none.
+    Of trials with equal losses, only the first one is returned. In a study with one loss, the list is empty.
     """
     if len(trials.losses) < 2:
         return []
@@ -196,7 +202,9 @@ def on_front(trials: TrialColumns) -> list[int]:
 
 
 def _feasible(trials: TrialColumns) -> tuple[Indices, Array]:
-    """Return the places of the feasible COMPLETE trials, and their minimised losses, shape (trials, losses)."""
+    """Return the places of the feasible COMPLETE trials, and their losses, negated if maximised, shape (trials,
+    losses).
+    """
     signs = [-1.0 if trials.objectives[name] == "maximize" else 1.0 for name in trials.losses]
     losses = np.column_stack([sign * values for sign, values in zip(signs, trials.losses.values(), strict=True)])
     places = np.flatnonzero(trials.is_complete & ~trials.is_infeasible & np.isfinite(losses).all(axis=1))
@@ -204,7 +212,10 @@ def _feasible(trials: TrialColumns) -> tuple[Indices, Array]:
 
 
 def _coverage(trials: TrialColumns) -> Coverage | None:
-    """Return the hypervolume over time, as a study's report has it; None for one loss or without a feasible trial."""
+    """Return the hypervolume over the ended trials, as a study's report has it.
+
+    Returns None for a study with one loss, or without a feasible trial.
+    """
     if len(trials.losses) < 2:
         return None
     places, losses = _feasible(trials)
@@ -214,7 +225,7 @@ def _coverage(trials: TrialColumns) -> Coverage | None:
 
 @StudyChart(section="Search", place=2, is_shown=lambda trials, chart: len(trials.losses) > 1)
 def front(trials: TrialColumns) -> Chart:
-    """Return the first two losses of all COMPLETE trials; those on the front are told apart."""
+    """Return the first two losses of all COMPLETE trials, with the trials on the front in a series of their own."""
     names = [*trials.losses][:2]
     if len(names) < 2:
         return empty_chart("front", "The front of the losses", _ONE_LOSS)
@@ -265,17 +276,17 @@ def hypervolume(trials: TrialColumns) -> Chart:
     )
 
 
-#: probability, over all places that are looked at, at which failures still count as the work of chance
+#: greatest probability, corrected for the number of groups compared, at which a label is named as explaining failures
 CHANCE = 0.05
 _NONE, _NONE_NOW = "No trial has failed.", "No trial has failed under the present code."
 
 
 @StudyChart(section="Failures", place=1, is_shown=lambda trials, chart: not chart.empty)
 def failures(trials: TrialColumns) -> Chart:
-    """Return the number of failed trials by kind of failure, the most frequent first, as `core.failures` counts them.
+    """Return the number of failed trials by kind of failure, the most frequent first, as `core.failures` defines kinds.
 
-    A kind is shown without the values in which its failures differ. Trials under earlier code do not count, because
-    their failures may be fixed.
+    If failures of a kind differ in values, the text of the kind is without these values. Trials under earlier code do
+    not count, because their failures may be fixed.
     """
     is_failed = trials.failure_kind.codes >= 0
     failed, earlier = np.flatnonzero(is_failed & trials.is_current), int((is_failed & ~trials.is_current).sum())
@@ -303,18 +314,18 @@ def failures(trials: TrialColumns) -> Chart:
 
 
 def _words(trials: TrialColumns, kind: int) -> str:
-    """Return the failure of the trials of a kind, without values if these differ."""
+    """Return the text of a kind of failure, without the values if they differ between trials."""
     failures = np.unique(trials.failure.codes[trials.failure_kind.codes == kind])
     return trials.failure.names[failures[0]] if len(failures) == 1 else trials.failure_kind.names[kind]
 
 
 @StudyChart(section="Failures", place=2, is_shown=lambda trials, chart: not chart.empty)
 def failures_by_label(trials: TrialColumns) -> Chart:
-    """Return the share of failed trials over the values of the label that best tells failed trials from others.
+    """Return the share of failed trials over the values of the label that best separates failed trials from others.
 
-    It is the label with a group of values that has more failures than chance would most rarely put there. Fisher's
-    exact test gives the probability ("Statistical Methods for Research Workers", 1934), times the number of groups of
-    all labels (Bonferroni). No label is named if that is above `CHANCE`. Trials under earlier code do not count.
+    In one group of this label's values, so many failures are the least likely by chance. The probability is that of
+    Fisher's exact test ("Statistical Methods for Research Workers", 1934), times the number of groups of all labels
+    (Bonferroni). No label is named if it is above `CHANCE`. Trials under earlier code do not count.
     """
     name, title = "failures by label", "Where in the space trials fail"
     is_failed = trials.state.is_in(TrialState.FAILED)
@@ -351,11 +362,11 @@ def failures_by_label(trials: TrialColumns) -> Chart:
 
 
 def _chance(group: Indices, is_failed: Array) -> float:
-    """Return the least probability of the groups with which chance puts so many of the failures into the group."""
+    """Return the least p-value of the groups: the probability of at least as many failures in the group by chance."""
     from scipy.special import gammaln
 
     def ways(of: Array, taken: Array) -> Array:
-        """Return the log of the number of ways to take some of a number of trials."""
+        """Return the log of the binomial coefficient: the number of ways to take `taken` of `of` trials."""
         return np.asarray(gammaln(of + 1.0) - gammaln(taken + 1.0) - gammaln(of - taken + 1.0))
 
     count, failed = np.float64(len(group)), np.float64(is_failed.sum())
@@ -367,13 +378,15 @@ def _chance(group: Indices, is_failed: Array) -> float:
     return least
 
 
-#: maximum number of trials whose reports are drawn; the best ones and the latest ones
+#: maximum number of trials whose reports are drawn, half of them the best and half the latest
 MOST_CURVES = 100
 
 
 @StudyChart(section="Search", place=4, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
 def rungs(trials: TrialColumns) -> Chart:
-    """Return the losses of COMPLETE trials over their budgets. The title says whether ranks agree between rungs."""
+    """Return the losses of COMPLETE trials over their budgets. The title says how well the order of trials agrees
+    between rungs.
+    """
     axes = Axis(name="budget", scale=Scale.LOG), Axis(name="loss", scale=scale_of(trials.loss[trials.is_complete]))
     found = _agreements(trials)
     if not found:
@@ -394,7 +407,7 @@ def rungs(trials: TrialColumns) -> Chart:
 
 
 def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
-    """Return each rung with its budget, and whether ranks agree with the next rung, as a study's report does."""
+    """Return each rung with its budget, and the rank correlation with the next rung, as a study's report has them."""
     ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
     losses = np.where(trials.is_complete & ~trials.is_infeasible, trials.merit, np.nan)
     rungs, budgets, numbers = trials.rung[ended], trials.budget[ended], trials.number[ended]
@@ -402,7 +415,7 @@ def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
 
 
 def candidates(trials: TrialColumns) -> list[int]:
-    """Return the numbers of the trials whose reports are drawn, if they have any: the best ones and the latest ones."""
+    """Return the numbers of the trials whose reports are drawn: the best and the latest ones that may have reports."""
     places = np.flatnonzero(_may_have_reports(trials))
     rated = places[trials.is_rated[places]]
     best = rated[np.argsort(trials.merit[rated], kind="stable")][: MOST_CURVES // 2]
@@ -416,7 +429,7 @@ def _may_have_reports(trials: TrialColumns) -> NDArray[np.bool_]:
 
 @StudyChart(section="Search", place=5, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
 def curves(trials: TrialColumns, study: StudyResults) -> Chart:
-    """Return the reported losses of the `candidates` by step. Trials that were pruned are told apart."""
+    """Return the reported losses of the `candidates` by step. Pruned trials are drawn in another form."""
     by_trial: defaultdict[int, list[Report]] = defaultdict(list)
     for report in study.reports(candidates(trials)):
         by_trial[report.number].append(report)

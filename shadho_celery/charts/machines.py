@@ -1,4 +1,4 @@
-"""Machines: throughput beside its bound, predicted and actual seconds, reasons for a placement, and waiting times."""
+"""Charts of machines: throughput and its bound, predicted and actual seconds, reasons for a placement, and waits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.placement.durations import filled
 from shadho_celery.results.study import StudyResults
 
-#: maximum number of intervals of time in charts over time, and mean number of marks of an interval if there are fewer
+#: maximum number of intervals in charts over time; with fewer intervals, each has this number of trials on average
 INTERVALS, PER_INTERVAL = 60, 10
-#: factor below which predicted seconds count as exact
+#: predicted seconds count as exact if they differ from the actual seconds by less than this factor
 EXACT = 1.01
-#: seconds of a trial below which it takes longer to send than to run
+#: trials with fewer seconds are short: sending one takes longer than running it
 SHORT_SECONDS = 0.1
-#: number of completed trials, and seconds for which trials ran, from which on they tell how well machines are used
+#: least number of completed trials, and least seconds with workers, from which the use of machines is judged
 TELLING_TRIALS, TELLING_SECONDS = 20, 60.0
 _HOUR = 3600.0
 _BOUND = (
@@ -56,7 +56,7 @@ _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
 
 @StudyChart(section="Machines", place=2, depth=Depth.FACTS)
 def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
-    """Return the completed trials per hour by class over time, beside the bound of what the fleet could complete."""
+    """Return the completed trials per hour by class over time, and the most that the fleet could complete."""
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
     seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     if not seconds or not _slots(trials, attempts):
@@ -96,7 +96,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
 
 
 def _stacked(name: str, edges: Array, base: Array, top: Array) -> Series:
-    """Return the bars of a class between `edges`, upon those of the classes before it."""
+    """Return the bars of a class between `edges`, which stand on the bars of earlier classes (stacked)."""
     columns = {"x": cells(edges[:-1]), "width": cells(np.diff(edges)), "base": cells(base), "y": cells(top)}
     return Series(name=name, mark=Mark.BARS, colour=f"class {name}", columns=columns)
 
@@ -148,7 +148,7 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
 
 @StudyChart(section="Machines", place=4, depth=Depth.FACTS)
 def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
-    """Return the predicted seconds of each completed attempt beside the actual seconds, by class."""
+    """Return the predicted seconds of each completed attempt over x, and its actual seconds over y, by class."""
     axes = (
         Axis(name="predicted", unit="s", scale=Scale.LOG),
         Axis(name="actual", unit="s", scale=Scale.LOG),
@@ -180,7 +180,7 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
 
 @StudyChart()
 def why_here(study: StudyResults, attempts: AttemptColumns, number: int, attempt: int = 1) -> Chart:
-    """Return what each class would have cost a trial when an attempt of it was placed."""
+    """Return the predicted seconds of a trial on each class at the time when an attempt of it was placed."""
     trial = study.trial(number)
     found = [each for each in study.records.of_trial(number) if each["attempt"] == attempt]
     if not found:
@@ -197,11 +197,12 @@ def costs(
     seconds: float | None,
     free: Mapping[str, int],
 ) -> Chart:
-    """Return what each class would have cost a trial when an attempt was placed on the class `chosen`.
+    """Return the predicted seconds of a trial on each class at the time when an attempt was placed on the class
+    `chosen`.
 
-    `key` is the number of the trial, and of the attempt within it. `placed` has what the scheduler expected of each
-    class. `seconds` is how long the trial really took, if it is known. `free` has the number of free slots by class at
-    that time, as far as it is known.
+    `key` has the numbers of the trial and of its attempt. `placed` has the scheduler's predictions by class. `seconds`
+    are the actual seconds of the trial, None if they are not known. `free` has the number of free slots at that time by
+    class; classes for which it is not known are missing.
     """
     name = "why here"
     title = f"Trial {key[0]}, attempt {key[1]}, went to {chosen}"
@@ -238,7 +239,7 @@ def costs(
 
 
 def reasons(placed: Mapping[str, Placed], chosen: str | None, free: Mapping[str, int]) -> Iterator[str]:
-    """Yield clauses on why a class was chosen, which may follow "because". The arguments are those of `costs`."""
+    """Yield clauses that say why a class was chosen, to follow the word "because". The arguments are as in `costs`."""
     own = None if chosen is None or chosen not in placed else placed[chosen].seconds
     if own is None:
         return
@@ -255,14 +256,15 @@ def reasons(placed: Mapping[str, Placed], chosen: str | None, free: Mapping[str,
 
 
 def has_shadow_prices(placed: Mapping[str, Placed]) -> bool:
-    """Return whether a second counts more on one class than on another; equal prices tell nothing."""
+    """Return whether the shadow prices of the classes differ; equal prices explain nothing."""
     return len({each.price for each in placed.values()} - {None}) > 1
 
 
 def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str, int]:
-    """Return by class the slots that no attempt of a study held or waited for when an attempt was queued.
+    """Return by class the number of slots that were free when an attempt was queued.
 
-    Returns {} if that is not known. A trial that takes several slots counts as one.
+    Slots are not free if an earlier attempt of the study ran there or waited for them, or if they ran trials of other
+    studies. An attempt with several slots counts as one slot. Returns {} if the time or the workers are not known.
     """
     place = np.flatnonzero((attempts.number == number) & (attempts.attempt == attempt))
     if not len(place) or not attempts.sessions or not math.isfinite(at := float(attempts.queued_at[place[0]])):
@@ -279,7 +281,7 @@ def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str,
 
 @StudyChart(section="Machines", place=5)
 def waiting(attempts: AttemptColumns) -> Chart:
-    """Return the mean number of attempts that waited in the queue of each class, by intervals of time."""
+    """Return the mean number of attempts that waited in the queue of each class, over time."""
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="mean number of waiting attempts")
     left = np.where(np.isnan(attempts.started_at), attempts.ended_at, attempts.started_at)
     known = np.isfinite(attempts.queued_at)
@@ -291,7 +293,7 @@ def waiting(attempts: AttemptColumns) -> Chart:
     series, base = [], np.zeros(len(edges) - 1)
     for name, own in attempts.compute_class.places(known):
         queued, until = attempts.queued_at[own], gone[own]
-        # Seconds for which they had waited until each edge.
+        # Total seconds for which these attempts had waited until each edge.
         seconds = [float((np.clip(edge, queued, until) - queued).sum()) for edge in edges]
         top = base + np.diff(seconds) / np.diff(edges)
         series.append(_stacked(name, edges, base, top))
@@ -303,7 +305,7 @@ def waiting(attempts: AttemptColumns) -> Chart:
 
 
 def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:
-    """Return the seconds of the trial of each attempt, NaN if they are not known, shape (attempts,)."""
+    """Return for each attempt the actual seconds of its trial, NaN if they are not known, shape (attempts,)."""
     if not len(trials):
         return np.full(len(attempts), math.nan)
     places = np.minimum(np.searchsorted(trials.number, attempts.number), len(trials) - 1)
@@ -311,10 +313,11 @@ def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:
 
 
 def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:
-    """Return the mean slot seconds for each completed trial by subspace and class: its seconds times its slots.
+    """Return the mean slot seconds (seconds times slots) that a completed trial takes, by subspace and class.
 
-    What fails or is pruned counts as time without result. Pairs without a completed trial are estimated from the
-    others (`placement.durations`), and a class without any counts as a mean class.
+    The time of failed and pruned trials is included, divided among the completed ones. Pairs of subspace and class
+    without a completed trial are estimated from other pairs (`placement.durations`). A class without a completed trial
+    counts as an average class.
     """
     subspaces, classes = trials.subspace, trials.compute_class
     is_timed = np.isfinite(trials.seconds) & (trials.seconds > 0) & (subspaces.codes >= 0) & (classes.codes >= 0)
@@ -329,12 +332,12 @@ def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, di
 
 
 def _classes(trials: TrialColumns, attempts: AttemptColumns) -> list[str]:
-    """Return the names of the classes of trials in the order of their codes, then of those that had only workers."""
+    """Return the names of the classes: those with trials in the order of their codes, then those with workers only."""
     return [*dict.fromkeys([*trials.compute_class.names, *attempts.classes])]
 
 
 def _bound_note(trials: TrialColumns, attempts: AttemptColumns) -> str:
-    """Return what the bound means, and which classes have no completed trial."""
+    """Return a note that explains the bound and names the classes without a completed trial."""
     tried = {name for name, _ in trials.compute_class.places(trials.is_complete)}
     untried = [name for name in _classes(trials, attempts) if name not in tried]
     parts = [_BOUND, *([_UNTRIED.format(listed(untried, 5))] if untried else [])]
@@ -348,9 +351,9 @@ def are_short(trials: TrialColumns) -> bool:
 
 
 def are_telling(trials: TrialColumns, attempts: AttemptColumns) -> bool:
-    """Return True if enough trials completed, in enough time, to tell how well machines are used and seconds predicted.
+    """Return True if enough trials have completed, in enough time, to judge the use of machines and the predictions.
 
-    A shorter study is mostly the start of its processes.
+    Most of the time of a shorter study is the start of its processes.
     """
     is_enough = int(trials.is_complete.sum()) >= TELLING_TRIALS and not are_short(trials)
     return is_enough and _live_seconds(trials, attempts) >= TELLING_SECONDS
@@ -365,9 +368,10 @@ def _mix(trials: TrialColumns) -> dict[str, float]:
 def live_slots(
     trials: TrialColumns, attempts: AttemptColumns, edges: Array, *, with_others: bool = False
 ) -> dict[str, Array]:
-    """Return the mean number of live slots of each class between each two moments, shape (edges - 1,).
+    """Return the mean number of live slots of each class in each interval between neighbouring `edges`, shape (edges -
+    1,).
 
-    Without `with_others`, slots that ran trials of other studies do not count.
+    Slots that ran trials of other studies count only `with_others`.
     """
     found = {name: np.zeros(len(edges) - 1) for name in _classes(trials, attempts)}
     for session in attempts.sessions:
@@ -379,29 +383,29 @@ def live_slots(
 
 
 def _slots(trials: TrialColumns, attempts: AttemptColumns, *, with_others: bool = False) -> dict[str, float]:
-    """Return the mean number of live slots of each class while there was a worker; {} if there were none."""
+    """Return the mean number of live slots of each class during the time with a worker; {} if there was none."""
     began, ended = _extent(trials, attempts)
     if not math.isfinite(began):
         return {}
     slots = live_slots(trials, attempts, np.array([began, ended]), with_others=with_others)
-    # A study that is resumed has had no workers for a while.
+    # A resumed study had no workers between its runs.
     share = _live_share(attempts, began, ended)
     return {name: float(count[0]) / share for name, count in slots.items()} if any(slots.values()) else {}
 
 
 def _why_empty(trials: TrialColumns) -> str:
-    """Return why there are no seconds or slots to draw."""
+    """Return the sentence that says why the chart is empty: no trial has completed, or its times are wrong."""
     return _NO_TIMES if trials.is_complete.any() else _NO_TRIALS
 
 
 def _live_seconds(trials: TrialColumns, attempts: AttemptColumns) -> float:
-    """Return the seconds from the first start to the last end of a trial, without those in which no worker lived."""
+    """Return the seconds from the first start to the last end of a trial, except the time without any worker."""
     began, ended = _extent(trials, attempts)
     return _live_share(attempts, began, ended) * max(0.0, ended - began)
 
 
 def _live_share(attempts: AttemptColumns, start: float, end: float) -> float:
-    """Return the share of the time between two moments in which there was a worker."""
+    """Return the share of the time from `start` to `end` in which there was at least one worker."""
     seconds, reached = 0.0, start
     for session in sorted(attempts.sessions, key=lambda each: each.since):
         until = min(end, attempts.now if session.until is None else session.until)
@@ -419,14 +423,14 @@ def _worker_slots(attempts: AttemptColumns) -> Mapping[str, float]:
 
 
 def _extent(trials: TrialColumns, attempts: AttemptColumns) -> tuple[float, float]:
-    """Return the first start and the last end of a trial; the time of reading while trials run."""
+    """Return the first start of a trial, and the last end, or the time of reading while trials run."""
     is_running = bool(trials.state.is_in(TrialState.RUNNING, TrialState.QUEUED).any())
     ends = trials.finished_at[np.isfinite(trials.finished_at)]
     return trials.began_at, attempts.now if is_running or not len(ends) else float(ends.max())
 
 
 def _edges(began: float, ended: float, count: int) -> Array:
-    """Return the ends of equal intervals between two moments in which this many trials or attempts lie."""
+    """Return the edges of equal intervals from `began` to `ended`, for a chart of `count` trials or attempts."""
     return np.linspace(began, max(ended, began + 1e-3), min(INTERVALS, max(1, count // PER_INTERVAL)) + 1)
 
 

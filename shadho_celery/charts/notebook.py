@@ -1,4 +1,4 @@
-"""A study in a notebook: its summary as HTML, and its charts, each in a frame of its own."""
+"""Display of a study in a notebook: its summary as HTML, and its charts, each in a separate frame."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.units import counted, took
 from shadho_celery.results.study import StudyResults
 
-#: pixels of a frame without the chart's marks, and with them
+#: height in pixels: of a frame with an empty chart, of a frame with marks, and of a category's row
 _EMPTY, _HEIGHT, _ROW = 96, 520, 28
-#: pixels from which on a frame scrolls
+#: maximum height of a frame in pixels; a taller chart scrolls
 _MOST_HEIGHT = 1000
 
 
 class Picture:
-    """A chart that a notebook displays. `chart` has its data."""
+    """A chart that a notebook displays as a picture. The attribute `chart` has its data."""
 
     def __init__(self, chart: Chart, classes: Collection[str]) -> None:
-        """`classes` are the names of all compute classes of the study, which have the same colours in each chart."""
+        """`classes` are the names of all compute classes of the study, in the order of their colours."""
         self.chart = chart
         self._classes = [*classes]
 
@@ -53,7 +53,7 @@ class Picture:
 
 
 class StudyPictures:
-    """The charts of a study, by name as methods. Each reads the study and returns a `Picture` that a notebook shows."""
+    """The charts of a study as methods, such as `history()`. Each reads the study and returns a `Picture`."""
 
     def __init__(self, study: StudyResults) -> None:
         self._study = study
@@ -67,7 +67,7 @@ class StudyPictures:
             data = StudyData(self._study)
             return Picture(chart.draw(data, *given, **named), data.classes)
 
-        # What `help` and the completion of a notebook show.
+        # These are shown by `help` and by the completion of a notebook.
         picture.__name__, picture.__doc__ = name, chart.make.__doc__
         picture.__signature__ = chart.signature  # type: ignore[attr-defined]
         return picture

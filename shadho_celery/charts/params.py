@@ -1,13 +1,13 @@
-"""Params: parallel coordinates, slices, and how much each label matters for the loss and for the seconds.
+"""Charts of params: parallel coordinates, slices and importance; and the model that measures importance.
 
-How much each label explains of values of trials: one additive model of all labels, measured on held-out trials.
+The share of the variance that a label explains is measured by an additive model of all labels, on held-out trials.
 
-Adaptive samplers draw the late trials near the best ones in all labels at once. Therefore a label without any effect
-has other values in good trials than in bad ones, and a comparison label by label takes this for an effect. The model
-has all labels at once: value = sum over labels of f(label) + noise. Each f is a Gaussian process with a variance of
-its own, written in a few basis functions. The variances are estimated from the trials (automatic relevance
-determination), so that a label has no effect where the others explain the values. Source: Bishop, "Pattern Recognition
-and Machine Learning", 2006, sections 3.5 and 7.2.
+Adaptive samplers draw late trials near the best trials, in all labels at once. So the values of a label without any
+effect differ between good and bad trials, too. If labels were compared one by one, this would look like an effect.
+Therefore one model has all labels: value = sum over labels of f(label) + noise. Each f is a Gaussian process with its
+own variance, written in a few basis functions. The variances are estimated from the trials (automatic relevance
+determination), so a label gets no effect if other labels explain the values. Source: Bishop, "Pattern Recognition and
+Machine Learning", 2006, sections 3.5 and 7.2.
 """
 
 from __future__ import annotations
@@ -45,43 +45,44 @@ from shadho_celery.core.units import counted
 from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
 
-#: minimum number of trials; maximum number from which effects are learned
+#: minimum number of trials; maximum number of trials from which effects are learned
 LEAST, MOST_TRIALS = 20, 2000
 #: minimum number of trials in which a label is active
 LEAST_ACTIVE = 10
-#: number of parts of the trials: the effects on each part are learned from the others
+#: number of parts into which trials are divided: the effects on each part are learned from the other parts
+#: (cross-validation)
 PARTS = 5
-#: maximum number of basis functions of a label, and length of the kernel where the label's range is 1
+#: maximum number of basis functions of a label; length scale of the kernel, for a label scaled to [0, 1]
 FUNCTIONS, LENGTH = 6, 0.3
-#: steps of the estimation of the variances; least variance of a label, and of the noise, where that of the values is 1
+#: steps of the estimation of the variances; least variance of a label, and of the noise, for values of variance 1
 STEPS, NO_VARIANCE, LEAST_NOISE = 30, 1e-6, 1e-3
-#: number of standard errors from which on a difference between labels, or from 0, counts as real
+#: a share counts as above 0, or above another share, if the difference is more than this many standard errors
 CLEAR = 2.5
-#: share below which a label is not said to matter
+#: a label with a smaller share is never said to matter
 NAMED_SHARE = 0.05
-#: difference of shares, and standard deviation of values, up to which they count as equal, because of rounding
+#: shares that differ by at most this, and values with at most this standard deviation, count as equal (rounding)
 EQUAL = 1e-6
 
 
 class Shares(NamedTuple):
-    """How much labels explain of the variance of values."""
+    """Shares of the variance of values that labels explain."""
 
-    #: by label, from 0 to 1; the sum is at most 1. Labels that are active in too few trials are left out
+    #: share by label, from 0 to 1; the sum is at most 1. Labels that are active in too few trials are missing
     shares: dict[str, float]
-    #: labels that explain more than nothing beyond chance, and of which none is clearly behind the first
+    #: labels whose shares are clearly above 0 and not clearly below the greatest share, the greatest first
     leaders: tuple[str, ...]
 
 
 def loss_shares(trials: TrialColumns) -> Shares:
-    """Return how much each label explains of the ranks of the losses of the completed trials."""
+    """Return the shares of the variance of the losses' ranks that labels explain, over the completed trials."""
     places = np.flatnonzero(trials.is_complete & np.isfinite(trials.loss))
     return shares_of([*trials.labels.values()], places, _ranks(trials.loss[places]))
 
 
 def seconds_shares(trials: TrialColumns) -> Shares:
-    """Return how much each label explains of the log seconds of the completed trials within each compute class.
+    """Return the shares of the variance of the log seconds within compute classes that labels explain.
 
-    Seconds count for each unit of the budget: they are in proportion to it, as far as there is no start-up.
+    Only completed trials are used. Their seconds are divided by their budgets.
     """
     classes = trials.compute_class.codes
     is_timed = trials.is_complete & (trials.seconds > 0) & np.isfinite(trials.seconds) & (classes >= 0)
@@ -94,7 +95,11 @@ def seconds_shares(trials: TrialColumns) -> Shares:
 
 
 def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares:
-    """Return how much labels explain of the values of the trials at some places; nothing for fewer than `LEAST`."""
+    """Return the shares of the variance of `values` that labels explain. The values are those of the trials at
+    `places`.
+
+    For fewer than `LEAST` trials, the result is empty.
+    """
     if len(places) < LEAST:
         return Shares({}, ())
     some = thin_rows(len(places), MOST_TRIALS)[0]
@@ -106,7 +111,7 @@ def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares
         return Shares(shares, ())
     parts = _attributed([_functions(label, places) for label in labels], (values - values.mean()) / values.std())
     found = parts.mean(axis=0).clip(0.0)
-    # Effects that cancel one another have more variance than their sum.
+    # If effects cancel one another, the sum of their variances is greater than the variance of their sum.
     found /= max(1.0, float(found.sum()))
     shares |= dict(zip([label.name for label in labels], found.tolist(), strict=True))
     return Shares(shares, tuple(labels[place].name for place in _leaders(parts, found)))
@@ -115,8 +120,8 @@ def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares
 def _attributed(functions: Sequence[Array], values: Array) -> Array:
     """Return for each trial the part of its squared value that each label explains, shape (trials, labels).
 
-    The mean over trials is half the mean increase of the squared error over all exchanges of the label's values
-    between two trials.
+    The mean over trials is half of a label's permutation importance, which is the mean increase of the squared error
+    over all exchanges of the label's values between two trials.
     """
     of = np.repeat(np.arange(len(functions)), [each.shape[1] for each in functions])
     rows = np.concatenate(functions, axis=1)
@@ -134,10 +139,10 @@ def _attributed(functions: Sequence[Array], values: Array) -> Array:
 
 
 def _fitted(rows: Array, values: Array, of: Indices) -> Array:
-    """Return the weights of basis functions. `of` is the label of each function.
+    """Return the weights of the basis functions. `of` has the index of each function's label.
 
-    The variance of each label's weights and that of the noise are re-estimated by MacKay's fixed point (Bishop, eqs.
-    7.87 and 7.88, with a variance for each group of functions).
+    The variance of each label's weights and the variance of the noise are re-estimated by MacKay's fixed-point
+    iteration (Bishop, eqs. 7.87 and 7.88, with a variance for each group of functions).
     """
     products, sums, square = rows.T @ rows, rows.T @ values, float(values @ values)
     sizes = np.bincount(of).astype(float)
@@ -153,7 +158,10 @@ def _fitted(rows: Array, values: Array, of: Indices) -> Array:
 
 
 def _functions(label: Label, places: Indices) -> Array:
-    """Return the basis functions of a label, 0 where it is inactive and on average, shape (trials, functions)."""
+    """Return the basis functions of a label, shape (trials, functions).
+
+    Their mean is 0, and they are 0 where the label is inactive.
+    """
     values = label.values[places]
     is_active = np.isfinite(values)
     own = values[is_active]
@@ -162,7 +170,7 @@ def _functions(label: Label, places: Indices) -> Array:
     else:
         own = scaled(label, own)
         knots = np.unique(np.quantile(own, np.linspace(0.0, 1.0, FUNCTIONS)))
-        # Functions of this factor have the kernel as their sum of products (Nyström).
+        # The products of these functions sum to the kernel (Nyström approximation).
         eigenvalues, vectors = np.linalg.eigh(_kernel(knots, knots))
         is_used = eigenvalues > 1e-6
         found = _kernel(own, knots) @ (vectors[:, is_used] / np.sqrt(eigenvalues[is_used]))
@@ -176,14 +184,14 @@ def _kernel(left: Array, right: Array) -> Array:
 
 
 def _leaders(parts: Array, shares: Array) -> list[int]:
-    """Return the labels with a share beyond chance that are not clearly behind the first, by falling share."""
+    """Return the labels whose shares are clearly above 0 and not clearly below the greatest, in falling order."""
     order = np.argsort(-shares, kind="stable").tolist()
     found = [label for label in order if shares[label] >= NAMED_SHARE and _is_above_zero(parts[:, label])]
     return [label for label in found if label == found[0] or not _is_above_zero(parts[:, found[0]] - parts[:, label])]
 
 
 def _is_above_zero(values: Array) -> bool:
-    """Return whether the mean of values is above 0 beyond chance."""
+    """Return whether the mean of values is above 0 by more than CLEAR standard errors."""
     return bool(values.mean() > max(EQUAL, CLEAR * values.std() / math.sqrt(len(values))))
 
 
@@ -195,7 +203,7 @@ def _ranks(values: Array) -> Array:
 
 #: number of best trials that parallel coordinates always keep
 BEST = 50
-#: maximum number of labels of parallel coordinates, and of those whose slices a page shows
+#: maximum number of labels in parallel coordinates; maximum number of labels for which a page shows slices
 MOST_AXES, SLICES = 12, 12
 
 #: maximum number of labels that a title names
@@ -211,15 +219,16 @@ _IMPORTANCE = (
 
 
 class Importance(Struct, frozen=True, kw_only=True):
-    """How much one label matters: shares of explained variance from 0 to 1; None if there are too few trials.
+    """Importance of a label: the shares of the variance that it explains, from 0 to 1; None if there are too few
+    trials.
 
-    Those of all labels sum to at most 1.
+    For the loss, and for the seconds, the shares of all labels sum to at most 1.
     """
 
     label: str
     loss: float | None
     seconds: float | None
-    #: number of trials in which it is active
+    #: number of trials in which the label is active
     trials: int
 
 
@@ -239,7 +248,7 @@ def parallel(trials: TrialColumns) -> Chart:
     places = places[drawn]
     series = []
     for name, is_infeasible, own in trials.by_class(places):
-        # Named by the place of the axis, because a label may have any name.
+        # Columns are named by the index of the axis, because a label may have any name.
         values = [*(trials.labels[label].values for label in shown), trials.loss]
         columns: dict[str, list[Cell]] = {f"axis {index}": cells(each[own]) for index, each in enumerate(values)}
         columns["number"] = cells(trials.number[own])
@@ -281,7 +290,7 @@ def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
 
 @StudyChart(section="Params", place=1)
 def importance(trials: TrialColumns) -> Chart:
-    """Return two bars for each label: how much it matters for the loss, and how much for the seconds."""
+    """Return two bars for each label: its importance for the loss, and its importance for the seconds."""
     losses, seconds = loss_shares(trials), seconds_shares(trials)
     rated = _rated(trials, losses, seconds)
     found = [each for each in rated if each.loss is not None or each.seconds is not None]
@@ -307,7 +316,7 @@ def importance(trials: TrialColumns) -> Chart:
 
 
 def importances(trials: TrialColumns, *, with_seconds: bool = True) -> list[Importance]:
-    """Return how much each label matters, those that matter most for the loss first."""
+    """Return the importance of each label; the labels that matter most for the loss come first."""
     return _rated(trials, loss_shares(trials), seconds_shares(trials) if with_seconds else Shares({}, ()))
 
 
@@ -331,7 +340,7 @@ def _axis(label: Label) -> Axis:
 
 
 def _where(trials: TrialColumns, label: Label) -> str:
-    """Return in which subspaces a label is active, and how many of its ended trials are complete if not all are."""
+    """Return the end of a title: in which subspaces a label is active, and how many of its trials are complete."""
     within = [name for name, _ in trials.subspace.places(label.is_active)]
     subspaces = len(trials.subspace.names)
     where = ""
@@ -345,7 +354,7 @@ def _where(trials: TrialColumns, label: Label) -> str:
 
 
 def _important(losses: Shares, seconds: Shares) -> str:
-    """Return which labels matter, as far as the trials tell the labels apart."""
+    """Return the title that names the labels that matter most for the loss and for the seconds."""
     for_loss, for_seconds = losses.leaders, seconds.leaders
     if len(for_loss) == 1 and for_loss == for_seconds:
         return f"{for_loss[0]} matters most, for the loss and for the seconds"

@@ -1,4 +1,4 @@
-"""Charts as JSON for the scripts of a page, within a limit of bytes."""
+"""Conversion of charts to JSON of a limited size, for the scripts of a page."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shadho_celery.core.checks import one_line
 MOST_BYTES = 2_000_000
 #: maximum number of characters of most texts, and significant digits of a number that is drawn
 MOST_CHARACTERS, DIGITS = 300, 7
-#: maximum number of characters of a chart's note, which are sentences of this package
+#: maximum number of characters of a chart's note, which may be longer because its sentences are our own
 MOST_OF_NOTE = 1000
-#: numbers of a size from which on seven digits are too few, such as moments, have three decimals
+#: numbers above this, such as times since the epoch, are rounded to three decimals instead of DIGITS digits
 _LARGE = 1e6
-#: a chart with fewer marks is not reduced further
+#: a chart with fewer marks is not halved again: it is left out
 _LEAST_MARKS = 50
 
 
@@ -33,10 +33,10 @@ def packed(chart: Chart) -> dict[str, Any]:
 
 
 def encoded(figures: Iterable[Figure], classes: Sequence[str], most: int = MOST_BYTES) -> bytes:
-    """Return figures as JSON of at most `most` bytes, in which no < occurs, so that it may stand in HTML.
+    """Return figures as JSON of at most `most` bytes. It has no character <, so it can be put into HTML.
 
-    The chart with the most bytes is drawn with half its marks until all fit. `classes` are the names of the compute
-    classes in the order of their colours.
+    While it is too large, the chart with the most bytes is reduced to half of its marks. `classes` are the names of the
+    compute classes in the order of their colours.
     """
     shown = [*figures]
     charts = {(i, j): chart for i, figure in enumerate(shown) for j, (_, chart) in enumerate(figure.charts)}
@@ -76,7 +76,7 @@ def reduced(chart: Chart, most: int) -> Chart:
 
 
 def _thinned(series: Series, most: int) -> Series:
-    # The last series of a timeline has its rows, which all have bars.
+    # The series "idle" of a timeline has one entry for each row, so it is never reduced.
     if len(series) <= most or series.colour == "idle":
         return series
     x, y = series.columns.get("x"), series.columns.get("y")

@@ -1,4 +1,4 @@
-"""The registry of the charts of one study: each chart is a function of columns with the decorator `StudyChart`."""
+"""Registry of the charts of a study. Each chart is a function of columns with the decorator `StudyChart`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Make = TypeVar("Make", bound=Callable[..., Chart])
 
 #: headings of a page, in their order
 SECTIONS = ("Search", "Machines", "Params", "Failures")
-#: types of arguments by their annotation, to read them from text
+#: by annotation of an argument: the function that reads it from text
 _TYPES: Mapping[str, Callable[[str], object]] = {"str": str, "int": int, "float": float, "float | None": float}
 
 
 class Source(Protocol):
-    """Where the columns of a study come from."""
+    """Gives charts the columns of a study."""
 
     study: StudyResults
 
     def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
-        """Return the trials. Facts that are deeper than `depth` may be missing."""
+        """Return the trials. Facts beyond `depth` may be missing."""
 
     def attempts(self) -> AttemptColumns:
         """Return the attempts and the workers."""
@@ -36,21 +36,24 @@ class Source(Protocol):
 
 @dataclass(kw_only=True)
 class StudyChart:
-    """A chart of one study, and where pages show it. It decorates the function that makes the chart.
+    """Registers a chart of a study, as the decorator of the function that makes the chart.
 
-    The function takes what a source has by the names `trials`, `attempts` and `study`. Its other arguments are given
-    by the reader. The name of the chart is that of the function, if no other one is given.
+    The function's arguments `trials`, `attempts` and `study` come from a `Source`; the reader gives the other ones. By
+    default, the chart has the name of the function.
     """
 
     name: str = ""
-    #: heading under which pages show the chart, and its place there; "" if it is drawn only when it is asked for
+    #: heading under which pages show the chart, and its place under this heading; "" if pages do not show it by
+    #: themselves
     section: str = ""
     place: int = 0
-    #: how much of the trials it needs, or a function that returns this for a study and the reader's arguments
+    #: depth to which trials are read for it, or a function that returns the depth for a study and the reader's
+    #: arguments
     depth: Depth | Callable[..., Depth] = Depth.PARAMS
-    #: returns whether pages show this chart of a study
+    #: function that returns whether pages show this chart, if it was made from these trials
     is_shown: Callable[[TrialColumns, Chart], bool] = lambda trials, chart: True
-    #: what the reader of a page chooses, such as "param", and the values of the first argument; none by default
+    #: word for the first argument, among whose values the reader of a page chooses, such as "param"; and a function
+    #: that returns these values
     choice: str = ""
     choices: Callable[[TrialColumns], Sequence[str]] = lambda trials: ()
     make: Callable[..., Chart] = field(init=False)
@@ -63,19 +66,19 @@ class StudyChart:
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """The arguments that a reader gives."""
+        """Signature of the chart with only the arguments that a reader gives."""
         found = inspect.signature(self.make)
         return found.replace(parameters=[each for name, each in found.parameters.items() if name not in _COLUMNS])
 
     def draw(self, source: Source, *given: object, **named: object) -> Chart:
-        """Return the chart as the source has the study now."""
+        """Return the chart, made from the present data of the source. Further arguments are the reader's."""
         arguments = self.signature.bind(*given, **named).arguments
         depth = self.depth if isinstance(self.depth, Depth) else self.depth(source.study, **arguments)
         needed = inspect.signature(self.make).parameters.keys() & _COLUMNS
         return self.make(**{name: _COLUMNS[name](source, depth) for name in needed}, **arguments)
 
     def read(self, texts: Mapping[str, str]) -> dict[str, object]:
-        """Return arguments that are given as texts. Raises UsageError for an unknown, bad or missing one."""
+        """Return the reader's arguments from texts by name. Raises UsageError if one is unknown, bad or missing."""
         known = self.signature.parameters
         found: dict[str, object] = {}
         for name, text in texts.items():
@@ -90,7 +93,7 @@ class StudyChart:
         return found
 
 
-#: what a source has, by the name of a chart's argument
+#: by name of a chart's argument: the function that reads it from a source
 _COLUMNS: Mapping[str, Callable[[Source, Depth], object]] = {
     "trials": lambda source, depth: source.trials(depth),
     "attempts": lambda source, depth: source.attempts(),

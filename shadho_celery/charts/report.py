@@ -1,7 +1,8 @@
-"""The report of a study: one HTML file with a summary in words, advice, its charts and its best trials.
+"""The report of a study as an HTML file, the rules of its advice, and the functions that make HTML.
 
-Each rule of the advice ("what to try next") looks at the columns of a study and says nothing if it does not apply. HTML
-is made of elements whose content is escaped, and documents open without a network.
+The report has a summary in words, advice, charts and the best trials. A rule of the advice ("what to try next") looks
+at a study, and yields no sentence if it does not apply. HTML is made by `element`, which escapes its content. A
+`document` contains its scripts and data, so it needs no network.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from shadho_celery.core.units import counted, digits, money, took
 from shadho_celery.results.report import BEST
 from shadho_celery.results.trial import TrialResult, given
 
-#: number of rated trials from which on their best values say something about a label's range
+#: least number of rated trials for advice about labels and progress
 LEAST_TRIALS = 20
-#: number of best trials that must all lie near one end, and the part of the range that is near an end
+#: number of best trials that must all lie near one end of a range; fraction of the range that is near an end
 COMPARED, END = 3, 0.05
-#: share of failed trials from which on failures are mentioned
+#: failures are mentioned if at least this share of the trials failed
 MANY_FAILED = 0.1
-#: share of the latest trials: a best trial among them means that the search still makes progress
+#: the search still makes progress if the best trial is in this share of the latest trials
 LATEST = 0.2
-#: beginnings of the descriptions of domains without ends
+#: beginnings of the descriptions of domains without bounds
 _ENDLESS = ("normal(", "lognormal(", "qnormal(", "qlognormal(")
 
 
@@ -49,7 +50,10 @@ def advice(data: StudyData) -> list[str]:
 
 
 def many_failures(data: StudyData) -> Iterator[str]:
-    """If many trials fail, say with what and where in the space. Trials under earlier code do not count."""
+    """If many trials fail, yield the most frequent failure and the params that explain it.
+
+    Trials under earlier code do not count.
+    """
     trials = data.trials()
     failed = int(((trials.failure.codes >= 0) & trials.is_current).sum())
     ended = int((trials.state.is_in(*COUNTED) & trials.is_current).sum())
@@ -63,9 +67,10 @@ def many_failures(data: StudyData) -> Iterator[str]:
 
 
 def best_at_an_end(data: StudyData) -> Iterator[str]:
-    """If the best trials have values at one end of a label's range, say that the range may be too small.
+    """If the best trials have values at one end of a label's range, say that a wider range may be better.
 
-    It is only a possibility: an adaptive sampler draws the best trials alike, also in labels without an effect.
+    This is not certain: an adaptive sampler draws trials near the best one in all labels, even in labels without
+    effect.
     """
     trials, space = data.trials(), data.study.space
     rated = np.flatnonzero(trials.is_rated)
@@ -81,7 +86,7 @@ def best_at_an_end(data: StudyData) -> Iterator[str]:
             or space.get(label.name, "").startswith(_ENDLESS)
         ):
             continue
-        # A label with few values, such as the number of layers, has its ends drawn often: that says nothing.
+        # A label with few different values, such as a number of layers, often has a value at an end by chance.
         if len(np.unique(label.values[label.is_active])) <= LEAST_TRIALS / 2:
             continue
         places = scaled(label, label.values)[best]
@@ -95,7 +100,7 @@ def best_at_an_end(data: StudyData) -> Iterator[str]:
 
 
 def progress(data: StudyData) -> Iterator[str]:
-    """Say if the best trial is one of the latest, so that more trials may find a better one, or if nothing gets on."""
+    """Say that more trials may help if the best trial is one of the latest, or that there is no progress."""
     trials = data.trials()
     rated = np.flatnonzero(trials.is_rated)
     if len(rated) < LEAST_TRIALS:
@@ -112,9 +117,9 @@ def progress(data: StudyData) -> Iterator[str]:
 
 
 def another_worker(data: StudyData) -> Iterator[str]:
-    """Say of which class one more worker adds most, if there are several classes on several machines.
+    """Say of which class one more worker adds most trials, if there are several classes and machines.
 
-    Nothing is said of a short study: its start-up and the time to send trials decide, and not the number of workers.
+    A short study gets no such advice, because start-up and sending take most of its time.
     """
     trials, attempts = data.trials(), data.attempts()
     is_fleet = len(trials.compute_class.names) > 1 and len(trials.host.names) > 1
@@ -131,13 +136,14 @@ RULES: tuple[Callable[[StudyData], Iterator[str]], ...] = (
 )
 
 
-#: maximum number of labels, classes and machines that are named; and of characters of a name, and of a trial's values
+#: maximum number of labels, classes or machines in a sentence; maximum number of characters of a name, and of a trial's
+#: values
 NAMED, VALUE, VALUES = 8, 40, 250
 _NO_ADVICE = "Nothing stands out so far."
 
 
 def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[str]]]:
-    """Return pairs of a question and the sentences that answer it. Long labels are short in them."""
+    """Return pairs of a question and the sentences that answer it. Long labels are shortened."""
     titles = {chart.name: chart.title for chart in _charts(figures) if not chart.empty}
     answers = [
         ("What was searched", [*_searched(data)]),
@@ -150,7 +156,7 @@ def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[
         ),
         ("What to try next", advice(data) or [_NO_ADVICE]),
     ]
-    # The longest first, because a label may be a part of another one.
+    # The longest labels are replaced first, because a label may be part of another one.
     long = sorted((label for label in data.study.space if len(label) > VALUE), key=len, reverse=True)
     return [(question, [_with_short(long, sentence) for sentence in sentences]) for question, sentences in answers]
 
@@ -162,7 +168,7 @@ def _with_short(labels: Iterable[str], sentence: str) -> str:
 
 
 def values_of(trial: TrialResult) -> str:
-    """Return what the objective got in one line."""
+    """Return the values that the objective of a trial got, in one line."""
     return one_line(given(trial), VALUES)
 
 
@@ -219,7 +225,7 @@ def _upper(text: str) -> str:
 
 #: folder of scripts and styles
 STATIC = Path(__file__).parent / "static"
-#: scripts of pages, each after those that it imports
+#: scripts of pages; each comes after the scripts that it imports
 MODULES = ("numbers.js", "theme.js", "marks.js", "table.js", "draw.js", "timeline.js", "figure.js", "page.js")
 
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
@@ -227,16 +233,16 @@ _EXPORT = re.compile(r"^export (?=(?:function|const|class) (\w+))", re.MULTILINE
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is HTML, and is not escaped again."""
 
     __slots__ = ()
 
 
 def element(name: str, *content: str, **attributes: str | int) -> Html:
-    """Return an element. Content that is not `Html` is escaped. Values of attributes are escaped in any case.
+    """Return an element. Content that is not `Html` is escaped. Values of attributes are always escaped.
 
-    Characters that control a terminal or turn a text around are shown as escapes, except in `Html`. An underscore at
-    the end of an attribute's name is left out, and others become hyphens: ``class_``, ``data_label``.
+    Control characters, and characters that reverse the direction of text, are shown as escapes, except in `Html`. An
+    underscore at the end of an attribute's name is left out, and others become hyphens: ``class_``, ``data_label``.
     """
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(each)}"' for key, each in attributes.items())
     inner = "".join(each if isinstance(each, Html) else _text(each) for each in content)
@@ -249,10 +255,10 @@ def joined(parts: list[Html]) -> Html:
 
 
 def document(title: str, body: Html, data: bytes, *, is_embedded: bool = False) -> Html:
-    """Return an HTML file with its scripts, styles and data in itself.
+    """Return an HTML file that contains its scripts, styles and data.
 
-    `data` is JSON without the character <. The policy of the file allows these scripts by their hashes, and no request.
-    A page that `is_embedded` in another one has no margins.
+    `data` is JSON without the character <. The Content-Security-Policy of the file allows only these scripts, by their
+    hashes, and no request. A page that `is_embedded` in another page has no margins.
     """
     library, own = vendored(), own_script()
     style = (STATIC / "style.css").read_text(encoding="utf-8")
@@ -306,7 +312,9 @@ def own_script() -> str:
 
 
 def _harmless(script: str) -> str:
-    """Return a script that ends where it should in an HTML file. Raises ValueError for any other."""
+    """Return a script that can be put into an HTML file. Raises ValueError if a part of it would end the element
+    `script`.
+    """
     if "\r" in script or re.search(r"</script|<!--", script, re.IGNORECASE):
         raise ValueError("this script cannot stand in an HTML file")
     return script
@@ -317,7 +325,8 @@ def _hash(text: str) -> str:
 
 
 def _value(value: str | int) -> str:
-    # A notebook may be saved in another encoding, which would change the hashes of the scripts in it.
+    # Attributes are written in ASCII, because a notebook may be saved in another encoding, which would change the
+    # scripts in it and so their hashes.
     found = escape(value) if isinstance(value, Html) else _text(str(value))
     return found.encode("ascii", "xmlcharrefreplace").decode()
 
@@ -332,7 +341,7 @@ _SCRIPTS = "The charts need JavaScript."
 
 
 def report_html(data: StudyData) -> str:
-    """Return the report of a study as the text of an HTML file, which needs no network."""
+    """Return the report of a study as the text of an HTML file."""
     figures = figures_of(data)
     words = [
         part
@@ -353,7 +362,7 @@ def report_html(data: StudyData) -> str:
 
 
 def heading(data: StudyData) -> Html:
-    """Return the line at the top: name, state and time of reading."""
+    """Return the line at the top of the report: the study's name, its state, and the time of reading."""
     state = f"running on {data.report.running_on}" if data.report.running_on else data.report.state
     read = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(data.now))
     said = f"{one_line(state)}; read on {read} by shadho_celery {__version__}"
@@ -361,7 +370,7 @@ def heading(data: StudyData) -> Html:
 
 
 def headline(data: StudyData) -> Html:
-    """Return the few numbers that are looked at first."""
+    """Return the main figures: best loss, number of ended trials, time and money."""
     report, best = data.report, data.study.best_loss
     name = next(iter(report.objectives), "loss")
     ended = "trial ended" if report.ended == 1 else "trials ended"

@@ -1,4 +1,4 @@
-"""All charts of one study, by name and in the order in which a page shows them, from data that is read once."""
+"""All charts of a study, by name and in the order of a page, and the data from which they are made (`StudyData`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ON_PAGES = sorted(
 
 
 def chart_by_name(source: Source, name: str, texts: Mapping[str, str]) -> Chart:
-    """Return a chart by its name, with arguments as texts. Raises UsageError for an unknown or bad one."""
+    """Return the chart called `name`, with arguments as texts. Raises UsageError if one of them is unknown or bad."""
     if name not in CHARTS:
         raise UsageError(f"there is no chart {short(name)}; charts: {', '.join(sorted(CHARTS))}")
     arguments = CHARTS[name].read(texts)
@@ -38,7 +38,7 @@ def chart_by_name(source: Source, name: str, texts: Mapping[str, str]) -> Chart:
 
 
 class StudyData:
-    """A study at the time when this was created. Each part is read when it is first used."""
+    """The data of a study for charts and reports. Each part is read once, when it is first used."""
 
     def __init__(self, study: StudyResults) -> None:
         self.study = study
@@ -73,26 +73,26 @@ class StudyData:
 
 
 def in_order_of_colours(classes: AbstractSet[str]) -> list[str]:
-    """Return names of compute classes in the order of their colours.
+    """Return the names of compute classes in the order of their colours.
 
-    The default classes keep their places if any of them occurs, so that they have the same colours in all studies.
+    If a default class occurs, all default classes come first, so that they have the same colours in all studies.
     """
     return [*(DEFAULT_CLASSES if classes & {*DEFAULT_CLASSES} else ()), *sorted(classes - {*DEFAULT_CLASSES})]
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """A place on a page, with one chart, or with several of which the reader chooses one by its name."""
+    """A place on a page with one chart, or with several charts among which the reader chooses."""
 
     #: heading above this figure and its neighbours
     section: str
     #: pairs of name and chart
     charts: Sequence[tuple[str, Chart]]
-    #: what the reader chooses, such as "param"; "" for one chart
+    #: word for what the reader chooses, such as "param"; "" for one chart
     choice: str = ""
 
 
 def figures_of(data: StudyData) -> list[Figure]:
-    """Return the figures of a study. Charts of what the study does not have, such as budgets, are left out."""
+    """Return the figures of a study. Charts that do not apply to it, such as rungs without budgets, are left out."""
     trials, found = data.trials(), []
     for each in ON_PAGES:
         charts = [(value, each.draw(data, value)) for value in each.choices(trials)]
@@ -103,5 +103,5 @@ def figures_of(data: StudyData) -> list[Figure]:
             found.append(Figure(section=each.section, charts=charts, choice=each.choice))
     if trials.is_complete.any():
         return found
-    # The others without marks say the same as the first one.
+    # If no trial has completed, further empty charts would only repeat the sentence of the first one.
     return [found[0], *(each for each in found[1:] if not all(chart.empty for _, chart in each.charts))]

@@ -1,4 +1,4 @@
-"""Timeline of the attempts by class, machine and slot (a Gantt chart)."""
+"""Timeline of the attempts by class, machine and slot (a Gantt chart), and the busy and idle time of slots."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from shadho_celery.errors import UsageError
 from shadho_celery.placement.model import preemption_rate
 from shadho_celery.results.study import StudyResults
 
-#: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class
+#: a row is a slot for up to MOST_SLOTS slots, a machine for up to MOST_HOSTS machines, and otherwise a class
 MOST_SLOTS, MOST_HOSTS = 60, 600
-#: maximum number of attempts that all have a bar of their own, however short
+#: up to this number of attempts, each has its own bar, however short
 MOST_BARS = 4000
-#: width in pixels for which the chart is made: with more attempts, bars that are narrower than a pixel are joined
+#: default width of the chart in pixels; with more attempts, bars that are narrower than a pixel are joined
 PIXELS = 1200
-#: maximum of a moment in seconds since the epoch, which is before the year 5138
+#: greatest time that is accepted, in seconds since the epoch: about the year 5138
 MOST_MOMENT = 1e11
-#: how the bars of attempts are drawn, by how the attempts ended; other ends are drawn as `light`
+#: by end of an attempt: the form of its bar; bars with other ends are `light`
 FORMS = {
     "complete": "filled",
     "running": "pointed",
@@ -47,8 +47,8 @@ MEANINGS = {
     "hatched": "hatched: lost with its worker",
     "outlined": "outlined: a copy of a late trial, or replaced by another attempt",
 }
-#: number of moments between which the slots' use is compared for its sums; difference of equal shares in a strip; share
-#: that is a rounding error
+#: number of times between which busy and idle seconds are summed; neighbouring shares of a strip that differ by less
+#: count as equal; smaller shares are rounding errors
 MOMENTS, EQUAL_SHARE, ROUNDING = 61, 1e-3, 1e-6
 #: parts of a row's name, from the outermost
 PARTS = ("class", "machine", "worker", "slot")
@@ -56,12 +56,12 @@ PARTS = ("class", "machine", "worker", "slot")
 #: reasons of the end of a session whose worker was preempted or has vanished; maximum number of classes in a note
 _PREEMPTED, MOST_NAMED = (Leaving.PREEMPTED.value, Leaving.LOST.value), 8
 
-# Longer numbers are not counted through.
+# Numbers with more digits are sorted as text.
 _NUMBER = re.compile(r"(\d{1,18})", re.ASCII)
 
 
 class Fold(str, Enum):
-    """What a row stands for."""
+    """What a row of the timeline shows."""
 
     SLOT = "slot"
     HOST = "machine"
@@ -73,7 +73,8 @@ class Rows:
     """The rows of a timeline."""
 
     fold: Fold
-    #: class, machine, worker and slot of each row, as many of them as the fold tells apart
+    #: key of each row: class, machine, worker and slot for a row per slot; class and machine for a row per machine; or
+    #: only the class
     keys: Sequence[tuple[Any, ...]]
     #: number of slots of each row
     slots: Sequence[int]
@@ -82,11 +83,11 @@ class Rows:
 
     @property
     def names(self) -> list[str]:
-        """Name of each row: no two have the same."""
+        """Names of the rows, all different."""
         return [_row_name(key) for key in self.keys]
 
     def sessions(self, attempts: AttemptColumns) -> Iterator[tuple[Session, list[int]]]:
-        """Yield the sessions in the order of their beginnings, with the rows of their slots."""
+        """Yield the sessions in the order of their starts, each with the rows of its slots."""
         place_of, depth = {key: place for place, key in enumerate(self.keys)}, len(self.keys[0])
         for session in sorted(attempts.sessions, key=lambda each: each.since):
             slots = range(session.slots if self.fold is Fold.SLOT else 1)
@@ -95,7 +96,7 @@ class Rows:
 
     @property
     def parts(self) -> dict[str, list[Cell]]:
-        """Parts of the rows' names, as columns."""
+        """Columns with the parts of the rows' names."""
         return {
             name: [_part(key[depth]) for key in self.keys]
             for depth, name in enumerate(PARTS)
@@ -117,12 +118,12 @@ def timeline(
     *,
     trials: TrialColumns | None = None,
 ) -> Chart:
-    """Return the attempts between two moments, by default all, as bars in the rows of their slots.
+    """Return the attempts from `since` to `until`, by default all, as bars in the rows of their slots.
 
-    The last series has the share of idle time of each row, and the parts of its name. In a large fleet, a row stands
-    for a machine or a class. The attempts of a row with several slots are joined to strips, whose column `busy` is the
-    share of busy slots; so are bars narrower than a pixel if there are more than `MOST_BARS`. With `trials`, the bars
-    of promoted trials have a column `continues`: the number of the trial that they continue.
+    The last series has the share of idle time of each row, and the parts of its name. In a large fleet, a row is a
+    machine or a class. If a row has several slots, its attempts are joined to strips, whose column `busy` is the share
+    of busy slots. If there are more than `MOST_BARS` bars, those narrower than a pixel are joined, too. With `trials`,
+    the bars of promoted trials have a column `continues`: the number of the trial that they continue.
     """
     _check(since, until)
     pixels = min(max(pixels, 100), PIXELS * 4)
@@ -136,7 +137,7 @@ def timeline(
     rows = make_rows(attempts)
     is_shown = known & (attempts.until >= start) & (attempts.started_at <= end)
     width = (end - start) / pixels
-    # Bars of a row with several slots would hide one another.
+    # In a row with several slots, bars would cover each other.
     is_joined = (np.array(rows.slots) > 1)[rows.of]
     if int((is_shown & ~is_joined).sum()) > MOST_BARS:
         is_joined |= attempts.until - attempts.started_at < width
@@ -152,7 +153,7 @@ def timeline(
     note = f"Bars: {meanings}; empty: idle. " if forms else ""
     if any("continues" in each.columns for each in series):
         note += "Lines lead from a trial to the one that continues it with a greater budget. "
-    # Strips, outages and bars together stay below the maximum number of marks.
+    # The number of parts is limited, so that strips, outages and bars together are at most MOST marks.
     kinds = bool(len(strips)) + attempts.has_others
     parts = max(1, min(pixels, (MOST - MOST // 10 - len(bars)) // max(1, kinds * len(rows.keys))))
     edges = np.linspace(start, end, parts + 1)
@@ -181,8 +182,8 @@ def timeline(
 
 
 def _check(since: float | None, until: float | None) -> None:
-    """Raise UsageError for what is no moment, or an end that is not after its beginning."""
-    # A NaN fails this comparison too.
+    """Raise UsageError if a time is not valid, or if the end is not after the start."""
+    # The comparison is False for NaN, too.
     if not all(each is None or 0 <= each <= MOST_MOMENT for each in (since, until)):
         raise UsageError("a timeline begins and ends at a moment in seconds since the epoch")
     if since is not None and until is not None and until <= since:
@@ -190,7 +191,10 @@ def _check(since: float | None, until: float | None) -> None:
 
 
 def _preemptions(attempts: AttemptColumns) -> str:
-    """Return a sentence about the preempted and lost workers by class, and how often to expect one; "" without any."""
+    """Return a sentence with the number of preempted and lost workers by class, and the expected time between them.
+
+    Returns "" if there are none.
+    """
     found = []
     for name in attempts.classes:
         own = [each for each in attempts.sessions if each.compute_class == name]
@@ -204,7 +208,7 @@ def _preemptions(attempts: AttemptColumns) -> str:
 
 
 def busy_words(attempts: AttemptColumns) -> str | None:
-    """Return the shares of the time for which the slots were busy, as the timeline has them; None without attempts."""
+    """Return the words of the timeline about busy slots; None if no attempt has started."""
     if not np.isfinite(attempts.started_at).any():
         return None
     start, end = _span(attempts)
@@ -217,7 +221,7 @@ def _span(attempts: AttemptColumns) -> tuple[float, float]:
 
 
 def continued(trials: TrialColumns) -> dict[int, int]:
-    """Return by number of a promoted trial the number of the trial with the same params on the rung before."""
+    """Return by number of a promoted trial: the number of the trial with the same params on the previous rung."""
     promoted = np.flatnonzero(trials.origin >= 0)
     order = promoted[np.lexsort([trials.number[promoted], trials.rung[promoted], trials.origin[promoted]])]
     found: dict[int, int] = {}
@@ -229,7 +233,7 @@ def continued(trials: TrialColumns) -> dict[int, int]:
 
 
 def make_rows(attempts: AttemptColumns) -> Rows:
-    """Return the rows: a slot each, or where there are too many a machine each, or a class each."""
+    """Return the rows: one for each slot, or for each machine if there are many slots, or for each class."""
     known = np.flatnonzero(np.isfinite(attempts.started_at))
     named = attempts.compute_class, attempts.host, attempts.worker
     first, kinds = _distinct([*(names.codes[known] for names in named), attempts.slot[known]])
@@ -256,9 +260,9 @@ def make_rows(attempts: AttemptColumns) -> Rows:
 
 
 def _distinct(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Indices, Indices]:
-    """Return the index of the first of each kind of rows with equal values, and the kind of each row.
+    """Return the index of the first row of each kind, and the kind of each row. Rows of a kind have equal values.
 
-    The columns have whole numbers from -1.
+    The columns have integers from -1.
     """
     kinds = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -269,21 +273,22 @@ def _distinct(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Indices, Ind
 
 @dataclass(frozen=True)
 class Use:
-    """The use of the slots between moments, in seconds of slots, shape (rows, moments - 1)."""
+    """Slot seconds of each row in each interval between neighbouring times, arrays of shape (rows, times - 1)."""
 
-    #: seconds for which the slots were live
+    #: slot seconds with a live worker
     live: Array
-    #: those in which they ran attempts of the study, without lost ones: how long their workers still ran is not known
+    #: slot seconds in which attempts of the study ran, except lost ones, because it is not known when their workers
+    #: stopped
     own: Array
-    #: those in which they ran trials of other studies
+    #: slot seconds in which trials of other studies ran
     others: Array
 
     @classmethod
     def of(cls, attempts: AttemptColumns, rows: Rows, edges: Array) -> Use:
-        """Return the use between `edges`, which are at equal distances.
+        """Return the slot seconds between `edges`, which are at equal distances.
 
-        All of the time is live in a row without a session. The records of other studies do not have the slots: of a
-        worker's slots, those that the study used least count.
+        A row without a session counts as live all the time. It is not recorded in which slots of a worker other studies
+        ran, so their seconds are divided among the slots in proportion to the time that the study left free.
         """
         shape = len(rows.keys), len(edges) - 1
         live, others = np.zeros(shape), np.zeros(shape)
@@ -306,7 +311,7 @@ class Use:
 
     @property
     def words(self) -> str:
-        """Text with the shares of the time in which the slots were busy."""
+        """Text with the shares of the live time in which the slots were busy."""
         live = max(float(self.live.sum()), 1e-9)
         own, others = (f"{100 * min(1.0, float(part.sum()) / live):.0f} %" for part in (self.own, self.others))
         more = f", and for {others} with trials of other studies" if self.others.any() else ""
@@ -314,7 +319,7 @@ class Use:
 
 
 def _outages(attempts: AttemptColumns, rows: Rows, start: float, end: float, least: float) -> Series:
-    """Return the times of at least so many seconds in which a row had no worker that could run its trials."""
+    """Return the periods of more than `least` seconds in which a row had no worker that could run the study."""
     found: list[tuple[int, float, float]] = []
     reached: dict[int, float] = {}
     for session, places in rows.sessions(attempts):
@@ -336,17 +341,19 @@ def _row_name(key: Sequence[object]) -> str:
 
 
 def _natural(key: tuple[Any, ...]) -> list[list[tuple[int, str]]]:
-    """Return what sorts machine 2 before machine 10."""
+    """Return the key by which machine 2 comes before machine 10."""
     return [[(int(each) if each.isdecimal() else -1, each) for each in _NUMBER.split(str(part))] for part in key]
 
 
 def _part(part: object) -> str:
-    """Return a part of a row's name as text."""
+    """Return a part of a row's key as text."""
     return "unknown" if part in ("", -1) else str(part)
 
 
 def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[int, int]) -> Iterator[Series]:
-    """Yield the bars of single attempts, a series for each class, end and copies. `before` is from `continued`."""
+    """Yield the bars of single attempts, in one series for each class and end, copies apart. `before` is from
+    `continued`.
+    """
     for end, ended in [("running", bars[attempts.end.codes[bars] < 0]), *attempts.end.places(bars)]:
         for name, places in attempts.compute_class.places(ended):
             for is_copy in (False, True):
@@ -371,7 +378,9 @@ def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[i
 
 
 def _busy(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -> Array:
-    """Return the seconds of some attempts in each row between `edges`, which are at equal distances."""
+    """Return the slot seconds of the attempts at `places` by row and interval between `edges`, which are at equal
+    distances.
+    """
     parts, start, end, width = len(edges) - 1, edges[0], edges[-1], edges[1] - edges[0]
     busy = np.zeros((len(rows.keys), parts))
     began = (np.clip(attempts.started_at[places], start, end) - start) / width
@@ -382,7 +391,7 @@ def _busy(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -
     is_within = first == last
     np.add.at(busy, (row, first), np.where(is_within, ended - began, first + 1 - began))
     np.add.at(busy, (row[~is_within], last[~is_within]), (ended - last)[~is_within])
-    # Parts that an attempt covers as a whole: a difference array, summed up.
+    # Intervals that an attempt covers as a whole are counted by the sums of a difference array.
     whole = np.zeros((len(rows.keys), parts + 1))
     long = last - first > 1
     np.add.at(whole, (row[long], first[long] + 1), 1.0)
@@ -391,7 +400,10 @@ def _busy(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -
 
 
 def _strips(rows: Rows, seconds: Array, edges: Array, name: str, colour: str) -> Iterator[Series]:
-    """Yield the share of busy slots of each row between `edges`, unless no slot was busy. Equal neighbours are one."""
+    """Yield a series of the share of busy slots of each row between `edges`, unless no slot was busy.
+
+    Neighbouring intervals with equal shares are joined.
+    """
     busy = np.minimum(seconds / np.outer(np.array(rows.slots, float), np.diff(edges)), 1.0)
     own, part = np.nonzero(busy > ROUNDING)
     if len(own):

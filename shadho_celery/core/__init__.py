@@ -1,9 +1,9 @@
-"""Shared records and enums: a trial, its attempts and events, messages, machines, clocks, failures.
+"""Records and settings that the whole package shares: trials, attempts, events, messages, machines, clocks, failures.
 
-Every room may use this one, and it uses no other room. Records are frozen and keyword-only. Records that are sent to
-another process or kept in a store are msgspec Structs: they are validated on arrival, and an error names the wrong
-field.
+All other packages may import this one, and it imports none of them. Records are frozen and keyword-only. Records that
+are sent to another process or kept in a store are msgspec Structs: they are validated when they are read, and an error
+names the invalid field.
 
-A fact has one type and one name, so a new field costs one edit where it is made and one where it is shown. Time is an
-argument, so the simulator runs the same code on another clock.
+A fact has one type and one name, so a new fact is declared in one place. Time is an argument, so the simulator runs the
+same code on another clock.
 """

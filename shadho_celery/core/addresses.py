@@ -1,4 +1,4 @@
-"""How the processes of a trial on several machines find one another: addresses, listening sockets, a shared token."""
+"""Connections between the processes of a trial on several machines: addresses, listening sockets, a shared token."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import closing, suppress
 
 from shadho_celery.errors import UsageError
 
-#: environment variable with the address by which other machines reach this one, if it is not detected correctly
+#: environment variable with the address by which other machines reach this machine, if it is not detected correctly
 HOST_VARIABLE = "SHADHO_HOST"
-#: environment variable with the address to listen on, if it differs from the one that other machines are given
+#: environment variable with the address to listen on, if it differs from the address that other machines use
 LISTEN_VARIABLE = "SHADHO_LISTEN"
 LOOPBACK = "127.0.0.1"
-#: an address outside every network, which has the route to other machines (TEST-NET-1 of RFC 5737)
+#: an address that no machine has (TEST-NET-1 of RFC 5737), to find the route to other machines
 _OUTSIDE = "192.0.2.1"
 
 #: maximum number of connections that wait to be accepted
 _BACKLOG = 64
-#: remedy if a machine does not have the address by which others reach it
+#: remedy if this machine cannot listen on the address by which other machines reach it
 _REMEDY = f"set {LISTEN_VARIABLE} to an address of this machine, or to 0.0.0.0 for all of them"
 
 
@@ -30,16 +30,17 @@ def make_token() -> str:
 
 
 def own_address(peer: str = _OUTSIDE, port: int = 9) -> str:
-    """Return the address by which other machines reach this one: SHADHO_HOST, else that on the route to `peer`.
+    """Return the address by which other machines reach this one: SHADHO_HOST, else the local address of the route to
+    `peer`.
 
-    It is 127.0.0.1 without a route.
+    Without a route, it is 127.0.0.1.
     """
     if told := os.environ.get(HOST_VARIABLE):
         return told
     with suppress(OSError):
         family, kind, *_, where = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]
         with closing(socket.socket(family, kind)) as probe:
-            # A datagram socket sends nothing here; it only looks up the route.
+            # This only looks up the route: a datagram socket sends nothing when it is connected.
             probe.connect(where)
             return str(probe.getsockname()[0])
     return LOOPBACK
@@ -48,7 +49,7 @@ def own_address(peer: str = _OUTSIDE, port: int = 9) -> str:
 def listen(host: str, port: int = 0, *, for_others: bool = False) -> socket.socket:
     """Return a listening socket. Port 0 means any free port.
 
-    With `for_others`, `host` is the address by which other machines reach this one, and SHADHO_LISTEN replaces it.
+    If `for_others`, `host` is the address by which other machines reach this one, and SHADHO_LISTEN may replace it.
     Raises UsageError if the address cannot be used.
     """
     if for_others:
@@ -59,7 +60,7 @@ def listen(host: str, port: int = 0, *, for_others: bool = False) -> socket.sock
     except OSError as error:
         is_in_use = error.errno in (errno.EADDRINUSE, errno.EACCES)
         remedy = "give another port" if is_in_use else _REMEDY
-        # The address that Python appends is in the message already.
+        # Python appends the address, which the message already has.
         reason = str(error.strerror).partition(" (while")[0]
         raise UsageError(f"cannot listen on {host}:{port}: {reason}; {remedy}") from error
 
@@ -69,7 +70,7 @@ def _listening_address(host: str) -> str:
         return told
     with suppress(OSError):
         if host != "localhost" and not host.startswith("127.") and socket.gethostbyname(host).startswith("127."):
-            # Debian has this in /etc/hosts for the machine's own name.
+            # Debian's /etc/hosts has such an entry for the machine's own name.
             raise UsageError(
                 f"other machines cannot reach this one as {host}, which is a loopback address here; {_REMEDY}"
             )
@@ -84,10 +85,10 @@ def close_socket(server: socket.socket) -> None:
 
 
 def interface_variables(host: str) -> dict[str, str]:
-    """Return the environment variables that let gloo use the interface of this address.
+    """Return the environment variables that make gloo use the network interface of this address.
 
-    By default it uses the address of the machine's own name, which may be a loopback address. Ranks of one machine use
-    and listen on the loopback interface alone, whatever the environment says, also with NCCL.
+    By default gloo uses the address of the machine's own name, which may be a loopback address. If all ranks are on one
+    machine, gloo and NCCL use only the loopback interface, whatever the environment says.
     """
     is_local = host.startswith("127.")
     interface = interface_of(host) if is_local or "GLOO_SOCKET_IFNAME" not in os.environ else None
@@ -102,7 +103,7 @@ def interface_of(host: str) -> str | None:
     with suppress(OSError):
         address = socket.gethostbyname(host)
         if address.startswith("127."):
-            # The loopback interface has all of these addresses, but names the first one only.
+            # The loopback interface has all of these addresses, but lists only the first one.
             address = LOOPBACK
         for name, own in psutil.net_if_addrs().items():
             if address in [each.address for each in own]:

@@ -1,6 +1,6 @@
-"""The live attempts of trials, and the rule by which one of them ends its trial.
+"""The live attempts of trials, and the rule that decides whether the end of an attempt ends its trial.
 
-The rule is written here for Python and in `fleet/lua/finish_and_claim.lua` for Redis. One contract test checks
+The rule is `Attempts.finish`, and for Redis it is written in `fleet/lua/finish_and_claim.lua`. A contract test checks
 both.
 """
 
@@ -18,28 +18,28 @@ T = TypeVar("T")
 
 @dataclass
 class Sent:
-    """A live attempt, with the facts that this scheduler knows about it."""
+    """A live attempt, with facts about it that only this scheduler knows."""
 
     #: RUNNING once a worker has claimed it
     attempt: Attempt
     #: time at which it was sent (`Clock.now`)
     at: float
-    #: time at which this scheduler learned that a worker has claimed it, because workers' clocks may differ; infinite
-    #: until then
+    #: time at which this scheduler learned that a worker has claimed it; infinite until then. The time of the worker is
+    #: not used, because its clock may differ
     began: float = math.inf
-    #: its latest report
+    #: its latest report, or None
     report: Report | None = None
     #: number of consecutive checks that found no trace of the claimed attempt in Redis
     unleased: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
-        """Number of the trial, and number of the attempt within it."""
+        """Number of the trial, and number of the attempt of this trial."""
         return self.attempt.number, self.attempt.attempt
 
     @property
     def is_claimed(self) -> bool:
-        """A worker has claimed it, and so runs it."""
+        """True once a worker has claimed it and runs it."""
         return self.attempt.state is TrialState.RUNNING
 
     def slot_seconds(self, now: float) -> float:
@@ -51,16 +51,16 @@ class Sent:
 class Transition:
     """What an event has changed in the state of a study."""
 
-    #: the trial as it is now; None if the event changes nothing in it
+    #: the trial after the event; None if the event does not change it
     trial: Trial | None = None
-    #: the attempts that are no longer live because of the event; None if it is not the end of an attempt
+    #: the attempts that are no longer live because of the event; None if the event is not the end of an attempt
     ended: Sequence[Sent] | None = None
-    #: True if the trial has no live attempt left because of the event
+    #: True if, because of the event, the trial has no live attempt any more
     is_over: bool = False
 
 
 class Attempts(Generic[T]):
-    """Facts about the live attempts, by the numbers of trial and attempt, in the order of sending."""
+    """Facts about the live attempts, by number of the trial and of the attempt, in the order of sending."""
 
     def __init__(self) -> None:
         self._live: dict[int, dict[int, T]] = {}
@@ -101,9 +101,9 @@ class Attempts(Generic[T]):
     def finish(self, number: int, attempt: int, *, well: bool) -> bool:
         """Remove an attempt that has ended. Return True if its trial ends with it.
 
-        The first attempt that ends `well` ends its trial and all other attempts of it, even if that attempt was thought
-        to be lost. An attempt that fails ends its trial only if it is the trial's last live attempt. The failure of an
-        attempt that is not live changes nothing, because it may be the second report of an end that was handled before.
+        The first attempt that ends `well` (COMPLETE or PRUNED) ends its trial and all other attempts of the trial, even
+        if this attempt had been given up as lost. An attempt that fails ends its trial only if it is the last live
+        attempt. The failure of an attempt that is not live changes nothing, because it may have been handled before.
         """
         live = self._live.get(number, {})
         if well or live.keys() == {attempt}:

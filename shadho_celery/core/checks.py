@@ -1,4 +1,4 @@
-"""Validation of input from outside, which must match a declared record; and texts that are safe to show in messages."""
+"""Validation of input from outside against declared records, and texts that are safe to show in messages."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from shadho_celery.errors import UsageError
 
 R = TypeVar("R")
 
-# Bound at import: an objective may replace json.dumps.
+# The encoder is created at import, because an objective may replace json.dumps.
 _to_json = json.JSONEncoder().encode
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 200
 
-#: characters that may control a terminal: control characters except tab and line feed, direction marks, unpaired
-#: surrogates, and others without a glyph; not the joiners, which scripts and emojis need
+#: characters that may control a terminal or are invisible: control characters except tab and line feed, direction
+#: marks, unpaired surrogates and the like. Joiners are not among them, because scripts and emojis need them
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     r"\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
 
-#: maximum nesting of plain values; all records have less, so a deeper value cannot match one
+#: maximum nesting of plain values; no record is nested more deeply
 _LEVELS = 8
 
-#: beginning of a URL; and that of an SQLite URL, which has no password, and whose file may have any name
+#: beginning of a URL; beginning of an SQLite URL, which has no password but may have any file name
 _SCHEME, _FILE = re.compile(r"(?:[\w+.-]+:/+)?"), re.compile(r"sqlite[^:/]*:///")
-#: name of a password in a URL's query; a name with a percent sign may be an encoded one
+#: name of a password in a URL's query; a name with a percent sign is included, because it may be an encoded one
 _SECRET = re.compile(r"[?&;][^?&;=]*(?:pass|pwd|secret|%)[^?&;=]*=", re.IGNORECASE)
 
 #: format of msgspec's messages: the problem, then the path of the field
@@ -56,14 +56,14 @@ _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a tex
 def printable(text: str) -> str:
     """Return a text that cannot control a terminal: control and format characters are escaped as in Python.
 
-    Line feeds and tabs are kept. All text that is sent to a terminal or a log must pass through this function, because
-    a stranger may have written it.
+    Line feeds and tabs are kept. Use this for all text that is sent to a terminal or a log, because a stranger may have
+    written it.
     """
     return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
 
 
 def printable_json(text: str) -> str:
-    """Return JSON text with the same values that cannot control a terminal, because such characters are escaped."""
+    """Return JSON text with the same values in which characters that may control a terminal are escaped."""
     return text if text.isprintable() else _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
@@ -72,7 +72,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def unbroken(text: str) -> str:
-    """Return a text as `printable` does, with escapes for its line feeds too, which labels and values may have."""
+    """Return a text as `printable` does, but also with escaped line feeds, which labels and values may have."""
     return printable(text).replace("\n", "\\n")
 
 
@@ -85,7 +85,7 @@ def one_line(text: object, most: int = 200) -> str:
 def mask(url: str) -> str:
     """Return a URL, or several joined by semicolons, with asterisks in place of passwords.
 
-    A password may contain any character. Everything that may belong to a password is therefore hidden: from the first
+    A password may contain any character. Therefore everything that may belong to a password is hidden: from the first
     colon after the scheme to the last @, and everything after ``?password=``.
     """
     for start, end in reversed(_passwords(url)):
@@ -115,7 +115,7 @@ def _passwords(url: str) -> list[tuple[int, int]]:
 
 
 def short(value: object, most: int = 200) -> str:
-    """Return about `most` characters of a value's repr, or of an error's message, in one line. Never raises."""
+    """Return about `most` characters of a value's repr, or of an exception's message, in one line. Never raises."""
     try:
         text = printable(" ".join((str(value) if isinstance(value, BaseException) else _repr.repr(value)).split()))
     except Exception:
@@ -124,19 +124,19 @@ def short(value: object, most: int = 200) -> str:
 
 
 def listed(texts: Sequence[object], most: int) -> str:
-    """Return the first `most` texts, joined by commas, and the number of the others."""
+    """Return the first `most` texts, joined by commas, and the number of further texts."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return f"{', '.join(map(str, texts[:most]))}{more}"
 
 
 def line_of(error: BaseException, path: str) -> str:
-    """Return the line of the file at `path` that led to `error`, or "" if there is none, as for a SyntaxError."""
+    """Return the line of the file at `path` that led to `error`; "" if there is none, as for a SyntaxError."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
 def plain(value: object, levels: int = _LEVELS) -> object:
-    """Convert numbers and keys such as numpy's, which msgspec refuses, to Python's own types.
+    """Convert numbers and keys of types that msgspec refuses, such as numpy's, to Python's own types.
 
     A value that is nested deeper than `levels` becomes None.
     """
@@ -150,7 +150,7 @@ def plain(value: object, levels: int = _LEVELS) -> object:
         return value
     try:
         return int(value) if isinstance(value, Integral) else float(value)
-    except Exception:  # a fraction too large for a float; a user's class may raise anything
+    except Exception:  # a Fraction may be too large for a float; a user's class may raise anything
         return value
 
 
@@ -168,13 +168,16 @@ def _plain_key(key: object) -> object:
 
 
 def guess(name: object, known: Collection[str]) -> str:
-    """Return the name here of what other tools call `name`, else the same as `similar`."""
+    """Return a hint for an unknown name: our name for what other tools call `name`, else that of `similar`."""
     here = elsewhere(name, known) if isinstance(name, str) else ""
     return f"here it is {here}; " if here else similar(name, known)
 
 
 def unknown(how: object, known: Collection[str], others: Collection[str], are: str) -> str:
-    """Return why `how` is not a `known` name. `are` tells what the names in `others`, of another kind, stand for."""
+    """Return why `how` is not a `known` name.
+
+    `others` are names of another kind, and `are` is the text that says what they stand for.
+    """
     if how is None:
         return "it has no name, `how`"
     if here := elsewhere(str(how), known):
@@ -183,7 +186,9 @@ def unknown(how: object, known: Collection[str], others: Collection[str], are: s
 
 
 def similar(name: object, known: Iterable[str]) -> str:
-    """Return the question whether a known name was meant, with a space after it; "" if none is similar."""
+    """Return the question whether the most similar known name was meant, with a space after it; "" if
+    none is similar.
+    """
     near = get_close_matches(name, known, n=1) if isinstance(name, str) else []
     return f"did you mean {near[0]}? " if near else ""
 
@@ -197,7 +202,7 @@ def check_name(kind: str, name: object, known: Collection[str]) -> None:
 def check_whole(least: float = -math.inf, most: float = math.inf, *, other: str = "", **values: object) -> None:
     """Raise UsageError for a value that is not a whole number from `least` to `most`. None is always allowed.
 
-    `other` names what else the value may be.
+    `other` is a text for the message that says what else the value may be.
     """
     bounds = "" if least == -math.inf else f" from {least} " + ("up" if most == math.inf else f"to {most}")
     for name, value in values.items():
@@ -207,27 +212,27 @@ def check_whole(least: float = -math.inf, most: float = math.inf, *, other: str 
 
 
 def check_seconds(**values: float | None) -> None:
-    """Raise UsageError for a time that is not above 0, or beyond what timers take. None is always allowed."""
+    """Raise UsageError for seconds that are not above 0, or too large for timers. None is always allowed."""
     for name, seconds in values.items():
         if seconds is not None and not 0 < seconds < 1e9:
             raise UsageError(f"{name} is {seconds!r}; give a number of seconds above 0 and below 1e9")
 
 
 def resolve(*kinds: Any) -> None:
-    """Resolve the types of records, or of unions of records. Call it when the module of the records is imported.
+    """Make msgspec resolve the types of records, or of unions of records, when their module is imported.
 
-    Otherwise msgspec resolves them at the first decoding, and stores the type information before it is complete.
-    Another thread that decodes a record of the same type at that moment would crash the process (SIGSEGV).
+    Otherwise msgspec resolves them at the first decoding, and stores the type information before it is complete. If
+    another thread decoded a record of the same type at that moment, the process would crash (SIGSEGV).
     """
     for kind in kinds:
         msgspec.json.Decoder(kind)
 
 
 def encoded(record: object) -> bytes:
-    """Return a record as JSON, which the functions from `decoder` read.
+    """Return a record as JSON, which functions that `decoder` returns can read.
 
-    msgspec takes a tenth of the time of Python's encoder, but it writes null for NaN and infinite numbers, and refuses
-    unpaired surrogates. Python's encoder then writes the text.
+    msgspec takes a tenth of the time of Python's encoder, but writes null for NaN and infinite numbers, and refuses
+    unpaired surrogates. In these cases, Python's encoder is used.
     """
     with suppress(UnicodeEncodeError):
         text = msgspec.json.encode(record)
@@ -237,10 +242,10 @@ def encoded(record: object) -> bytes:
 
 
 def decoder(kind: Any) -> Callable[[str | bytes], Any]:
-    """Return a function that decodes JSON to a record of `kind`, which may be a union. Its type is resolved here.
+    """Return a function that decodes JSON to a record of `kind`, which may be a union. This also resolves the type.
 
-    msgspec does not read NaN, infinite numbers and unpaired surrogates, which Python writes. Python's own decoder then
-    reads the text, which takes three times as long. The function raises ValueError (msgspec's errors are ValueErrors)
+    msgspec does not read NaN, infinite numbers and unpaired surrogates, which Python writes. Such a text is read by
+    Python's decoder, which takes three times as long. The function raises ValueError (msgspec's errors are ValueErrors)
     and RecursionError.
     """
     decode = msgspec.json.Decoder(kind).decode
@@ -257,8 +262,8 @@ def decoder(kind: Any) -> Callable[[str | bytes], Any]:
 def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> R:
     """Convert plain values to a declared record.
 
-    Raises UsageError with these parts: the key that does not fit, prefixed with `where`; the
-    problem; the field's description; and `form`, the remedy.
+    Raises UsageError if they do not fit. Its message has the invalid key, prefixed with `where`; the problem; the
+    description of the field; and the remedy `form`.
     """
     try:
         return msgspec.convert(plain(value), kind)
@@ -269,20 +274,20 @@ def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> 
 
 
 def description(kind: type[object], key: str) -> str:
-    """Return the description of a record's field `key`, or of the field that contains `key`; "" if it has none."""
+    """Return the description of the field `key` of a record, or of the field that contains `key`; "" if it has none."""
     hint = get_type_hints(kind, include_extras=True).get(key.partition(".")[0]) if key else None
     return next((meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description), "")
 
 
 def misfit_at(key: str, what: str) -> ValueError:
-    """Return the error that a record raises for an invalid field `key`, in msgspec's format."""
+    """Return the exception that a record raises for an invalid field `key`, with a message in msgspec's format."""
     return ValueError(f"{what} - at `$.{key}`")
 
 
 def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) -> tuple[str, str]:
-    """Return the key in `value` that msgspec refused, and a readable description of the problem.
+    """Return the key in `value` that msgspec has refused, and a readable description of the problem.
 
-    The key is "" if msgspec refused the whole value.
+    The key is "" if msgspec has refused the whole value.
     """
     found = _WHERE.fullmatch(str(error))
     what, path = (found["what"], found["path"] or "") if found else (str(error), "")

@@ -1,4 +1,4 @@
-"""Version of a study's code, which must be the same in the scheduler and in every process that runs its trials."""
+"""Version of a study's code, which must be the same in the scheduler and in all processes that run its trials."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import one_line, resolve
 
-#: digest of code: twelve hexadecimal digits, or "" for no digest
+#: digest of code: twelve hexadecimal digits; "" if there is none
 Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
 #: SHA-256 digest: 64 hexadecimal digits
 FullDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
-#: relative path of a file; its names cannot lead out of the folder
+#: relative path of a file that cannot lead out of its folder
 SourcePath = Annotated[str, Meta(pattern=r"^(\.?[\w-][\w.-]*/)*[\w-][\w.-]*\Z", max_length=1000)]
 
-#: maximum bytes of all sources of a study together, if they are shipped
+#: maximum total bytes of the sources of a study that are shipped
 MAX_SOURCES = 1_000_000
 
-#: maximum characters of the reason why code cannot be imported
+#: maximum number of characters of the reason why code cannot be imported
 MAX_PROBLEM = 500
 
 
@@ -39,11 +39,11 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     #: digest of sources and space together; "" if it is not known
     digest: Digest = ""
-    #: digest of each source by its path below `root`; "" for a file that is missing or cannot be read
+    #: by path below `root`: digest of a source; "" for a file that is missing or cannot be read
     files: dict[str, Digest] = {}
-    #: digest of the compiled space's description
+    #: digest of the description of the compiled space
     space: Digest = ""
-    #: folder of the sources on that process's machine
+    #: folder of the sources on the machine of the process
     root: str = ""
     #: reason why the code cannot be imported; "" if it can
     problem: Annotated[str, Meta(max_length=MAX_PROBLEM)] = ""
@@ -51,28 +51,28 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_shipped: bool = False
 
     def with_space(self, description: Mapping[str, str]) -> CodeVersion:
-        """Return the version with the digest of its space, and that of sources and space together.
+        """Return this version with the digest of the space, and the digest of sources and space together.
 
-        `description` is that of the compiled space, `Space.describe()`.
+        `description` is `Space.describe()`.
         """
         space = digest_of(_as_json(description))
         return replace(self, space=space, digest=digest_of(_as_json([self.files, space])))
 
     def with_problem(self, error: object) -> CodeVersion:
-        """Return the version of code that cannot be imported because of `error`."""
+        """Return this version of the code with the problem that it cannot be imported because of `error`."""
         text = one_line(error, MAX_PROBLEM).encode("utf-8", "replace").decode()
         return replace(self, digest="", space="", problem=text or type(error).__name__)
 
     def is_usable(self, digest: str) -> bool:
-        """Return whether a process with this version may be given trials of the code with `digest`.
+        """Return whether trials of the code with `digest` may be sent to a process with this version.
 
-        Return True, too, if one of the two digests is unknown: the process itself refuses trials of code that it does
+        If one of the digests is not known, this is True, because the process itself refuses trials of code that it does
         not have.
         """
         return not digest or (not self.problem and self.digest in ("", digest))
 
     def difference(self, ours: CodeVersion) -> str:
-        """Return a description of how this version, which is that of another process, differs from `ours`."""
+        """Return a text that says how this version, of another process, differs from `ours`."""
         if self.problem:
             return self.problem
         versions = f"its code has version {self.digest} there and {ours.digest} here"
@@ -90,9 +90,9 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Sources(Struct, frozen=True, kw_only=True):
     """Sources of a study that are shipped to the workers that accept code."""
 
-    #: digest of their `CodeVersion`
+    #: digest of the `CodeVersion` of these sources
     code: Digest
-    #: content of each file, by its path
+    #: content of each file by its path
     files: dict[SourcePath, bytes]
     #: digest of each file whose content is sent in pieces, by its path: files of a command
     inputs: dict[SourcePath, FullDigest] = {}
@@ -106,5 +106,5 @@ def _as_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-# Several threads decode these records: those of a worker's slots, and those of a scheduler.
+# Types are resolved here, because several threads of a worker or a scheduler decode these records.
 resolve(CodeVersion, Sources)

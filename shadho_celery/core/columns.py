@@ -1,8 +1,9 @@
-"""The facts of a trial: one table, from which stores, summaries, exported tables, JSON and `TrialResult` are made.
+"""The table of a trial's facts, and the order of trials from best to worst.
 
-A new fact needs a field of `Trial` or `Outcome` (core/trial.py), the code that sets it, and a line in `TrialFacts`.
+Stores, summaries, exported tables, JSON and `TrialResult` are made from the table. A new fact needs a field of `Trial`
+or `Outcome` (core/trial.py), the code that sets it, and a line in `TrialFacts`.
 
-The order of trials from best to worst. Stores and in-memory tables sort in the same order, which a test checks.
+The order is that of `merit`. Stores and tables in memory sort trials in the same order, which a test checks.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Packed:
-    """Form of a fact in the packed rows of numbers in which a study keeps its finished trials in memory."""
+    """Form of a fact in the rows of numbers in which a study keeps its finished trials in memory."""
 
     #: format character of `struct`
     code: str
-    #: number that stands for None
+    #: number that means None
     none: float = -1
 
 
-#: for a whole number from 0; for one that may be negative; for a real number
+#: forms of an integer from 0, of an integer that may be negative, and of a float
 COUNT, STEP, REAL = Packed("q"), Packed("q", -(2**63)), Packed("d", math.nan)
-#: for a rung; for a truth value; for the moment of the end, which is 0 if it is not known
+#: forms of a rung, of a bool, and of the time of the end, which is 0 if it is not known
 RUNG, FLAG, MOMENT = Packed("h"), Packed("b"), Packed("d", 0.0)
-#: for a text, as its index in a list of names, in which index 0 stands for None; for a state, as its index
+#: forms of a text, as its index in a list of names, where 0 means None; and of a state, as its index
 NAMED, STATE = Packed("I"), Packed("B")
-#: for a fact that a summary has although the packed row does not
+#: form of a fact that a summary has but a row does not
 ASIDE = Packed("")
 
 
 class Shown(Enum):
-    """Places where a fact is shown: nowhere, in JSON only, or in JSON and in exported tables.
+    """Where a fact is shown: nowhere (NO), only in JSON, or in JSON and in exported tables.
 
-    In a table the fact is a column before labels and metrics (FRONT), a date after them (DATE), or a text in the last
+    In a table, the fact is a column before labels and metrics (FRONT), a date after them (DATE), or a text in the last
     columns (END).
     """
 
@@ -56,7 +57,7 @@ class Shown(Enum):
 
 
 class Fact(Generic[T]):
-    """Fact of a trial, an attribute of `TrialFacts`."""
+    """A fact of a trial: an attribute of `TrialFacts`, and how it is stored and shown."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class Fact(Generic[T]):
         *,
         column: str = "",
     ) -> None:
-        """`packed` is None for a fact that a study does not keep of finished trials. `words` describe it to users.
+        """`packed` is None for a fact that a study does not keep of finished trials. `words` describe the fact to
+        users.
 
         `column` is the name of the fact in records and stores, if it differs from the attribute's name.
         """
@@ -96,7 +98,7 @@ _NO, _JSON, _FRONT, _DATE, _END = Shown
 
 # fmt: off
 class TrialFacts:
-    """The facts of a trial as its users see them, in the order in which they are shown."""
+    """The facts of a trial as users see them, in the order in which they are shown."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -165,10 +167,10 @@ class TrialFacts:
 
 #: the facts by their names in records and stores
 FACTS: Mapping[str, Fact[Any]] = {each.column: each for each in vars(TrialFacts).values() if isinstance(each, Fact)}
-#: names of the facts that a study keeps of finished trials, and forms of those that are numbers in a packed row
+#: names of the facts that a study keeps of finished trials; and by name: forms of those that are numbers in a row
 KEPT = [column for column, fact in FACTS.items() if fact.packed is not None]
 PACKED = {column: fact.packed for column, fact in FACTS.items() if fact.packed is not None and fact.packed.code}
-#: types of the facts, by name: those of the fields of a trial and of its outcome
+#: by name: types of the facts, which are those of the fields of a trial and of its outcome
 HINTS = {
     "violation": float | None,
     **get_type_hints(Outcome, include_extras=True),
@@ -177,22 +179,22 @@ HINTS = {
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """Base of the record of a finished trial that a store makes, which has a field for each fact in KEPT."""
+    """Base of records of finished trials, which a store makes with a field for each fact in KEPT."""
 
     number: Number
 
 
 def of_trial(column: str) -> str:
-    """Return the attribute path of a fact in a `Trial`: a field of the trial itself, or of its outcome."""
+    """Return the attribute path of a fact in a `Trial`: a field of the trial, or of its outcome."""
     return column if column in Trial.__struct_fields__ else f"outcome.{column}"
 
 
 def names(*shown: Shown) -> list[str]:
-    """Return the names for users of the facts that are `shown` in one of these ways, by default in any way."""
+    """Return the names, for users, of the facts that are `shown` in one of these ways, by default in any way."""
     return [fact.name for fact in FACTS.values() if (fact.shown in shown if shown else fact.shown is not Shown.NO)]
 
 
-#: sort key of a trial; the best trial has the least
+#: sort key of a trial; the best trial has the least key
 Merit = tuple[bool, float, float, bool, float]
 
 #: merit of a trial without a loss
@@ -200,11 +202,11 @@ NO_MERIT: Merit = (True, 0.0, 0.0, False, 0.0)
 
 
 def merit(trial: Trial) -> Merit:
-    """Return a sort key, which is least for the best trial. Of trials with equal keys, the least number is the best.
+    """Return the sort key of a trial, which is least for the best trial. Of equal keys, the trial with the least number
+    wins.
 
-    Trials are sorted by these criteria in turn: the least violation of constraints (0 for feasible trials); the highest
-    budget, because losses at different budgets cannot be compared; complete before pruned; the least loss. Trials
-    without a loss come last.
+    The criteria are, in this order: least violation of constraints (0 for feasible trials); highest budget, because
+    losses at different budgets cannot be compared; complete before pruned; least loss. Trials without a loss come last.
     """
     outcome = trial.outcome
     if outcome.loss is None:
@@ -217,7 +219,7 @@ def merit(trial: Trial) -> Merit:
 def feasible_loss(trial: Trial) -> float:
     """Return the loss by which trials of one budget are compared; infinity unless the trial is COMPLETE and feasible.
 
-    A trial that failed, was pruned or breaks a constraint is therefore not better than any other, and never promoted.
+    So a trial that failed, was pruned or violates a constraint is never better than another one, and is never promoted.
     """
     loss = trial.outcome.loss
     if trial.state is not TrialState.COMPLETE or loss is None or math.isnan(loss) or trial.outcome.violation:

@@ -1,6 +1,6 @@
-"""Short description of a trial's failure: its exception, the first line of the message, and the user's line of code.
+"""Short descriptions of failures, their numbers by kind, and the decision whether a study is hopeless.
 
-Failures of a study's trials counted by kind, and the decision whether a study is hopeless.
+A description has the exception, the first line of its message, and the user's line of code.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from functools import reduce
 
 from shadho_celery.core.trial import Trial
 
-#: end of the line that says how a process ended, if lines that it printed follow
+#: end of the line about the end of a process, if lines that the process printed follow
 PRINTED = "; it last printed:"
 
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)', re.MULTILINE)
-#: a number or another plain value in a message, or a quoted text; and several of them in a row, as in a list
+#: matches a number, another plain value or a quoted text in a message; and several of these in a row, as in a list
 _VALUE = (
     r"(?:[-+]?(?:0x[0-9a-f]+|\d+(?:[.,_]\d+)*\.?(?:e[-+]?\d+)?)|[-+]?\b(?:nan|inf|None|True|False)\b"
     r"|(?<!\w)[bru]?(?:'[^']*'|\"[^\"]*\")(?!\w))"
 )
 _VALUES = re.compile(rf"[\[{{]*{_VALUE}(?:[\s,;:()\[\]{{}}]+{_VALUE})*[\]}}]*")
 _FOLDER = re.compile(r".*[\\/]")
-#: prefix of the lines of an exception group's traceback
+#: prefix of the lines in the traceback of an exception group
 _GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)
-#: files that are not the user's: those of installed packages, of Python's library, and of this package's modules that
-#: call objectives
+#: matches files that are not the user's: of installed packages, of Python's library, and of the modules of this package
+#: that call objectives
 _FOREIGN = re.compile(
     r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](objective|program|ranks|runner|scheduler|simulation|space|training))[\\/]"
     r"|^<"
@@ -38,12 +38,12 @@ _FOREIGN = re.compile(
 class Failure:
     """Cause, first line and place of a failure, as read from the error of a trial's outcome."""
 
-    #: the exception and the line that raised it, without the folder; for an error without a traceback, one line of it
-    #: without values
+    #: the exception and the line of code that raised it, without the folder; for an error without a traceback, a line
+    #: of it without values
     cause: str
-    #: the exception and the first line of its message; for an error without a traceback, one line of it
+    #: the exception and the first line of its message; for an error without a traceback, a line of it
     headline: str
-    #: innermost ``file:line`` of the user's code; "" if the error has no such line
+    #: innermost ``file:line`` of the user's code; "" if the error has none
     place: str = ""
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Failure:
         return str(replace(self, headline=without_values(self.headline)))
 
     def shared(self, other: Failure) -> Failure:
-        """Return as much of this failure as is true of another one with the same cause, too."""
+        """Return this failure with only the parts that another failure with the same cause has, too."""
         mine, theirs = (without_values(each.headline) for each in (self, other))
         headline = (
             self.headline if self.headline == other.headline else mine if mine == theirs else mine.partition(":")[0]
@@ -64,10 +64,10 @@ class Failure:
 
 
 def read_failure(error: str | None) -> Failure:
-    """Read cause, first line and place of a failure from an outcome's error."""
+    """Return the failure that the error of an outcome describes."""
     text = _GROUP.sub("", (error or "").strip())
-    # The first line describes the death of a process; faulthandler's text after it varies. A long traceback lacks its
-    # beginning.
+    # If there is no traceback, the first line describes the end of a process; the text after it varies. A long
+    # traceback may lack its beginning.
     last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text or text.startswith("...") else ""
     frames = [*_FRAME.finditer(last)]
     if not frames:
@@ -79,7 +79,7 @@ def read_failure(error: str | None) -> Failure:
 
 
 def cause_of(error: str | None) -> str:
-    """Return the cause of the failure that an outcome's error describes."""
+    """Return the cause of the failure that the error of an outcome describes."""
     return read_failure(error).cause
 
 
@@ -89,22 +89,22 @@ def without_values(line: str) -> str:
 
 
 def headline(error: str | None) -> str:
-    """Return the most informative line of an outcome's error: the exception and the first line of its message."""
+    """Return the most informative line of an error: the exception and the first line of its message."""
     return read_failure(error).headline
 
 
 def _place(frame: re.Match[str]) -> str:
-    """Return a frame's file and line. The folder is left out, because it may differ between machines."""
+    """Return the file and the line of a frame. The folder is left out, because it may differ between machines."""
     return f"{_FOLDER.sub('', frame['file'])}:{frame['line']}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCount:
-    """Number of trials that have failed in the same way, and the first of them."""
+    """Number of trials that have failed in the same way, and the first of these trials."""
 
-    #: what is true of the failures of all of them
+    #: the parts of the failure that all of these trials have in common
     failure: Failure
-    #: the least number of these trials
+    #: least number of a trial among them
     first: int
     trials: int = 1
 
@@ -113,7 +113,7 @@ class FailureCount:
 
 
 class Failures:
-    """Counts of failed trials by kind of failure."""
+    """Numbers of failed trials by kind of failure."""
 
     def __init__(self, trials: Iterable[Trial] = ()) -> None:
         self._counts: dict[str, FailureCount] = {}
@@ -131,29 +131,33 @@ class Failures:
         return failure
 
     def common(self) -> list[FailureCount]:
-        """Return the counts, the greatest first. Of equal counts, the one with the earlier first trial comes first."""
+        """Return the kinds of failure with their numbers of trials, the most frequent first.
+
+        Of equal numbers, the kind with the earlier first trial comes first.
+        """
         return sorted(self._counts.values(), key=lambda each: (-each.trials, each.first))
 
 
 class Hopelessness:
-    """Decides whether the first trials of a run all fail in one way, as with a wrong name in the code.
+    """Decides whether the first trials of a run all fail in the same way, for example because of a wrong name in the
+    code.
 
     The first trials are those with the least numbers, because the order in which trials end depends on the machines.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        """`numbers` are the trial numbers of the first trials. If it is empty, `reason` is always None."""
+        """`numbers` are the numbers of the first trials. If there are none, `reason` is always None."""
         self._numbers = numbers
         self._failed: dict[int, Failure] = {}
 
     def add(self, trial: Trial, failure: Failure) -> None:
-        """Record how a trial has failed. A trial that is not among the first ones is ignored."""
+        """Record the failure of a trial. It is ignored if it is not one of the first trials."""
         if trial.number in self._numbers:
             self._failed[trial.number] = failure
 
     @property
     def reason(self) -> str | None:
-        """A text with the failure that all of the first trials have had, or None. Their messages may differ."""
+        """Text with the failure that all of the first trials had, or None. The messages of the failures may differ."""
         causes = {failure.cause for failure in self._failed.values()}
         if len(causes) != 1 or len(self._failed) < len(self._numbers):
             return None

@@ -1,7 +1,9 @@
-"""Files that users name, which are read within bounds; atomic replacement of a file; folders and class specs.
+"""Reading of files within limits, atomic replacement of a file, the folders of studies, and class specs.
 
-In each folder below the working directory, a study has a folder whose name is its key, which is unique among all
-stores. A class spec is a file that describes compute classes whose workers are started on demand.
+In each of FOLDERS below the working directory, a study has a folder whose name is its key. Keys are unique among all
+stores.
+
+A class spec is a TOML file that describes compute classes whose workers are started on demand.
 """
 
 from __future__ import annotations
@@ -37,25 +39,26 @@ else:
 
 T = TypeVar("T")
 
-#: maximum bytes of a file, and of a table; columns of a table; levels of nested values
+#: maximum number of bytes of a file; of bytes of a table; of columns of a table; of levels of nested values
 MAX_BYTES, MAX_TABLE, MAX_COLUMNS, MAX_NESTED = 1_000_000, 100_000_000, 10_000, 30
 
-#: a TOML key of more parts than MAX_NESTED, for which tomllib takes quadratic time
+#: matches a TOML key with more than MAX_NESTED parts, because tomllib takes quadratic time for it
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 _DEEP = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_NESTED}}}")
 
-#: suffix of the temporary name of a file that is being written
+#: suffix of the name of a temporary file that is being written
 PART = ".part"
 
 
 def read_bytes(path: Path, name: str, remedy: str = "", *, most: int = MAX_BYTES, is_secret: bool = False) -> bytes:
-    """Return the content of a file, without the byte order mark with which some editors begin a text.
+    """Return the content of a file, without the byte order mark that some editors write at its start.
 
-    Raises UsageError, which calls the file `name`, if it cannot be read, if it has more bytes than `most`, or if it is
-    a secret that other users can read.
+    Raises UsageError if the file cannot be read, if it has more than `most` bytes, or if it is a secret that other
+    users can read. `name` is the name of the file in the message.
     """
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for a writer. With a writer, its text is awaited.
+        # Without O_NONBLOCK, the opening of a pipe would wait for a writer. If there is a writer, the read waits for
+        # its text.
         with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
             os.set_blocking(file.fileno(), True)
             data, mode = file.read(most + 1), os.fstat(file.fileno()).st_mode
@@ -75,30 +78,35 @@ def read_text(path: Path, name: str, remedy: str = "", *, most: int = MAX_BYTES,
     data = read_bytes(path, name, remedy, most=most, is_secret=is_secret)
     with suppress(UnicodeDecodeError):
         text = data.decode()
-        # UTF-16 may be valid UTF-8 with a zero beside each letter.
+        # UTF-16 may be valid UTF-8, but with a NUL beside each letter.
         if "\0" not in text:
             return text
     raise _unreadable(name, "it is not text in UTF-8", remedy)
 
 
 def read_toml(path: Path, name: str, parse: Callable[[dict[str, object]], T], remedy: str = "") -> T:
-    """Return what `parse` returns for the content of a TOML file. Raises UsageError with `name`, also if `parse` does.
+    """Read a TOML file and return the result of `parse` for its content.
 
-    A key has at most MAX_NESTED parts.
+    Raises UsageError, which names the file by `name`, also if `parse` raises it. A key may have at most MAX_NESTED
+    parts.
     """
     text = read_text(path, name, remedy)
     try:
         if _DEEP.search(text):
             raise UsageError(f"a key has more than {MAX_NESTED} parts")
         return parse(tomllib.loads(text))
-    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and lists in lists in lists
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError also for numbers with too many digits, RecursionError for deeply nested lists
         raise UsageError(f"{name} is not TOML: {short(error)}") from None
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
 
 
 def read_table(path: Path, name: str, remedy: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the names of the columns of a CSV file, and for each row its cells by column. A short row lacks some.
+    """Return the names of the columns of a CSV file, and for each row its cells by column. A short row lacks the last
+    columns.
 
     Raises UsageError as `read_text` does, and if the file is not CSV.
     """
@@ -121,9 +129,9 @@ def _unreadable(name: str, reason: str, remedy: str) -> UsageError:
 def replacing(target: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
     """Yield a temporary file that replaces the file `target` at the end of the block.
 
-    An existing `target` is unchanged until then, and after an error: a full disk or a killed process does not destroy
-    it. `mode` are the permissions of the new file, by default those of the existing file, or of any new file. If
-    `target` is a link, the file that it leads to is replaced. A device or a pipe cannot be replaced, so it is written
+    An existing `target` is unchanged until then, and after an error, so a full disk or a killed process does not
+    destroy it. `mode` are the permissions of the new file, by default those of the existing file, or the usual ones. If
+    `target` is a link, the file to which it leads is replaced. A device or a pipe cannot be replaced, so it is written
     to. Raises OSError.
     """
     target = target.resolve()
@@ -133,7 +141,8 @@ def replacing(target: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
         return
     if mode is None and target.exists():
         mode = stat.S_IMODE(target.stat().st_mode)
-    # In the same folder, because a rename is atomic only within a file system. A file name has at most 255 bytes.
+    # The temporary file is in the same folder, because a rename is atomic only within a file system. Its name is cut,
+    # because a name has at most 255 bytes.
     part = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}{PART}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
     try:
@@ -148,20 +157,20 @@ def replacing(target: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
 
 #: checkpoints and logs
 CHECKPOINTS = Path(".shadho/checkpoints")
-#: file in the folder of checkpoints; the names of its other entries are keys of studies
+#: file in the folder of checkpoints with the token of the storage; the other entries of the folder are keys of studies
 STORAGE_TOKEN = ".storage"
-#: code that studies have shipped to a worker
+#: folder of code that studies have shipped to a worker
 SHIPPED_CODE = Path(".shadho/code")
-#: studies in TOML that were written for commands without a file
+#: folder of the studies in TOML that this package writes for commands without a study file
 COMMANDS = Path(".shadho/commands")
-#: files of the embedded servers and workers of a study
+#: folder of the files of embedded servers and workers
 EMBEDDED = Path(".shadho/embedded")
-#: all of these folders
+#: all folders in which studies have a folder of their own
 FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
 
-#: file that an embedded supervisor keeps locked while it lives
+#: name of the file that an embedded supervisor keeps locked while it runs
 LOCK = "lock"
-#: seconds to wait for that lock; a supervisor ends at most about three seconds after its scheduler
+#: seconds to wait for this lock; a supervisor usually ends within three seconds after its scheduler
 LOCK_SECONDS = 15.0
 
 
@@ -171,9 +180,9 @@ def new_key() -> str:
 
 
 def below(root: Path, *parts: str) -> Path:
-    """Return the path of `parts` below the folder `root`. The parts come from data, so they are not trusted.
+    """Return the path of `parts` below the folder `root`. The parts may come from a stranger's data.
 
-    Raises UsageError if the path is outside of `root`, because of ``..`` or a link.
+    Raises UsageError if the path leads out of `root`, because of ``..`` or a link.
     """
     path = root.joinpath(*parts)
     top = os.path.realpath(root)
@@ -181,7 +190,7 @@ def below(root: Path, *parts: str) -> Path:
         real = os.path.realpath(path)
         is_outside = "\0" in str(path) or os.path.commonpath([top, real]) != top or real == top
     except ValueError:
-        # A path cannot have an unpaired surrogate, and some versions of Python refuse NUL.
+        # The path has an unpaired surrogate, or NUL, which some versions of Python refuse.
         is_outside = True
     if is_outside:
         raise UsageError(f"{str(path)!r} leads out of {root}; remove the link there, or do not use data of strangers")
@@ -190,10 +199,10 @@ def below(root: Path, *parts: str) -> Path:
 
 @lru_cache(maxsize=1000)
 def study_folder(root: Path, study: str) -> Path:
-    """Return the folder of a study's checkpoints and logs below `root`. Raises like `below`.
+    """Return the folder of a study's checkpoints and logs below `root`. Raises UsageError as `below` does.
 
-    A process checks each folder once: a worker needs it several times per trial, and a check takes as long as all other
-    work on a trial's message.
+    The result is cached, because a worker needs it several times per trial, and a check takes as long as all other work
+    on the message of a trial.
     """
     return below(root, study, "logs").parent
 
@@ -201,7 +210,7 @@ def study_folder(root: Path, study: str) -> Path:
 def is_locked(path: Path, seconds: float = 0.0) -> bool:
     """Return whether a live process still holds the lock of a file after `seconds`.
 
-    It returns as soon as the lock is free. Returns False if that cannot be found out.
+    The call returns as soon as the lock is free. It returns False if this cannot be checked.
     """
     deadline = time.monotonic() + seconds
     while _is_locked(path):
@@ -213,7 +222,7 @@ def is_locked(path: Path, seconds: float = 0.0) -> bool:
 
 def _is_locked(path: Path) -> bool:
     try:
-        # A link could lead elsewhere, and opening a pipe without a writer would block.
+        # Links are not followed, because they may lead anywhere. O_NONBLOCK is for pipes, whose opening would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return False
@@ -229,11 +238,11 @@ def _is_locked(path: Path) -> bool:
 
 
 def holds_files(folder: Path) -> bool:
-    """Return whether there is a regular file in a folder or below it. A missing or unreadable folder has none."""
+    """Return whether there is a regular file in a folder or below it; False if the folder is missing or unreadable."""
     return any(Path(top, name).is_file() for top, _, names in os.walk(folder) for name in names)
 
 
-#: maximum number of classes of a file, and of the workers and slots that a class may have
+#: maximum number of classes in a file; maximum number of workers, and of slots, of a class
 MAX_CLASSES, MAX_WORKERS = 100, 10_000
 
 _FORM = "write [classes.gpu_large] above slots = 1, max_workers = 4, startup_seconds = 120 and the like"
@@ -242,58 +251,62 @@ F = TypeVar("F", bound="ClassFacts")
 _Count = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
-#: seconds that a worker may take to come, besides twice the start-up seconds of its class
+#: a started worker has not come if it takes longer than this plus twice the start-up seconds of its class
 _COME_SECONDS = 60.0
 
 
 class ClassFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts about the workers of a compute class, which need not be live."""
+    """Facts about the workers of a compute class, known before any worker is live."""
 
-    #: slots of one worker
+    #: number of slots of one worker
     slots: _Count = 1
-    #: RAM of one worker; 0 if it is not known
+    #: GiB of RAM of one worker; 0 if it is not known
     memory_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    #: money that a slot costs an hour; None if it is not known
+    #: money that a slot costs per hour; None if it is not known
     price: Price | None = None
     #: seconds from the start of a worker until it takes trials
     startup_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
 
 
 class ClassSpec(ClassFacts, frozen=True, kw_only=True):
-    """A compute class that need not have a live worker."""
+    """A compute class whose workers are started on demand."""
 
-    #: number of workers that it may have at a time
+    #: maximum number of workers at a time
     max_workers: _Count = MAX_WORKERS
 
     @property
     def most(self) -> int:
-        """Number of slots that the class may have at a time."""
+        """Maximum number of slots of the class at a time."""
         return min(self.max_workers, MAX_WORKERS // self.slots) * self.slots
 
     @property
     def come_seconds(self) -> float:
-        """Seconds after which a worker that was started counts as one that does not come."""
+        """Seconds after which a worker that was started, but has not announced itself, is no longer expected."""
         return 2 * self.startup_seconds + _COME_SECONDS
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of the file, before its tables are checked."""
+    """The content of a class spec, before its tables are checked."""
 
     classes: Annotated[dict[str, object], Meta(min_length=1, max_length=MAX_CLASSES)]
 
 
 def read_class_spec(path: Path) -> dict[str, ClassSpec]:
-    """Return the classes that a TOML file describes, in its order. Raises UsageError with file, key and remedy."""
+    """Return the classes in a TOML file, in the order of the file. Raises UsageError with the file, the key and the
+    remedy.
+    """
     return read_classes(path, ClassSpec)
 
 
 def read_classes(path: Path, kind: type[F]) -> dict[str, F]:
-    """Return the same as records of another kind."""
+    """Return the classes in a TOML file as records of `kind`. Raises UsageError as `read_class_spec` does."""
     return read_toml(path, f"the class spec {path}", lambda content: parse(content, kind))
 
 
 def parse(content: Mapping[str, object], kind: type[F], form: str = _FORM) -> dict[str, F]:
-    """Return the classes that the content of a file describes. Raises UsageError with the key of an invalid value."""
+    """Return the classes in the content of a file as records of `kind`. Raises UsageError with the key of an invalid
+    value.
+    """
     found = {}
     for name, table in as_record(plain(content), _File, form=form).classes.items():
         check_class_name(name, "classes")

@@ -1,4 +1,4 @@
-"""Hardware of a machine: its GPUs, the CPU cores that this process may use, and the compute class that follows."""
+"""Hardware of a machine: its GPUs, its CPU cores and its compute class; and the state of compute classes."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Clean, Memory, Name, Price
 from shadho_celery.errors import UsageError
 
-#: classes in their expected order, the strongest first; it counts until their workers have announced their hardware
+#: default classes, the strongest first. This order is used for classes with equal hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
 
-#: format of a compute class's name, which is also that of a queue, and is used in lists with commas and in commands
+#: format of the name of a compute class, which is also the name of its queue and is used in commands and lists with
+#: commas
 CLASS_NAME = r"\A\w[\w.+-]{0,59}\Z"
-#: the same in words
+#: this format in words
 CLASS_NAME_FORM = "up to 60 letters, digits and the characters _ . - +, the first one a letter, a digit or _"
 
-#: GPU memory above which a machine is `gpu_large`
+#: a machine is `gpu_large` if its smallest GPU has at least this number of bytes
 LARGE_GPU_BYTES = 16 * 2**30
 
-#: variables that limit the threads of numerical libraries, which otherwise start one per core
+#: environment variables that limit the threads of numerical libraries, which by default start one per core
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-#: environment variable with the number of slots of each GPU, or AUTO: as many as have enough GPU memory together
+#: environment variable with the number of slots of each GPU; AUTO means as many trials as fit into its memory
 SLOTS_PER_GPU, AUTO = "SHADHO_SLOTS_PER_GPU", "auto"
 
-#: maximum number of slots of a GPU whose number is AUTO
+#: maximum number of slots of a GPU with AUTO
 MOST_PER_GPU = 8
 
-#: variable with the device of a slot's trials, as torch names it
+#: environment variable with the device of a slot's trials, as torch names it
 DEVICE = "SHADHO_DEVICE"
 
-#: files in which Linux shows the running system, this process's control groups, and the limits of all groups
+#: Linux: file with the id of the running kernel; file with this process's control groups; folder with the limits of
+#: groups
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -56,13 +58,16 @@ _Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 def check_class_name(name: object, where: str) -> None:
-    """Raise UsageError unless `name` can be that of a compute class. `where` says where the name is written."""
+    """Raise UsageError unless `name` is valid for a compute class.
+
+    `where` is the place of the name, for the message.
+    """
     if not isinstance(name, str) or re.match(CLASS_NAME, name) is None:
         raise UsageError(f"{where}: {short(name, 80)} is no name of a compute class; use {CLASS_NAME_FORM}")
 
 
 def uses_gpus(compute_class: str) -> bool:
-    """Return whether workers of `compute_class` use GPUs: they do unless its name begins with cpu."""
+    """Return whether workers of `compute_class` use GPUs: True unless its name begins with cpu."""
     return not compute_class.startswith("cpu")
 
 
@@ -70,27 +75,27 @@ class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A GPU of a machine."""
 
     name: Name
-    #: bytes, also those that it shares with the processors; 0 if unknown
+    #: bytes of memory, which it may share with the processors; 0 if unknown
     memory: _Bytes = 0
-    #: its index, or the id of a part of a GPU (MIG), for ``CUDA_VISIBLE_DEVICES``; "" if unknown
+    #: its index, or the id of the part of a GPU (MIG), as in ``CUDA_VISIBLE_DEVICES``; "" if unknown
     id: Name = ""
-    #: how torch names its kind: cuda or mps
+    #: torch's name of this kind of device: cuda or mps
     device: Name = "cuda"
-    #: id that no other GPU in the world has; "" if unknown
+    #: globally unique id; "" if unknown
     uuid: Name = ""
 
     @property
     def kind(self) -> tuple[str, int]:
-        """Name and GiB of memory. GPUs with an equal pair are served by one worker."""
+        """Pair of its name and its GiB of memory. A worker has GPUs of one kind."""
         return self.name, round(self.memory / 2**30)
 
     def is_same(self, other: Gpu) -> bool:
-        """Return whether this is the `other` GPU, seen by another process of the same machine."""
+        """Return whether this and `other` are the same GPU, which two processes of a machine have detected."""
         return self.uuid == other.uuid if self.uuid and other.uuid else self.id == other.id
 
 
 def kinds_of(gpus: Iterable[Gpu]) -> list[tuple[Gpu, ...]]:
-    """Return the GPUs in groups of those that are alike, in the order of their first ones."""
+    """Return the GPUs in groups of equal kinds, in the order of the first GPU of each group."""
     groups: dict[tuple[str, int], list[Gpu]] = {}
     for gpu in gpus:
         groups.setdefault(gpu.kind, []).append(gpu)
@@ -98,7 +103,7 @@ def kinds_of(gpus: Iterable[Gpu]) -> list[tuple[Gpu, ...]]:
 
 
 def gpus_text(gpus: Iterable[Gpu]) -> str:
-    """Return text with the number, name and memory of each kind of GPU; "" without any."""
+    """Return a text with the number, name and memory of each kind of GPU; "" if there are none."""
     groups = [(len(group), *group[0].kind) for group in kinds_of(gpus)]
     return ", ".join(f"{count} x {name}{f' ({gib} GiB)' if gib else ''}" for count, name, gib in groups)
 
@@ -106,18 +111,19 @@ def gpus_text(gpus: Iterable[Gpu]) -> str:
 class Machine(Struct, frozen=True, kw_only=True):
     """Facts about one machine, as its workers announce them."""
 
-    #: name of the machine, or the value of ``SHADHO_HOST``; the names of its workers contain it, and are a `Name` too
+    #: name of the machine, or the value of ``SHADHO_HOST``. It is limited, because the names of its workers, which
+    #: contain it, must be a `Name`
     host: Annotated[Clean, Meta(max_length=175)] = ""
-    #: cores that this process may use
+    #: number of cores that this process may use
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
     #: bytes of RAM
     memory: _Bytes = 0
     #: GPUs that this process may use
     cards: Annotated[tuple[Gpu, ...], Meta(max_length=1000)] = ()
-    #: processors on which this process may run, one bit for each, as a hexadecimal number; workers with an equal `pool`
-    #: share them
+    #: processors on which this process may run, as a hexadecimal number with one bit for each. Workers with the same
+    #: `pool` share them
     processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
-    #: as in `Cores`; "" if it is not known
+    #: digest of the cores that processes share, as in `Cores`; "" if it is not known
     pool: Name = ""
     #: True if ``SHADHO_CORES`` limits the cores
     is_limited: bool = False
@@ -136,15 +142,15 @@ class Machine(Struct, frozen=True, kw_only=True):
 
     @property
     def visible(self) -> str:
-        """Value of ``CUDA_VISIBLE_DEVICES`` that leaves a worker these GPUs."""
+        """Value of ``CUDA_VISIBLE_DEVICES`` with which a worker sees only these GPUs."""
         return ",".join(gpu.id for gpu in self.cards)
 
     def kinds(self) -> list[Machine]:
-        """Return these facts once for each kind of GPU, with the GPUs of that kind alone; [] without a GPU."""
+        """Return a copy for each kind of GPU, with only the GPUs of this kind; [] without a GPU."""
         return [msgspec.structs.replace(self, cards=cards) for cards in kinds_of(self.cards)]
 
     def by_class(self) -> dict[str, Machine]:
-        """Return these facts for each kind of GPU, by a compute class of its own; {} without a GPU.
+        """Return by compute class a copy for each kind of GPU, with only the GPUs of this kind; {} without a GPU.
 
         Kinds with the same default class get numbers, such as ``gpu_large`` and ``gpu_large_2``.
         """
@@ -160,9 +166,10 @@ class Machine(Struct, frozen=True, kw_only=True):
         return self.cards if uses_gpus(compute_class) else ()
 
     def slots_for(self, compute_class: str, cores_per_trial: int = 1) -> int:
-        """Return the default number of slots: those of each GPU, one by default, else one per `cores_per_trial` cores.
+        """Return the default number of slots: one for each GPU, or `slots_per_gpu`; without GPUs, one per
+        `cores_per_trial` cores.
 
-        Raises UsageError for a wrong number of slots of each GPU in the environment.
+        Raises UsageError if the environment has an invalid number of slots per GPU.
         """
         if gpus := len(self.gpus_for(compute_class)):
             return gpus * (slots_per_gpu() or max(1, min(MOST_PER_GPU, self.cores // gpus)))
@@ -171,9 +178,10 @@ class Machine(Struct, frozen=True, kw_only=True):
     def threads(self, slots: int, neighbours: Iterable[tuple[Machine, int]] = ()) -> int:
         """Return the number of threads of a trial in one of the worker's `slots` slots.
 
-        `neighbours` are the other workers, each with its machine's facts and its number of slots.
-        The slots that may use a processor share it equally. A worker with ``SHADHO_CORES`` has that number of cores to
-        itself, and the other workers share the rest.
+        `neighbours` are the other workers of the machine, each as its facts and its number of slots.
+
+        All slots that may use a processor share it equally. A worker with ``SHADHO_CORES`` uses this number of cores
+        alone, and the other workers share the remaining cores.
         """
         mine = _bits(self.processors)
         others = [(each, count, _bits(each.processors)) for each, count in neighbours if each.pool == self.pool]
@@ -185,11 +193,11 @@ class Machine(Struct, frozen=True, kw_only=True):
             taken = sum(each.cores / of for each, _, of in here if each.is_limited)
             sharing = sum(count / of for each, count, of in here if not each.is_limited)
             threads += max(0.0, self.cores / len(mine) - taken) / (max(1, slots) + len(mine) * sharing)
-        # Sums of fractions may be slightly less than a whole number.
+        # A sum of fractions may be slightly less than the exact integer.
         return max(1, int(threads + 1e-6))
 
     def slot_environment(self, compute_class: str, taken: Sequence[int], slots: int) -> dict[str, str]:
-        """Return the environment variables of the process of a trial: its GPUs, and its share of the cores.
+        """Return the environment variables for the process of a trial: its GPUs, and its number of threads.
 
         `taken` are the numbers of the trial's slots, from 0, and `slots` is the worker's number of slots.
         """
@@ -197,7 +205,7 @@ class Machine(Struct, frozen=True, kw_only=True):
         gpus = [gpu.id for gpu in found if gpu.device == "cuda"]
         # Slots may share a GPU.
         visible = ",".join(dict.fromkeys(gpus[slot % len(gpus)] for slot in taken)) if gpus else ""
-        # Our GPU indexes are those of the driver. By default, CUDA would number GPUs by speed.
+        # The indexes of GPUs are those of the driver. By default, CUDA would number GPUs by speed.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         device = found[0].device if found else "cpu"
         variables = {"CUDA_VISIBLE_DEVICES": visible, **order, DEVICE: device}
@@ -217,97 +225,105 @@ def _bits(digits: str) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeClass:
-    """State of a compute class, a group of similar machines, as its live workers announce it."""
+    """State of a compute class, which is a group of similar machines, as its live workers announce it.
 
-    #: also the name of the class's queue
+    An instance may also describe one machine of a class, see `machines`.
+    """
+
+    #: name of the class, and of its queue
     name: str
-    #: slots of all live workers
+    #: number of slots of all live workers
     slots: int
-    #: number of slots that run a trial, of whichever study
+    #: number of slots that run trials of any study
     busy: int = 0
     #: number of live workers
     workers: int = 1
-    #: share of the slots that this study has beside other studies on the fleet; None for all slots
+    #: number of slots, with a fraction, that this study may use beside other studies on the fleet; None for all slots
     allowance: float | None = None
-    #: number of slots that this study may take now in addition to its share rounded down; 0 while it is the turn of
-    #: other studies. None if it may take its share rounded up
+    #: number of slots that this study may use now in addition to its share rounded down; 0 while it is the turn of
+    #: other studies; None if it may use its share rounded up
     turn: int | None = None
-    #: number of trials to queue beyond the number of slots, so that a freed slot need not wait for the scheduler
+    #: number of trials to queue in addition to the number of slots, so that a slot need not wait for the scheduler
     ahead: int = 0
-    #: number of slots of this study's attempts on workers that are silent or drain; they use no slot of a live worker
+    #: number of slots of this study's attempts on workers that are silent or being drained, which are not in `slots`
     silent: int = 0
-    #: bytes of RAM of the class's smallest machine; 0 if unknown
+    #: bytes of RAM of the machine with the least RAM; 0 if unknown
     memory: int = 0
-    #: bytes of memory of the smallest GPU among the class's machines; 0 without a GPU
+    #: bytes of memory of the smallest GPU of the class; 0 without a GPU
     gpu_memory: int = 0
-    #: maximum number of cores among the class's machines
+    #: number of cores of the machine with the most cores
     cores: int = 0
     #: number of slots by machine
     hosts: Mapping[str, int] = field(default_factory=dict, hash=False)
-    #: by machine, id of the storage of its checkpoints; machines with equal ids share a storage. The id is "" if it is
-    #: not known, or if the machine's workers have different ones
+    #: by machine: id of the storage of its checkpoints; machines with equal ids share a storage. It is "" if it is not
+    #: known, or if the workers of the machine have different ids
     storages: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: names of the live workers
     names: frozenset[str] = frozenset()
-    #: number of slots by worker, on a machine of a class that has several workers; otherwise {}
+    #: number of slots by worker, if this is a machine with several workers; otherwise {}
     by_worker: Mapping[str, int] = field(default_factory=dict, hash=False)
-    #: slots of the largest worker, if a trial takes only slots of one worker; 0 if it may take those of several
+    #: number of slots of the largest worker, if all slots of a trial must be on one worker; 0 if they may be on several
     widest: int = 0
-    #: the class's machines, each as a class of its name, if a trial takes only slots of one worker; otherwise ()
+    #: the machines of the class, each as an instance with the name of the class, if all slots of a trial must be on one
+    #: worker; otherwise ()
     machines: tuple[ComputeClass, ...] = ()
-    #: True if trials share GPUs as far as their predicted GPU memory fits
+    #: True if trials share a GPU as long as their predicted GPU memory fits
     shares_gpus: bool = False
     #: name of the machine, if this is a machine of a class
     host: str | None = None
 
     @property
     def room(self) -> int:
-        """Maximum number of slots of a trial."""
+        """Maximum number of slots that one trial can have."""
         return self.widest or self.slots
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """Name of the class, and of the machine if this is one."""
+        """Pair of the name of the class, and the name of the machine; None instead of the latter if this is a class."""
         return self.name, self.host
 
     @property
     def places(self) -> Sequence[ComputeClass]:
-        """The class's machines, each with the class's limits; the class itself if no machine is known."""
-        # A machine has no queue of trials ahead, because each trial is sent to the machine that has its slots.
+        """The machines of the class, each with the limits of the class; the class itself if `machines` is empty."""
+        # No trials are queued ahead on a machine, because each trial is sent to a machine with free slots for it.
         return [replace(each, allowance=self.share, turn=self.turn, silent=self.silent) for each in self.machines] or [
             self
         ]
 
     @property
     def share(self) -> float:
-        """Share of the slots that this study has; it may have a fraction."""
+        """Number of slots, with a fraction, that this study may use."""
         return self.slots if self.allowance is None else self.allowance
 
     @property
     def limit(self) -> int:
-        """Maximum number of slots that this study may take."""
+        """Maximum number of slots that this study may use now."""
         return math.ceil(self.share) if self.turn is None else math.floor(self.share) + self.turn
 
     def bytes_of(self, memory: Memory) -> int:
-        """Return the bytes of a kind of memory on the class's smallest machine."""
+        """Return the least bytes of a kind of memory on the machines of the class."""
         return self.gpu_memory if memory is Memory.GPU else self.memory
 
 
 def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAULT_CLASSES) -> list[ComputeClass]:
-    """Return the classes, the strongest first: by GPU memory, then by cores, then in the `expected` order."""
+    """Return the classes, the strongest first: sorted by GPU memory, then by cores, then by the order `expected`."""
     order = {name: place for place, name in enumerate(expected)}
     return sorted(classes, key=lambda c: (-c.gpu_memory, -c.cores, order.get(c.name, len(order)), c.name))
 
 
 def shortages(outgrown: str | None, memories: str | None) -> list[tuple[str, Memory]]:
-    """Return the compute classes that a trial has outgrown, each with the kind of memory that was too small."""
+    """Return the compute classes on which a trial ran out of memory, each with the kind of memory.
+
+    The arguments are the fields `outgrown` and `outgrown_memory` of a trial.
+    """
     if not outgrown or not memories:
         return []
     return [*zip(outgrown.split(","), map(Memory, memories.split(",")), strict=False)]
 
 
 def detect() -> Machine:
-    """Return the resources of this machine that the process may use. Never raises: what cannot be read is left out.
+    """Return the resources of this machine that the process may use. Never raises: facts that cannot be read are left
+    out.
 
     ``SHADHO_CORES`` limits the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
     this machine for other machines, if its own name is ambiguous.
@@ -325,7 +341,7 @@ def detect() -> Machine:
 
 
 def price() -> float | None:
-    """Return the price of one slot of this machine, money an hour, from ``SHADHO_PRICE``; None if it is not set.
+    """Return the price of a slot of this machine per hour, from ``SHADHO_PRICE``; None if it is not set.
 
     Raises UsageError unless it is a number from 0.
     """
@@ -340,7 +356,7 @@ def price() -> float | None:
 
 
 def slots_per_gpu() -> int | None:
-    """Return the number of slots of each GPU from the environment, 1 by default; None for AUTO.
+    """Return the number of slots of each GPU from the environment: 1 by default, None for AUTO.
 
     Raises UsageError for another text.
     """
@@ -370,9 +386,9 @@ class Cores:
     count: int
     #: numbers of the processors on which this process may run; it uses at most `count` of them at a time
     processors: set[int]
-    #: digest that is equal for the processes that share these cores: of the running system, and of the control group
-    #: whose CPU quota limits this process. A host name is not suitable: containers on one system have different host
-    #: names, and containers on different systems may have the same one.
+    #: digest that is equal for processes that share these cores, of the running kernel and the control group whose CPU
+    #: quota limits this process. Host names are not used, because they may differ between containers on one machine,
+    #: and be equal on different machines
     pool: str
     #: True if ``SHADHO_CORES`` limits the count
     is_limited: bool
@@ -381,19 +397,19 @@ class Cores:
 def usable_cores() -> Cores:
     """Return the cores that this process may use. Never raises."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    # A larger quota does not limit anything.
+    # A quota above the number of processors limits nothing.
     quotas = [(quota, group) for quota, group in _quotas() if quota < len(processors)]
     quota, group = min(quotas, default=(len(processors), ""))
     usable = max(1, math.ceil(quota))
     told = os.environ.get("SHADHO_CORES", "")
-    # Python refuses to convert thousands of digits. A number of ten digits is more than the cores of any machine.
+    # Longer numbers are ignored: Python refuses to convert thousands of digits, and no machine has so many cores.
     limit = int(told) if told.isdecimal() and len(told) < 10 else 0
     pool = hashlib.blake2b(f"{_running_system()} {group}".encode(), digest_size=8).hexdigest()
     return Cores(count=min(usable, limit or usable), processors=processors, pool=pool, is_limited=bool(limit))
 
 
 def _running_system() -> str:
-    """Return the id of the running kernel, which is the same in all its containers; the host name without one."""
+    """Return the id of the running kernel, which is the same in all containers on it; if it has none, the host name."""
     with suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return socket.gethostname()
@@ -404,7 +420,8 @@ def _quotas() -> Iterator[tuple[float, str]]:
     for folder in _control_groups():
         with suppress(OSError, ValueError):
             if (quota := _quota(folder)) > 0:
-                # A container sees its own group as the root. The inode is the same everywhere.
+                # The id is the inode, because a container sees its own group under another path, but with the same
+                # inode.
                 yield quota, str(folder.stat().st_ino)
 
 
@@ -422,7 +439,7 @@ def _control_groups() -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float:
-    """Return the quota of a control group in cores. Raises OSError or ValueError if it has none."""
+    """Return the CPU quota of a control group in cores. Raises OSError or ValueError if it has none."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except FileNotFoundError:
@@ -431,9 +448,9 @@ def _quota(folder: Path) -> float:
 
 
 def _nvidia_gpus() -> tuple[Gpu, ...]:
-    """Return the NVIDIA GPUs that ``CUDA_VISIBLE_DEVICES`` names, all by default; () if the driver fails.
+    """Return the NVIDIA GPUs that ``CUDA_VISIBLE_DEVICES`` names, by default all; () if the driver fails.
 
-    In place of a GPU that is divided (MIG) they are its parts, because CUDA uses only these.
+    Instead of a GPU that is divided (MIG), its parts are returned, because CUDA can only use these.
     """
     import pynvml
 
@@ -448,7 +465,7 @@ def _nvidia_gpus() -> tuple[Gpu, ...]:
 
     def parts_of(handle: Any) -> Iterator[Gpu]:
         for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            # There may be fewer of them.
+            # There may be fewer parts than this maximum.
             with suppress(pynvml.NVMLError):
                 part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
                 uuid = str(pynvml.nvmlDeviceGetUUID(part))
@@ -473,7 +490,7 @@ def _nvidia_gpus() -> tuple[Gpu, ...]:
                 if part.startswith("MIG-"):
                     with suppress(pynvml.NVMLError):
                         named.append(gpu(pynvml.nvmlDeviceGetHandleByUUID(part), part, part))
-                # The start of a UUID suffices.
+                # As in CUDA, the beginning of a UUID suffices.
                 is_uuid = part.startswith("GPU-")
                 found = [each for each in known if each.id == part or (is_uuid and each.uuid.startswith(part))]
                 named += known[found[0]] if len(found) == 1 else []
@@ -483,7 +500,10 @@ def _nvidia_gpus() -> tuple[Gpu, ...]:
 
 
 def _apple_gpu() -> tuple[Gpu, ...]:
-    """Return the GPU of an Apple computer, with three quarters of its RAM, which is what Metal recommends at most."""
+    """Return the GPU of an Apple computer.
+
+    Its memory is three quarters of the RAM, the maximum that Metal recommends.
+    """
     if (sys.platform, platform.machine()) != ("darwin", "arm64"):
         return ()
     name = ""

@@ -1,6 +1,6 @@
 """Files that hide a library: Python imports a `redis.py` in the working directory instead of Redis's client.
 
-This module imports little, because such a file may be the reason why something else cannot be imported.
+This module imports little, because such a file may be the reason why other modules cannot be imported.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import os
 import sys
 from pathlib import Path
 
-#: modules of Python that no library imports, so a study may have one of these names
+#: modules of Python that no library imports, so a user's module may have one of these names
 _UNUSED = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
 
 
 def library_named(name: str) -> str | None:
-    """Return a description of the library that an `import` of this name should get, or None."""
+    """Return a description of the library that an `import` of this name should find; None if there is none."""
     if name in sys.stdlib_module_names - _UNUSED:
         return f"Python's own module {name}"
     file = installed_file(name)
@@ -22,30 +22,30 @@ def library_named(name: str) -> str | None:
 
 
 def installed_file(name: str) -> Path | None:
-    """Return the file of an installed module, or None."""
+    """Return the file of an installed module; None if it is not installed."""
     return next((file for folder in _installed() if (file := module_in(folder, name))), None)
 
 
 def module_in(folder: str, name: str) -> Path | None:
-    """Return the file that an import of `name` gets if this folder is the first on the search path, or None."""
+    """Return the file in a folder that an import of `name` would use; None if there is none."""
     path = Path(folder, *name.split("."))
     return next((file for file in (path / "__init__.py", path.with_name(f"{path.name}.py")) if file.is_file()), None)
 
 
 def is_installed(file: str | Path) -> bool:
     """Return whether a file is part of Python or of an installed package."""
-    # Paths are resolved, because an environment may be reached through links.
+    # Paths are resolved, because they may contain links.
     path = Path(file).resolve()
     return any(path.is_relative_to(Path(folder).resolve()) for folder in (_STANDARD, *_installed()))
 
 
 def is_library_folder(folder: str) -> bool:
-    """Return whether a folder of Python's search path contains Python's own modules or installed packages."""
+    """Return whether a folder of Python's search path has Python's own modules or installed packages."""
     return bool(folder) and (is_installed(folder) or Path(folder).suffix == ".zip")
 
 
 def hides(file: str | Path, library: str) -> str:
-    """Return an error message about a file that hides a library."""
+    """Return the error message for a file that hides a library."""
     path = Path(file)
     path = path.parent if path.name == "__init__.py" else path
     text = f"{path} has the name of {library}, and is imported instead of it; rename it, such as to my_{path.name}"
@@ -53,17 +53,17 @@ def hides(file: str | Path, library: str) -> str:
 
 
 def is_import(error: BaseException) -> bool:
-    """Return whether an exception comes from the body of a module that was being imported."""
+    """Return whether an exception was raised while the body of a module was run by an import."""
     frames = [name for name, _, _ in _frames(error)]
-    # The body of the program is the first frame of a module's body, and everything runs within it.
+    # The program's own body may be the first such frame, so a second one is needed, or one at the end.
     return frames.count(_BODY) > 1 or frames[-1:] == [_BODY]
 
 
 def failed_import(error: BaseException) -> str | None:
-    """Return an error message about a file that hides a library, if it may be why an import failed, or None."""
+    """Return the error message for a file that hides a library, if this may be why an import failed; else None."""
     if not isinstance(error, (ImportError, AttributeError, TypeError)):
         return None
-    # A module whose import has failed is not in `sys.modules`, but its frame is in the traceback.
+    # A module whose import has failed is not in `sys.modules`, so the frames of the traceback are searched, too.
     modules = [(name, file) for code, name, file in _frames(error) if code == _BODY]
     modules += [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
     for name, file in modules:
@@ -75,7 +75,7 @@ def failed_import(error: BaseException) -> str | None:
 
 
 def _frames(error: BaseException) -> list[tuple[str, str, str | None]]:
-    """Return three facts about each frame of an exception's traceback: the name of its code, its module, its file."""
+    """Return for each frame of an exception's traceback: the name of its code, its module, and its file."""
     found, trace = [], error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
@@ -89,7 +89,7 @@ def _installed() -> list[str]:
     return [each for each in sys.path if Path(each).name in {"site-packages", "dist-packages"}]
 
 
-#: name of this package, which may be installed and also be a checkout in the working directory
+#: name of this package, which is not searched, because a checkout of it may be the working directory
 _OURS = __name__.partition(".")[0]
 
 #: name of the code of a module's body

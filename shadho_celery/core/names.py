@@ -1,6 +1,6 @@
-"""Names of samplers, policies, pruners and the like, each with its module and class.
+"""Tables of the names of samplers, policies, shares, pruners and the like, each with its module and class.
 
-Help texts and error messages list the names without importing the modules.
+With these tables, help texts and error messages can list the names without importing the modules.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any
 
-#: name -> module and class, in the order in which help texts show them
+#: by name: module and class, in the order of help texts
 SAMPLERS: Mapping[str, str] = {
     "auto": "samplers.auto:AutoSampler",
     "random": "samplers.random:RandomSampler",
@@ -19,7 +19,7 @@ SAMPLERS: Mapping[str, str] = {
     "grid": "samplers.grid:GridSampler",
     "cma": "samplers.cma:CmaSampler",
 }
-#: samplers that learn in the whole space, and try no point of a finite subspace twice
+#: samplers that learn in the whole space, and repeat no point of a finite subspace
 WHOLE_SAMPLERS = ("auto", "tpe", "gp")
 POLICIES: Mapping[str, str] = {
     "cost": "placement.policies:CostPolicy",
@@ -32,7 +32,7 @@ SHARES: Mapping[str, str] = {
     "promise": "placement.shares:PromiseShares",
     "paper": "placement.shares:PaperShares",
 }
-#: ways to give trials budgets: `how` of the setting `fidelity`
+#: algorithms that give trials budgets, by the value `how` of the setting `fidelity`
 FIDELITIES: Mapping[str, str] = {
     "auto": "fidelity.asha:TrustingAsha",
     "halving": "fidelity.brackets:SuccessiveHalving",
@@ -40,7 +40,7 @@ FIDELITIES: Mapping[str, str] = {
     "asha": "fidelity.asha:Asha",
     "dehb": "fidelity.dehb:Dehb",
 }
-#: settings of pruners
+#: classes with the settings of pruners
 PRUNERS: Mapping[str, str] = {
     "median": "fidelity.pruners:Median",
     "percentile": "fidelity.pruners:Percentile",
@@ -54,10 +54,10 @@ LAUNCH = "ranks.launch:launch"
 RUN_COMMAND = "objective.process:run"
 #: forms in which a study is kept, besides a module, by the suffix of its file
 FORMS: Mapping[str, str] = {".toml": "objective.toml_study:TomlStudy"}
-#: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
+#: value of the setting `pruner` that means no pruner, also for a resumed study that had one
 NO_PRUNER = "none"
-#: the name here -> what other tools call it, in lower case; or what to do here, as it follows "here it is". A name may
-#: be in several lines, of settings and of parts of settings.
+#: by our name, or by a text that can follow "here it is": the names in other tools, in lower case. A foreign name may
+#: be in several lines
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     # arguments and settings
     "objective": ("fn", "func", "trainable", "estimator"),
@@ -102,7 +102,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     NO_PRUNER: ("nop",),
     "halving": ("sha", "successivehalving", "successive_halving"),
     "hyperband": ("hyperbandforbohb", "bohb"),
-    # their settings
+    # settings of pruners and budgets
     "least": ("min", "min_budget", "min_resource", "min_t", "grace_period"),
     "most": ("max", "max_budget", "max_resource", "max_t"),
     "eta": ("reduction_factor", "factor"),
@@ -119,9 +119,9 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 
 def elsewhere(name: str, known: Collection[str]) -> str:
-    """Return the name here of what other tools call `name`: one that is `known`, else a text; "" if there is none.
+    """Return our name for what other tools call `name`: one of the `known` names, else a text; "" if there is none.
 
-    It may be a known name in another form, such as MedianPruner for median.
+    `name` may also be a known name in another form, such as MedianPruner for median.
     """
     name = "suggest" if name.startswith("suggest_") else name.replace("-", "_").lower()
     name = name.removesuffix("pruner").removesuffix("scheduler") or name
@@ -134,6 +134,6 @@ def elsewhere(name: str, known: Collection[str]) -> str:
 
 
 def named(place: str) -> Any:
-    """Import a module and return the class in it. `place` is a value of one of the tables: ``module:class``."""
+    """Import a module and return a class or function of it. `place` is a value of a table: ``module:name``."""
     module, _, name = place.partition(":")
     return getattr(import_module(f"shadho_celery.{module}"), name)

@@ -1,7 +1,7 @@
-"""Payload of a message to a worker, validated before use.
+"""Payload of a message to a worker, which is validated before use.
 
-The study's key and the trial's number become names of folders and of Redis keys, and the module is imported. The types
-of these fields therefore limit what a client of the broker can choose.
+The key of the study and the numbers of trials become parts of folder names and Redis keys, and the module is imported.
+So the types of the fields limit the values that a client of the broker can send.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ from shadho_celery.core.code import Digest
 from shadho_celery.core.trial import Attempt, Name, Objectives, ReplicaSeat, TimeLimit
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
-#: dotted name of a module, or relative path of the file of a study in another form, which cannot lead out of its folder
+#: dotted name of a module; or, for a study in another form, the relative path of its file, which cannot lead out of its
+#: folder
 MODULE_NAME = r"^([^\W\d]\w*(\.[^\W\d]\w*)*|(\.?[\w-][\w.-]*/)*[\w-][\w.-]*\.(toml|pickle))\Z"
 ModuleName = Annotated[str, Meta(pattern=MODULE_NAME, max_length=1000)]
 
 
 class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message to a worker: attempts of one study, and the settings that apply to all of them."""
+    """A message to a worker: attempts of one study, and settings that apply to all of them."""
 
     study: StudyKey
-    #: name of the study, for its objective and for people
+    #: name of the study, which its objective and log lines use
     name: Name = ""
     #: module that defines the objective
     module: ModuleName
-    #: digest of the code that the attempts need; "" for any code
+    #: digest of the code under which the attempts must run; "" for any code
     code: Digest = ""
-    #: True if workers that accept code get the study's code from Redis
+    #: True if workers that accept code can get the study's code from Redis
     is_shipped: bool = False
     attempts: list[Attempt]
     #: seconds after which a trial is stopped
     timeout: TimeLimit | None = None
-    #: True if a failure may count against the worker, because there are other workers to compare it with
+    #: True if failures may count against the worker, because there are other workers with which it can be compared
     watched: bool = False
-    #: seat of a replica that the worker is to run in the gang of the only attempt; None if it is to run the attempts
+    #: seat of a replica, if the worker should run a replica in the gang of the only attempt; None if it should run the
+    #: attempts
     replica: ReplicaSeat | None = None
-    #: True if all slots of an attempt are those of the worker that claims it
+    #: True if all slots of an attempt must be on the worker that claims it
     one_worker: bool = False
-    #: direction of each loss of the study, by name; None for one loss without a name
+    #: direction of each loss by name; None for a study with one loss that has no name
     objectives: Objectives | None = None
 
     def __post_init__(self) -> None:
@@ -51,5 +53,5 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError("the coordinator itself is not a replica - at `$.replica.rank`")
 
 
-# Each of a worker's slots decodes messages in its own thread.
+# The type is resolved here, because each slot of a worker decodes messages in a thread of its own.
 resolve(Payload)

@@ -1,7 +1,7 @@
-"""Records of the machines (attempts, sessions of workers, machines), and of the actions that people ask for.
+"""Records of attempts, sessions of workers and machines; and records of the actions that users request.
 
-A study writes the former for pictures and for "why did this trial go there". No decision depends on them, except that
-the money which attempts have cost counts against a limit.
+A study writes the first kind of records for charts, and to explain where trials were placed. The scheduler uses them
+only for the money that attempts have cost, the backlogs of classes, and the rates of preemption.
 
 Each action is one record. Its command, the routes and buttons of the dashboard and the requests over Redis are made
 from it. `Control` has a method for it, and `session.steering` the function that carries it out.
@@ -25,9 +25,9 @@ from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.core.trial import MAX_TEXT, Bytes, Name, Number, Place, Price, StoredMoment
 from shadho_celery.core.units import money
 
-#: bytes of one class in `AttemptRecord.placed`: three numbers of 32 bits
+#: number of bytes for each class in `AttemptRecord.placed`: three numbers of 32 bits
 CLASS_BYTES = 12
-#: maximum number of classes of one study in a record; and the greatest number that fits 32 bits
+#: maximum number of classes of a study in a record; greatest absolute value of a float of 32 bits
 MAX_CLASSES, _MOST = 10_000, 3.4e38
 
 
@@ -40,33 +40,33 @@ class End(str, Enum):
     CANCELLED = "cancelled"
     #: its worker no longer renewed its lease
     LOST = "lost"
-    #: it failed on one worker, and its trial is tried on another
+    #: it failed on this worker, and its trial is tried on another one
     RETRIED = "retried"
-    #: its class had too little memory, and its trial is tried on another
+    #: its class had too little memory, and its trial is tried on another class
     OUTGROWN = "outgrown"
     #: another attempt has ended its trial
     SUPERSEDED = "superseded"
-    #: a worker gave it back without fault of the trial, for instance because it was stopped
+    #: its worker gave it back for a reason other than the trial, for instance because the worker was stopped
     RETURNED = "returned"
-    #: it ended before a worker claimed it: it was taken back, or no worker was there
+    #: it ended before a worker claimed it: it was taken back, or there was no worker
     UNCLAIMED = "unclaimed"
 
     __str__ = str.__str__
 
 
 class MoneyPlan(Struct, frozen=True, kw_only=True):
-    """What a study that is placed by money expects, as of its latest plan."""
+    """The latest plan of a study that is placed by money."""
 
-    #: seconds since the epoch at which its trials should have ended
+    #: time in seconds since the epoch by which its trials should have ended
     deadline: StoredMoment
-    #: money for all of its trials, those that have ended included; None if the deadline cannot be kept
+    #: expected money for all of its trials, ended ones included; None if the deadline cannot be kept
     money: Annotated[float, Meta(ge=0, le=1e18)] | None = None
-    #: money that an hour more saves at most, and that an hour less costs at least
+    #: the most money that an hour more can save; it is also the least that an hour less costs
     an_hour: Annotated[float, Meta(ge=0, le=1e18)] = 0.0
 
     @property
     def hour_words(self) -> str:
-        """Text of what an hour more and an hour less of the deadline cost."""
+        """Text that says how much an hour more would save, and how much an hour less would cost."""
         if self.an_hour < 0.005:
             return "an hour more saves nothing"
         amount = money(self.an_hour)
@@ -76,19 +76,19 @@ class MoneyPlan(Struct, frozen=True, kw_only=True):
 class Leaving(str, Enum):
     """Why a session ended."""
 
-    #: the worker stopped in order
+    #: the worker was stopped and ended as requested
     STOPPED = "stopped"
-    #: the worker was told that its machine is taken away, and gave its trials back
+    #: the worker had notice that its machine is taken away, and gave its trials back
     PREEMPTED = "preempted"
-    #: the worker no longer announced itself
+    #: the worker stopped announcing itself
     LOST = "lost"
-    #: the worker gets no more trials of this study, because it fails trials that others finish
+    #: the worker gets no more trials of this study for now, because it fails trials that other workers complete
     QUARANTINED = "quarantined"
-    #: the worker can no longer run this study, for instance because its code was edited
+    #: the worker can no longer run this study, for instance because its code has changed
     UNFIT = "unfit"
-    #: the worker stayed, with another number of slots, and has another session
+    #: the number of slots of the worker changed, and it has another session
     RESIZED = "slots changed"
-    #: the run of the study ended, or its scheduler did
+    #: the run of the study, or its scheduler, ended
     ENDED = "study ended"
 
     __str__ = str.__str__
@@ -98,58 +98,59 @@ _Slot = Annotated[int, Meta(ge=0, le=10**6)]
 
 
 class AttemptRecord(Struct, kw_only=True, array_like=True):
-    """One attempt of a trial, from its placement to its end. Facts that are not known, or not yet, are None.
+    """An attempt of a trial, from its placement to its end. Facts that are not known, or not known yet, are None.
 
-    A store keeps the known facts of an earlier record of the same attempt where a later record has None. Records are
-    not frozen, because the recorder adds each fact when it becomes known.
+    If several records of an attempt are written, a fact that is None in a later one does not replace a known fact.
+    Records are not frozen, because the recorder adds facts when they become known.
     """
 
-    #: number of the trial, and of the attempt within it
+    #: number of the trial, and number of the attempt of this trial
     number: Number
     attempt: Place
     compute_class: Name | None = None
     #: name of the machine
     host: Name | None = None
-    #: name of the worker that claimed it
+    #: name of the worker that has claimed it
     worker: Name | None = None
-    #: number of the worker's slot that ran it, from 0
+    #: number of the worker's slot that has run it, from 0
     slot: _Slot | None = None
     #: seconds since the epoch by the scheduler's clock
     queued_at: StoredMoment | None = None
-    #: seconds since the epoch by the worker's clock, except the end of an attempt without a result
+    #: times in seconds since the epoch by the worker's clock; the end of an attempt without a result is by the
+    #: scheduler's clock
     started_at: StoredMoment | None = None
     ended_at: StoredMoment | None = None
     end: End | None = None
-    #: True for a speculative copy of an attempt that was running
+    #: True for a speculative copy of a running attempt
     copy: bool | None = None
-    #: price of all slots that it takes; None if its worker announces no price
+    #: price per hour of all its slots; None if its worker announces no price
     price: Price | None = None
-    #: `pack` of the classes that were live when it was placed
+    #: facts about the classes that were live when it was placed, as `pack` returns them
     placed: Annotated[bytes, Meta(max_length=CLASS_BYTES * MAX_CLASSES)] | None = None
 
     def merged(self, later: AttemptRecord) -> AttemptRecord:
-        """Return the facts of a `later` record of the same attempt, with those of this record where it has None."""
+        """Return this record with the facts of a `later` record of the same attempt that are not None."""
         facts = {name: fact for name in self.__struct_fields__ if (fact := getattr(later, name)) is not None}
         return replace(self, **facts)
 
 
 class SessionRecord(Struct, frozen=True, kw_only=True):
-    """A time in which a worker could run trials of a study, with about the same number of slots."""
+    """A period in which a worker could run trials of a study, with about the same number of slots."""
 
     worker: Name
     #: seconds since the epoch by the scheduler's clock
     since: StoredMoment
     compute_class: Name
     host: Name
-    #: slots at its start; a change is recorded within a minute (`Recorder.follow`)
+    #: number of slots at its start; a change is recorded within a minute (`Recorder.follow`)
     slots: _Slot
     #: None while it lasts
     until: StoredMoment | None = None
     reason: Leaving | None = None
-    #: price of each slot; None if the worker announces none
+    #: price of each slot per hour; None if the worker announces none
     price: Price | None = None
-    #: mean number of its slots that ran trials of other studies, by the time from which on; 0 before the first time.
-    #: A time is seconds since the epoch, and lasts until the next one (`Recorder.follow`)
+    #: pairs of a time, in seconds since the epoch, and the mean number of slots that ran trials of other studies from
+    #: this time until that of the next pair; 0 before the first pair (`Recorder.follow`)
     others: Annotated[
         tuple[tuple[StoredMoment, Annotated[float, Meta(ge=0, le=10**6)]], ...], Meta(max_length=5000)
     ] = ()
@@ -160,30 +161,30 @@ class MachineRecord(Struct, frozen=True, kw_only=True):
 
     host: Name
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=1000)] = ()
-    #: cores that its workers may use; 0 if unknown
+    #: number of cores that its workers may use; 0 if unknown
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 0
     #: bytes of RAM; 0 if unknown
     memory: Bytes = 0
-    #: versions by name: `shadho_celery` and `python`
+    #: by name: versions of `shadho_celery` and `python`
     versions: Annotated[Mapping[Name, Name], Meta(max_length=100)] = {}
 
     @classmethod
     def of(cls, machine: Machine, versions: Mapping[str, str]) -> MachineRecord:
-        """Return the record of an announced machine, without the unique ids of its GPUs."""
+        """Return the record of a machine that a worker has announced, without the unique ids of its GPUs."""
         gpus = tuple(replace(gpu, uuid="") for gpu in machine.cards)
         return cls(host=machine.host, gpus=gpus, cores=machine.cores, memory=machine.memory, versions=versions)
 
     def beside(self, other: MachineRecord | None) -> MachineRecord:
-        """Return this record with those GPUs of the `other` record that it lacks, in the order of their ids.
+        """Return this record with all GPUs of both records, sorted by id.
 
-        Each of several workers of a machine announces its own GPUs.
+        If a machine has several workers, each of them announces only its own GPUs.
         """
         more = () if other is None else [gpu for gpu in other.gpus if gpu.id not in {each.id for each in self.gpus}]
         return replace(self, gpus=tuple(sorted([*self.gpus, *more], key=lambda gpu: (len(gpu.id), gpu.id))[:1000]))
 
 
 class Present(NamedTuple):
-    """A worker that can run trials of a study now."""
+    """Facts about a worker that can run trials of a study now."""
 
     compute_class: str
     slots: int
@@ -201,13 +202,13 @@ def own_versions() -> dict[str, str]:
 
 
 class Placed(NamedTuple):
-    """What the scheduler knew of one live class when it placed an attempt. A number that was not known is None."""
+    """Facts about a live class at the time when the scheduler placed an attempt. Unknown numbers are None."""
 
-    #: predicted seconds of the trial on this class
+    #: predicted seconds of the trial on the class
     seconds: float | None
-    #: predicted seconds of the attempts of the study that waited in the queue of this class
+    #: sum of the predicted seconds of the study's attempts in the queue of the class
     backlog: float | None
-    #: price of a second on this class, relative to the other classes; only policy `cost` has prices
+    #: shadow price of a second on the class, relative to the other classes; only policy `cost` has prices
     price: float | None
 
 
@@ -215,7 +216,9 @@ _UNKNOWN = Placed(None, None, None)
 
 
 def pack(found: Mapping[str, Placed], order: Sequence[str]) -> bytes:
-    """Return the facts of the live classes as three 32-bit numbers a class, in the study's `order` of classes."""
+    """Return the facts about the live classes as three numbers of 32 bits for each class, in the study's `order` of
+    classes.
+    """
     known = [*order]
     while len(known) > 1 and known[-1] not in found:
         known.pop()
@@ -227,7 +230,7 @@ def pack(found: Mapping[str, Placed], order: Sequence[str]) -> bytes:
 
 
 def unpack(packed: bytes | None, order: Sequence[str]) -> dict[str, Placed]:
-    """Return the facts of the classes that were live, by name. Bytes that `pack` cannot have written give {}."""
+    """Return by name the facts about the classes that were live; {} for bytes that `pack` cannot have written."""
     if not packed or len(packed) % CLASS_BYTES:
         return {}
     known = [Placed(*map(_known, each)) for each in struct.iter_unpack("<3f", packed)]
@@ -245,17 +248,17 @@ MAX_POINTS = 1000
 class Deed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
     """What a request asks for. The class's name is that of the action, its docstring the help of the command."""
 
-    #: line in the list of commands
+    #: description in the list of commands
     line: ClassVar[str]
-    #: command lines after the program's name; the first one is also shown for a fleet
+    #: command lines without the program's name; the first one is also shown for a fleet
     examples: ClassVar[tuple[str, ...]]
-    #: question of the dashboard's button, with the names of what it is about in braces
+    #: question of the dashboard's button, with placeholders such as {study}
     question: ClassVar[str]
-    #: text of the button, if it is not the action's name
+    #: text of the button, if it is not the name of the action
     button: ClassVar[str] = ""
-    #: what it is about: a study, a trial of one, or a worker
+    #: object of the action: study, trial or worker
     scope: ClassVar[str] = "study"
-    #: whether the button is for a paused study or a drained worker; None: for any
+    #: True if the button is shown only for a paused study or a drained worker; False if only for others; None for all
     while_held: ClassVar[bool | None] = None
 
 
@@ -382,31 +385,31 @@ def name_of(deed: Deed | type[Deed]) -> str:
     return str(deed.__struct_config__.tag)
 
 
-#: all actions by name, in the order of the list of commands
+#: by name: all actions, in the order of the list of commands
 ACTIONS: Mapping[str, type[Deed]] = {name_of(each): each for each in get_args(OfStudy) + get_args(OfWorker)}
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What has become of a request."""
+    """The result of a request."""
 
-    #: False if it was refused; `text` then has the reason
+    #: False if the request was refused; then `text` has the reason
     is_done: bool
     text: Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 class Action(Struct, frozen=True, kw_only=True):
-    """A request to a running study, or to workers of its fleet, as its store records it."""
+    """A request to a running study, or to workers of its fleet, as it is recorded in the store."""
 
     #: id of the request, 32 hexadecimal digits
     id: Name
-    #: seconds since the epoch, by the scheduler's clock; of a drain, by the clock of Redis
+    #: time in seconds since the epoch, by the scheduler's clock; for a drain, by the clock of Redis
     at: StoredMoment
-    #: user and host
+    #: user and host of the request
     by: Name
     #: name of the action, such as ``stop``
     action: Name
-    #: its arguments by name
+    #: by name: arguments of the action
     arguments: Mapping[str, Any]
     answer: Answer
-    #: fencing number of the scheduler that was asked; None for a drain, which no scheduler carries out
+    #: fencing number of the scheduler that got the request; None for a drain, which no scheduler carries out
     fence: int | None = None

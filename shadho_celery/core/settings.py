@@ -1,9 +1,9 @@
-"""Settings of a study, each described once: for STUDY in its file, for the command line, and for Python.
+"""Settings of a study, each described once: for STUDY in a study file, for the command line, and for Python.
 
 A new setting needs a field of `StudySettings` with its description, a row of the table in objective/README.md, and the
-code that uses it. If `minimize` or `Study` accepts it, it also needs an argument there; a test compares the two.
+code that uses it. If `minimize` or `Study` should accept it, it also needs an argument there; a test compares them.
 
-Arguments of functions for users: the type of `resume`, and a check for unknown ones.
+The module also has the type of the argument `resume`, and a decorator that refuses unknown arguments.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from shadho_celery.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: number of slots (or GPUs) of a trial: a number, a key of the objective's values, or a function of these values. For
-#: GPUs also a list of numbers, among which the scheduler chooses
+#: number of slots or GPUs of a trial: a number, a key of the objective's values, or a function of these values. For
+#: GPUs, also a list of numbers among which the scheduler chooses
 SlotsSetting = int | str | Callable[[Any], int] | Sequence[int]
-#: expected seconds of a trial: by subspace, or as a function of the objective's values; only their proportions matter
+#: expected seconds of a trial, by subspace or as a function of the objective's values. Only their proportions matter
 Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
@@ -45,39 +45,39 @@ OF_COMMANDS = ("arg", "loss", "inputs", "outputs")
 #: maximum of the setting `pool`, the number of trials that are drawn ahead
 MAX_POOL = 1000
 
-#: limit on the trials of a study that is given no limit
+#: limit on the trials of a study for which no limit is given
 DEFAULT_TRIALS = 100
 
-#: text that is shown for a setting in force that is None
+#: by name of a setting: text that is shown if its value in force is None
 UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Description of one setting, besides its type."""
+    """Description of a setting. Its type is that of the field in `StudySettings`."""
 
     name: str
     #: description of valid values, for error messages
     meaning: str
     default: Any = None
-    #: text of the command's option; "" for a setting that has no option
+    #: help text of the command's option; "" for a setting without an option
     help: str = ""
-    #: text of the default in help, if it differs from `default`; "" for none
+    #: text of the default in help, if it is not `default`; "" if no default is shown
     shown_default: str | None = None
-    #: name of the option, if it differs from the name of the setting
+    #: name of the option, if it is not the name of the setting
     option: str = ""
     #: one-letter form of the option, such as -n; "" if it has none
     short: str = ""
-    #: value that the option sets if it is a flag without a value, such as --maximize; None for other options
+    #: value that the option sets, if it is a flag such as --maximize; None for options with a value
     value: str | None = None
     #: placeholder of the value in the help text
     metavar: str | None = None
     #: all valid values; empty if any value of the type is valid
     choices: Collection[str] = ()
-    #: True if a study records the value in force, even a default, so that a later version with another default
-    #: continues it unchanged
+    #: True if a study records the value in force, even if it is the default, so that a version with another default can
+    #: resume the study unchanged
     in_force: bool = False
-    #: True if it gives trials budgets; a study records such a setting if it is given
+    #: True if it gives trials budgets. A study records such a setting if it is given
     is_budgets: bool = False
     #: True if it may change while the study runs
     is_changeable: bool = False
@@ -92,12 +92,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Option of a command; for a setting that has none, its key in a study file."""
+        """Name of the command's option; for a setting without an option, its key in a study file."""
         return f"--{self.option or self.name.replace('_', '-')}" if self.help else f'STUDY["{self.name}"]'
 
 
 def _about(meaning: str, **known: Any) -> Meta:
-    """Return the annotation that describes a field; `known` are further attributes of its `Setting`."""
+    """Return the annotation that describes a field. `known` are further attributes of its `Setting`."""
     return Meta(description=meaning, extra=known)
 
 
@@ -348,7 +348,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 60.0
 
     def __post_init__(self) -> None:
-        # msgspec has no type for a function.
+        # These types are checked here, because msgspec has no type for functions.
         if not (self.cost is None or callable(self.cost) or isinstance(self.cost, Mapping)):
             raise misfit_at("cost", "give a mapping or a function")
         if not (self.where is None or callable(self.where)):
@@ -379,16 +379,20 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def width(self) -> tuple[str, SlotsSetting]:
-        """Name and value of the setting that determines the number of slots of a trial."""
+        """Name and value of the setting that determines the number of slots of a trial: `gpus` if it is given, else
+        `slots`.
+        """
         return ("slots", self.slots) if self.gpus is None else ("gpus", self.gpus)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Numbers of GPUs among which the scheduler chooses for each trial, in rising order; () if it does not."""
+        """Numbers of GPUs among which the scheduler chooses for each trial, in rising order; () if it does
+        not choose.
+        """
         return tuple(sorted(set(self.gpus))) if isinstance(self.gpus, (list, tuple)) else ()
 
     def in_force(self) -> dict[str, Any]:
-        """Return the settings that a study records as in force."""
+        """Return the settings that a study records as its settings in force."""
         own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
         own |= {} if self.trials is None else {"trials": self.trials}
@@ -404,20 +408,19 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def deadline_seconds(self) -> float | None:
-        """The deadline in seconds from the start of a run; None without one."""
+        """The deadline in seconds from the start of a run; None without a deadline."""
         return seconds_of(self.deadline) if isinstance(self.deadline, str) else self.deadline
 
     @property
     def has_several(self) -> bool:
-        """True for a study of several losses."""
+        """True for a study with several losses."""
         return len(self.objectives or ()) > 1
 
     @property
     def shares_in_force(self) -> str:
-        """Name of the division of trials among subspaces: the setting, else a default that fits policy and sampler.
+        """Name of the shares: the setting, or a default that depends on the policy and the sampler.
 
-        Shares by promise need the probability of a better loss. That is not known for several losses, so their default
-        is another one.
+        The default for several losses is not `promise`, which needs the probability of a better loss.
         """
         if self.shares is not None:
             return self.shares
@@ -431,7 +434,7 @@ def _is_width(given: object) -> bool:
 
 
 def _described() -> dict[str, Setting]:
-    """Return the settings by name, from the annotations of `StudySettings`."""
+    """Return the descriptions of the settings by name, from the annotations of `StudySettings`."""
     hints = get_type_hints(StudySettings, include_extras=True)
     defaults = StudySettings()
     return {
@@ -442,33 +445,33 @@ def _described() -> dict[str, Setting]:
     }
 
 
-#: all settings by name, in the order of help
+#: by name: all settings, in the order of help texts
 SETTINGS: Mapping[str, Setting] = _described()
-#: settings that have an option; a study records their given values for later runs
+#: names of the settings with an option; a study records their given values for later runs
 KEPT = tuple(name for name, each in SETTINGS.items() if each.help)
-#: settings that decide which trials a study runs, and where
+#: names of the settings whose values in force are recorded: they decide which trials a study runs, and where
 IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
-#: settings that may change while the study runs
+#: names of the settings that may change while the study runs
 CHANGEABLE = tuple(name for name, each in SETTINGS.items() if each.is_changeable)
-#: settings that give trials budgets
+#: names of the settings that give trials budgets
 BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
 
 
 def as_options(settings: Mapping[str, Any]) -> list[str]:
-    """Return the options of a command that set these settings. Those that have no option are left out."""
+    """Return the options of a command that set these settings. Settings without an option are left out."""
     found = []
     for name in KEPT:
         value, setting = settings.get(name), SETTINGS[name]
         is_given = isinstance(value, (int, float, str)) and value != setting.default
         if is_given and setting.value in {None, value}:
-            # The only settings that are truth values are on by default.
+            # Settings that are bools are True by default, so only False needs an option.
             flag = setting.flag if value is not False else f"--no-{setting.option}"
             found += [flag] if isinstance(value, bool) or setting.value else [flag, str(value)]
     return found
 
 
 def read_settings(given: Mapping[str, object]) -> StudySettings:
-    """Convert plain values to settings. Raises UsageError, which names the first invalid setting."""
+    """Convert plain values to settings. Raises UsageError, with the name of the first invalid setting."""
     try:
         return _directed(msgspec.convert(plain(given), StudySettings))
     except msgspec.ValidationError as error:
@@ -476,13 +479,13 @@ def read_settings(given: Mapping[str, object]) -> StudySettings:
             raise no_setting(unknown[0]) from None
         key, what = misfit(error, given, StudySettings)
         name, _, part = key.partition(".")
-        # The description is clearer to a user than a regular expression.
+        # A regular expression in the message is replaced, because the setting's description is clearer.
         what = f"{short(given[name])} is not allowed" if "regex" in what else f"{part}: {what}" if part else what
         raise UsageError(f"{name}: {what}; {SETTINGS[name].meaning}") from None
 
 
 def with_settings(function: F) -> F:
-    """Append to a function's docstring a description of each argument that is a setting. A decorator."""
+    """Append descriptions of those arguments that are settings to a function's docstring. Used as a decorator."""
     arguments = inspect.signature(function).parameters
     described = [each for name, each in SETTINGS.items() if name in arguments]
     lines = [fill(f"`{each.name}`: {each.meaning}. {each.help}", 120, subsequent_indent="    ") for each in described]
@@ -507,24 +510,24 @@ def no_setting(name: object) -> UsageError:
 
 
 def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the settings `in_force` of an earlier run that apply to the next run, unless it is `given` other ones.
+    """Return the settings `in_force` of an earlier run that apply to the next run.
 
-    Raises UsageError if the earlier run had a user's own sampler, which a store cannot keep, and no sampler is given
-    now.
+    `given` are the names of the settings that are given for the next run. Raises UsageError if the earlier run had a
+    user's own sampler, which a store cannot keep, and no sampler is given.
     """
     if in_force.get("sampler", "") is None and "sampler" not in given:
         raise UsageError(
             'this study was begun with a sampler of its own: pass that function again, as STUDY["sampler"] in a study '
             "file, or give the name of one (sampler)"
         )
-    # The limit on trials applies to one run, and is recorded only to be shown.
+    # The limit on trials applies only to its own run, and is recorded only to be shown.
     return {name: value for name, value in in_force.items() if value is not None and name != "trials"}
 
 
 def other_sampler(before: Any, now: Any, trials: int) -> str | None:
-    """Return a line if a study continues with another sampler after `trials` trials, else None.
+    """Return a line about the change if a study continues with another sampler after `trials` trials, else None.
 
-    `before` and `now` are names of samplers; None stands for a user's own sampler.
+    `before` and `now` are names of samplers; None means a user's own sampler.
     """
     if before == now:
         return None
@@ -535,12 +538,12 @@ def other_sampler(before: Any, now: Any, trials: int) -> str | None:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: whether a study is continued; "if-exists" begins it if there is none of its name
+#: True to resume a study, False to begin one; "if-exists" to resume it if there is a study with its name
 Resume: TypeAlias = bool | Literal["if-exists"]
 
 
 def refuse_unknown(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function raise UsageError, which names a similar argument, for one that it does not have. A decorator."""
+    """Let a function raise UsageError for an unknown argument, with a similar name as a hint. Used as a decorator."""
     known = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @wraps(function)

@@ -1,17 +1,17 @@
 """Clocks, time limits of calls to servers, lines about outages, environment variables, and late imports.
 
-A clock is an argument, so the same code runs on the machine's clock and on a simulated one. It has two readings.
-Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day, which an administrator,
-NTP or a resumed virtual machine may set back or forward at any time.
+A clock is an argument, so the same code runs on the machine's clock and on a simulated clock. A clock has two readings.
+Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day, which may be set back or
+forward at any time, by an administrator, by NTP or when a virtual machine is resumed.
 
-A server may hang without closing its connections: it is out of memory or disk, it was stopped, a network drops its
-packets, or another session holds a lock. Each call therefore waits at most the seconds given here, and then fails as if
-the server were down: a running study and its workers warn, wait, and try again. A scheduler renews its locks at least
-every five seconds while its calls return, and its lock on Redis lasts for twenty (`fleet.channel.HOLD_SECONDS`). No
-single call of a scheduler may therefore take more than ten.
+A server may hang without closing its connections: it is out of memory or disk space, it was stopped, a network drops
+its packets, or another session holds a lock. Therefore each call waits at most for the seconds given here, and then
+fails as if the server were down: a running study and its workers print a warning, wait, and try again. A scheduler
+renews its locks at least every five seconds as long as its calls return, and its lock in Redis lasts for twenty seconds
+(`fleet.channel.HOLD_SECONDS`). So no call of a scheduler may take more than ten seconds.
 
-Most of the time of hyperopt's import is for scipy.stats and scipy.special, which only its own algorithms use. They are
-imported when they are first used.
+Most of the time to import hyperopt is for scipy.stats and scipy.special, which only its own algorithms use. Therefore
+these modules are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Clock(Protocol):
     """Gives the time, and waits for time to pass."""
 
     def now(self) -> float:
-        """Return the seconds since an arbitrary moment in the past. They never decrease (monotonic)."""
+        """Return the seconds since an arbitrary time in the past. They never decrease (monotonic)."""
 
     def wall(self) -> float:
         """Return the seconds since the epoch, for records."""
@@ -65,7 +65,7 @@ class ManualClock:
         self._now += max(0.0, seconds)
 
     def advance_to(self, moment: float) -> None:
-        """Set the clock forward to `moment` (in seconds). An earlier moment changes nothing."""
+        """Set the clock forward to the time `moment`, in seconds. An earlier time changes nothing."""
         self._now = max(self._now, moment)
 
 
@@ -75,16 +75,16 @@ BROKER_CONNECT_SECONDS = 3.0
 #: broker: each answer to the scheduler, to `status`, and to a worker that checks its queues for messages
 BROKER_SECONDS = 5.0
 
-#: broker: half of the seconds of silence after which a worker closes its connection to RabbitMQ and opens another
+#: broker: a worker replaces its connection to RabbitMQ after twice this number of seconds without a sign of life
 BROKER_HEARTBEAT_SECONDS = 30.0
 
-#: broker: an answer of rabbitmqctl to `doctor`; starting Erlang takes it some seconds
+#: broker: an answer of rabbitmqctl to `doctor`; the start of Erlang takes several seconds
 RABBITMQCTL_SECONDS = 20.0
 
-#: Redis: opening of a connection; and each answer to a command that a person waits for
+#: Redis: opening of a connection; also each answer for which a user waits at the command line
 REDIS_CONNECT_SECONDS = 3.0
 
-#: Redis: each other answer, and also those to Celery if Redis is the broker
+#: Redis: all other answers, also those to Celery if Redis is the broker
 REDIS_SECONDS = 10.0
 
 #: PostgreSQL: opening of a connection
@@ -93,16 +93,18 @@ DATABASE_CONNECT_SECONDS = 5
 #: PostgreSQL: wait of a statement for each lock (`lock_timeout`)
 LOCK_WAIT_SECONDS = 4.0
 
-#: PostgreSQL: each statement of a scheduler and of a reader, after which the server cancels it (`statement_timeout`)
+#: PostgreSQL: each statement of a scheduler; each statement of a reader. Then the server cancels it
+#: (`statement_timeout`)
 STATEMENT_SECONDS, READ_SECONDS = 8.0, 30.0
 
 #: PostgreSQL: each statement that deletes a whole study, while the study does not run
 MAINTENANCE_SECONDS = 3600.0
 
-#: PostgreSQL: seconds that a client waits beyond a statement's limit before it closes the connection to a silent server
+#: PostgreSQL: seconds after a statement's limit for which a client waits before it closes the connection to a silent
+#: server
 GRACE_SECONDS = 2.0
 
-#: PostgreSQL: idle time of a client within a transaction, which locks the study's row for other clients
+#: PostgreSQL: idle time of a client within a transaction, which may lock rows for other clients
 #: (`idle_in_transaction_session_timeout`)
 IDLE_SECONDS = 20.0
 
@@ -110,15 +112,16 @@ IDLE_SECONDS = 20.0
 LOCKED_SECONDS = 8.0
 
 
-#: modules that `import hyperopt` need not load; they import scipy.stats and scipy.special
+#: modules of hyperopt that are loaded late, because they import scipy.stats and scipy.special
 _OF_HYPEROPT = ("hyperopt.atpe", "hyperopt.tpe")
 
 
 class _Late(ModuleType):
-    """Placeholder for a module until one of its names is used."""
+    """Placeholder for a module, which is loaded when one of its names is used."""
 
     def __getattr__(self, name: str) -> Any:
-        # The import system, and tools that inspect `sys.modules`, look up such names. They must not load the module.
+        # Such names are looked up by the import system and by tools that inspect `sys.modules`, which must not load the
+        # module.
         if name.startswith("__"):
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
@@ -134,16 +137,17 @@ def load_late(module: str) -> None:
 
 
 def load_hyperopt_late() -> None:
-    """Delay the loading of those modules of hyperopt that few programs use."""
+    """Delay the loading of the modules of hyperopt that few programs use."""
     for module in _OF_HYPEROPT:
         load_late(module)
 
 
 @contextmanager
 def placeholder(module: str) -> Iterator[None]:
-    """Delay the loading of `module` for the modules that are imported in the block, until they use it.
+    """Delay the loading of `module` for the modules that are imported in the block.
 
-    Other modules import it as usual, also its submodules. Nothing is delayed if it is already loaded.
+    They load it when they use it. Later imports of the module, and of its submodules, are not delayed. If the module is
+    already loaded, nothing changes.
     """
     late = sys.modules.setdefault(module, _Late(module))
     try:
@@ -157,7 +161,7 @@ def placeholder(module: str) -> Iterator[None]:
 def without_collections() -> Iterator[None]:
     """Import modules in the block without garbage collections, which would take an eighth of the time.
 
-    Modules live until the end of the process. So all objects are then left out of later collections, too.
+    Modules exist until the end of the process, so all present objects are also left out of later collections.
     """
     gc.disable()
     try:
@@ -167,24 +171,27 @@ def without_collections() -> Iterator[None]:
         gc.enable()
 
 
-#: seconds without an error after which an outage is over: longer than between two tries of the same call
+#: an outage is over after this many seconds without an error. This is longer than the time between two tries of a call
 OVER_SECONDS = 6.0
 
 
 class Outage:
-    """State of one server as its errors show it. For any thread."""
+    """Keeps whether a server is available, from the errors of calls. Several threads may use it."""
 
     def __init__(self, server: str, over_seconds: float = OVER_SECONDS) -> None:
         self._server, self._over_seconds = server, over_seconds
         #: number of outages so far
         self.count = 0
-        #: times of the first error of the current outage, and of the last one
+        #: time of the first error of the current outage, None without an outage; time of the last error
         self._since: float | None = None
         self._until = 0.0
         self._lock = threading.Lock()
 
     def see(self, trouble: str | None, now: float) -> str | None:
-        """Note an error, or None for an answer. Return the line to show: `trouble` at the first error of an outage."""
+        """Note an error `trouble`, or with None an answer. Return the line to show, or None.
+
+        A line is shown at the first error of an outage, and when the outage is over.
+        """
         with self._lock:
             if trouble is not None:
                 is_new, self._until = self._since is None, now
@@ -197,13 +204,16 @@ class Outage:
             return f"{self._server} answers again, after {seconds:.0f} s"
 
 
-#: variable with the path of the file that a living worker touches
+#: environment variable with the path of the file that a worker touches as a sign of life
 HEARTBEAT_FILE = "SHADHO_HEARTBEAT_FILE"
 
 
 @contextmanager
 def overridden(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables in the block, unless their value is None, and restore all of them after it."""
+    """Set environment variables in the block, and restore them after it.
+
+    Those with the value None are only restored.
+    """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update({name: value for name, value in variables.items() if value is not None})
     try:

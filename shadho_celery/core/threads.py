@@ -1,6 +1,6 @@
 """Threads: their start, and the number of threads of linear algebra.
 
-The system may refuse to start a thread, as it may refuse a process: both count against the same limit.
+The system may refuse to start a thread as it may refuse to start a process, because they share a limit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class NoThread(OSError):
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread. Raises NoThread, where Python raises RuntimeError, if the system refuses it.
+    """Start a thread. Raises NoThread instead of Python's RuntimeError if the system refuses it.
 
-    Callers then handle one kind of error, OSError, for processes and threads.
+    So callers can handle the same error, OSError, for processes and threads.
     """
     try:
         thread.start()
@@ -38,8 +38,8 @@ def start_thread(thread: threading.Thread) -> None:
 def one_blas_thread() -> Iterator[None]:
     """Limit linear algebra to one thread, in a with statement or as a decorator.
 
-    The scheduler's matrices are small, and its machine often runs trials. Several threads would wait for each other and
-    take the cores from the trials.
+    The matrices of a scheduler are small, and its machine often runs trials, too. Several threads would wait for each
+    other, and would take cores from the trials.
     """
     with _libraries().limit(limits=1, user_api="blas"):
         yield
@@ -47,7 +47,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    # The controller knows only the libraries that are loaded now. numpy and scipy load one each, scipy a late one.
+    # The controller knows only libraries that are already loaded, so numpy's and scipy's are loaded first.
     import numpy as np  # noqa: F401
     import scipy.linalg  # noqa: F401
 

@@ -1,8 +1,8 @@
-"""Records of a trial, its attempts and their events; the objectives of a study.
+"""Records of a trial, its attempts and their events, and the directions of a study's losses.
 
-A trial is one evaluation of one set of params. An attempt is one sending of it to a worker: the retry of a lost one is
-another attempt, and so is a speculative copy beside an attempt that still runs. Scheduler, executors, messages and
-workers share these records, and their fields are declared only here.
+A trial is one evaluation of one set of params. An attempt is one sending of a trial to a worker. After a lost attempt,
+the trial is sent again as another attempt; a speculative copy of a running trial is another attempt, too. Scheduler,
+executors, messages and workers share these records.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from shadho_celery.errors import UsageError
 #: drawn value of every active label, by label
 Params = Mapping[str, Any]
 
-#: maximum of a trial's number: more than any study has, and the largest integer that every JSON reader keeps exact
+#: greatest number of a trial: the greatest integer that all JSON readers keep exact
 MAX_COUNT = 2**53 - 1
-#: maximum number of slots of a trial, and of replicas of a gang
+#: maximum number of slots of a trial, and of replicas in a gang
 MAX_SLOTS = 1024
 #: maximum number of attempts of a trial, claimed or not; after the last one the trial is FAILED
 MAX_ATTEMPTS = 1000
@@ -36,36 +36,36 @@ MAX_ATTEMPTS = 1000
 Number = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Place = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
-#: rung of a ladder of budgets, from 0; far more than a ladder has
+#: rung of a ladder of budgets, from 0; ladders have far fewer rungs
 Rung = Annotated[int, Meta(ge=0, le=1000)]
 #: a number that is neither NaN nor infinite
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 #: losses or constraints by name
 Losses = Mapping[str, Finite]
-#: maximum of a time limit in seconds, and of a weight; sums of such numbers are finite
+#: maximum of positive numbers such as a weight, so that sums of them are finite
 MAX_POSITIVE = 1e300
 Positive = Annotated[float, Meta(gt=0, le=MAX_POSITIVE)]
-#: time limit of a trial in seconds, at most 30 years: the timers of some systems take no more than 290
+#: time limit of a trial in seconds, at most about 30 years, because timers have a maximum
 TimeLimit = Annotated[float, Meta(gt=0, le=1e9)]
 #: a signed integer of 64 bits, the largest type of a database
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-#: duration of a trial in seconds, at most 300 years; and a moment in seconds since the epoch, before the year 5138
+#: duration of a trial in seconds, at most 300 years; and a time in seconds since the epoch, up to the year 5138
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
-#: a moment in a store, of any clock, that can be shown as a date
+#: a time in a store, in seconds since the epoch, which can be shown as a date
 StoredMoment = Annotated[float, Meta(ge=-1e11, le=1e11)]
-#: price in money an hour, in any currency
+#: price per hour, in any currency
 Price = Annotated[float, Meta(ge=0, le=1e9)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-#: text without characters that stores and queues refuse; and a name that fits a column of a store
+#: text without characters that stores and queues refuse; and such a text that fits a column of a store
 Clean = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
 Name = Annotated[Clean, Meta(max_length=255)]
-#: maximum number of characters of an error or a warning, more than `objective.call` creates
+#: maximum number of characters of an error or a warning; those of `objective.call` are shorter
 MAX_TEXT = 16_000
 #: maximum number of characters of the last lines of a trial's output
 MAX_LOG = 4000
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-#: maximum nesting of metrics: more than `objective.result` accepts, and few enough for every encoder
+#: maximum nesting of metrics: more than `objective.result` accepts, but few enough for all encoders
 MAX_LEVELS = 120
 
 
@@ -74,7 +74,7 @@ _Memories = Annotated[str, Meta(pattern=r"^(gpu|host)(,(gpu|host))*\Z")]
 
 
 class TrialState(str, Enum):
-    """State of a trial. After its attempt is LOST, the trial is WAITING again, for its next attempt."""
+    """State of a trial. After an attempt was LOST, the trial is WAITING again until its next attempt is sent."""
 
     WAITING = "WAITING"
     QUEUED = "QUEUED"
@@ -85,7 +85,7 @@ class TrialState(str, Enum):
     CANCELLED = "CANCELLED"
     LOST = "LOST"
 
-    # Without these methods a member is printed as "TrialState.X" by some versions of Python.
+    # Without these methods, some versions of Python would print a member as "TrialState.X".
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]  # Enum names its parameter otherwise
 
@@ -96,14 +96,14 @@ class TrialState(str, Enum):
 FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED})
 for _state in TrialState:
     _state.is_finished = _state in FINISHED
-#: final states that count against the limit `trials`
+#: final states that count for the limit on trials
 COUNTED = FINISHED - {TrialState.CANCELLED}
-#: final states of a success; it ends the other attempts of the trial, see `attempts.Attempts`
+#: final states of a success, which ends all attempts of the trial, see `attempts.Attempts.finish`
 WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
 
 class Memory(str, Enum):
-    """Kind of memory that a trial may run out of: that of its GPU, or the RAM of its machine."""
+    """Kind of memory that a trial may run out of: the memory of its GPU, or the RAM of its machine."""
 
     GPU = "gpu"
     HOST = "host"
@@ -118,8 +118,8 @@ class Memory(str, Enum):
 
 
 _S = TrialState
-#: Valid next states of each state. A result may arrive before the event that says that its trial was started or lost,
-#: so a final state may follow QUEUED and WAITING directly.
+#: By state: the valid next states. A final state may directly follow QUEUED and WAITING, because a result may arrive
+#: before the event that the attempt was started or lost.
 LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
     _S.WAITING: frozenset({_S.QUEUED}) | FINISHED,
     _S.QUEUED: frozenset({_S.RUNNING, _S.LOST}) | FINISHED,
@@ -129,7 +129,7 @@ LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
 }
 
 
-#: encodes labels in sorted order, because a database may return them in another order
+#: encoder that sorts labels, because a database may return them in another order
 _encode = msgspec.json.Encoder(order="deterministic", enc_hook=plain).encode
 
 
@@ -144,19 +144,19 @@ def digest_of(params: Params) -> str:
 
 
 def violation_of(constraints: Losses) -> float:
-    """Return the sum of the constraints above 0: how far a trial is from being feasible."""
+    """Return the sum of the constraints above 0, which measures how far a trial is from being feasible."""
     return min(sum([value for value in constraints.values() if value > 0]), sys.float_info.max)
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Outcome of one call of an objective. Part of trials and results, and sent through the pipe from its process."""
+    """Outcome of a call of an objective. Trials and results contain it, and the process of the objective sends it."""
 
     #: COMPLETE, PRUNED, FAILED or CANCELLED
     state: TrialState
-    #: loss in minimised form; the first one of several losses. A COMPLETE trial has one. For a PRUNED trial it is
-    #: the loss of its last report, or None if that is not finite
+    #: the loss, or the first of several losses, negated if it is maximised. A COMPLETE trial has one. For a PRUNED
+    #: trial, it is the loss of its last report, or None if that is not finite
     loss: Finite | None = None
-    #: losses by name in a study with `objectives`, in minimised form: a loss to maximise has the opposite sign
+    #: losses by name in a study with `objectives`, negated if they are maximised
     losses: Losses = {}
     #: constraints by name, as the objective returned them; the trial is feasible if none is above 0
     constraints: Losses = {}
@@ -166,22 +166,22 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     #: seconds that the objective itself took, by the monotonic clock of its process
     seconds: Seconds | None = None
-    #: peak bytes of the process's resident memory; None if not measured
+    #: peak bytes of the process's resident memory; None if they were not measured
     memory: Bytes | None = None
     #: peak bytes of GPU memory; None if the trial used no GPU, or if they were not measured
     gpu_memory: Bytes | None = None
-    #: kind of memory that ran out, if the trial FAILED because of this; the trial may succeed on another compute class
+    #: kind of memory that ran out, if the trial FAILED for this reason. It may succeed on another compute class
     out_of_memory: Memory | None = None
-    #: True if the trial FAILED because one of the processes that train it together was lost; it is tried again
+    #: True if the trial FAILED because a process of its process group was lost. It is tried again
     rank_lost: bool = False
     #: message to the user about a trial that ended well, for example about a dropped metric
     warning: str | None = None
     #: last lines of the output with time stamps, if the trial FAILED
     log: str | None = None
-    #: digest of the code that ran, also of an attempt that is repeated; None if it is not known
+    #: digest of the code that has run, also for a trial whose attempt is repeated; None if it is not known
     code: Digest | None = None
-    #: whether the checkpoint folder of a promoted trial, or of one whose earlier attempt has ended, contained files at
-    #: its start; None for other trials, or if this is not known
+    #: True if the checkpoint folder had files at the start, for a promoted trial and for a repeated attempt; None for
+    #: other trials, or if it is not known
     continued: bool | None = None
 
     @property
@@ -191,17 +191,17 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_an_end(self) -> bool:
-        """True if the state is in `FINISHED` and the other fields fit it.
+        """True if this is a valid outcome of an ended trial: the state is final, and the other fields fit it.
 
-        COMPLETE requires a loss, FAILED and CANCELLED must not have one. Metrics must be finite and not nested too
-        deeply for an encoder. Texts have at most MAX_TEXT characters, and the output at most MAX_LOG.
+        A COMPLETE trial must have a loss; a FAILED or CANCELLED trial must not. Metrics must be finite and have at most
+        MAX_LEVELS levels. Texts have at most MAX_TEXT characters, and the log at most MAX_LOG.
         """
         fits = (self.state is TrialState.COMPLETE) == (self.loss is not None) or self.state is TrialState.PRUNED
         is_short = max(len(self.error or ""), len(self.warning or "")) <= MAX_TEXT and len(self.log or "") <= MAX_LOG
         return self.state.is_finished and fits and is_short and _is_storable(self.metrics, MAX_LEVELS)
 
     def cancelled(self, seconds: float | None = None) -> Outcome:
-        """Return this outcome as CANCELLED, without losses. `seconds` replace those of this outcome, if given."""
+        """Return this outcome as CANCELLED, without losses. If given, `seconds` replace its seconds."""
         seconds = self.seconds if seconds is None else seconds
         state = TrialState.CANCELLED
         facts = {"error": "cancelled", "seconds": seconds, "out_of_memory": None, "log": None}
@@ -217,16 +217,16 @@ NO_OUTCOME = Outcome(state=TrialState.WAITING)
 
 
 class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fields that a trial and its attempts have in common."""
+    """The fields that a trial and its attempts have in common."""
 
     #: position of the trial in its study, from 0, in the order in which trials were proposed
     number: Number
     #: name of the subspace of the params, such as ``kernel=rbf``
     subspace: str
     params: Params
-    #: seed for the objective's own random draws, the same in every attempt
+    #: seed for the random draws of the objective; the same in all attempts
     seed: int = 0
-    #: budget of the trial; None for the full fidelity
+    #: budget of the trial; None if it is not limited
     budget: Annotated[float, Meta(ge=0, le=sys.float_info.max)] | None = None
     #: number of slots of one class that the trial uses at the same time
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
@@ -235,7 +235,7 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: number of the trial on rung 0 whose params, seed and checkpoints it uses; None if it uses its own
     origin: Number | None = None
     compute_class: str | None = None
-    #: name of the machine on which it runs, or last ran
+    #: name of the machine on which it runs, or has run last
     host: str | None = None
     #: seconds since the epoch
     started_at: StoredMoment | None = None
@@ -244,43 +244,44 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     """One sending of a trial to a worker."""
 
-    #: number of the attempt within its trial, from 1
+    #: number of the attempt of its trial, from 1
     attempt: Place
     #: QUEUED until a worker claims it, then RUNNING
     state: TrialState = TrialState.QUEUED
     #: name of the worker that claimed it
     worker: str = ""
-    #: machine that must not run this attempt, because another attempt of the trial is there; None for no such machine
+    #: machine that must not run this attempt, because it runs another attempt of the trial; None if there is none
     not_on: str | None = None
-    #: predicted seconds on its compute class, if these are a second or more
+    #: predicted seconds on its compute class, if they are one or more
     expected: Annotated[float, Meta(ge=0, le=1e12)] | None = None
-    #: machine that must run this attempt, through its own queue; None for any machine of the class
+    #: the only machine that may run this attempt, which is sent to the queue of this machine; None for any machine of
+    #: the class
     only_on: Name | None = None
-    #: bytes of GPU memory that suffice for it; None if that is not known, so that it needs a GPU of its own
+    #: bytes of GPU memory that suffice for it; None if they are not known. Then it needs a whole GPU
     gpu_bytes: Bytes | None = None
 
     def evolve(self, **changes: Any) -> Attempt:
-        """Return a copy with `changes`."""
+        """Return a copy with these changes."""
         return replace(self, **changes)
 
 
 class Trial(_Evaluation, frozen=True, kw_only=True):
-    """Evaluation of one set of params.
+    """A trial: one evaluation of one set of params.
 
-    While the trial runs, `compute_class`, `host` and `started_at` are those of its oldest live attempt.
+    While it runs, `compute_class`, `host` and `started_at` are those of its oldest live attempt.
     """
 
     state: TrialState = TrialState.WAITING
-    #: record of the values that the objective gets, see `space.stored`; None if they are the params
+    #: record of the values that the objective gets, see `space.stored`; None if they are equal to the params
     given: str | None = None
-    #: name of the sampler that chose its params, of several in `auto` the one; or how else they were chosen: `start`
-    #: (of `auto`, before it learns), `promoted`, `enqueued` or `added`
+    #: name of the sampler that has proposed its params; for `auto`, the sampler that it has used, or `start` for its
+    #: first trials. For other trials `promoted`, `enqueued` or `added`
     sampler: Name | None = None
-    #: number of the latest attempt, from 1; 0 before the first
+    #: number of the latest attempt, from 1; 0 before the first one
     attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
-    #: number of attempts that were lost after a worker had claimed them, and that count against the trial
+    #: number of attempts that were lost after a worker had claimed them. After a few of them the trial is FAILED
     lost: int = 0
-    #: number of further attempts whose machines have vanished, which do not count; None for none
+    #: number of further lost attempts whose machines have vanished, which are not in `lost`; None if there are none
     vanished: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] | None = None
     #: `NO_OUTCOME` until the trial ends
     outcome: Outcome = NO_OUTCOME
@@ -293,13 +294,13 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     step: Int64 | None = None
     #: compute classes with too little memory for it, joined by commas; see `hardware.shortages`
     outgrown: str | None = None
-    #: kind of memory that each of these classes had too little of, joined by commas
+    #: for each of these classes, the kind of memory that was too small, joined by commas
     outgrown_memory: _Memories | None = None
     #: live attempts; None if the latest attempt is the only one, see `living`
     live: Sequence[Attempt] | None = None
 
     def evolve(self, **changes: Any) -> Trial:
-        """Return a copy with `changes`. Raises ValueError for an unlawful change of state."""
+        """Return a copy with these changes. Raises ValueError for a change of state that is not in LAWFUL."""
         state = changes.get("state", self.state)
         if state is not self.state and state not in LAWFUL[self.state]:
             raise ValueError(f"trial {self.number} cannot go from {self.state} to {state}")
@@ -307,13 +308,13 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
 
     @property
     def living(self) -> Sequence[Attempt]:
-        """The attempts of the trial that are queued or run."""
+        """The live attempts of the trial, which are queued or run."""
         if self.state not in {TrialState.QUEUED, TrialState.RUNNING}:
             return ()
         return tuple(self.live or [self.attempted(state=self.state)])
 
     def attempted(self, **where: Any) -> Attempt:
-        """Return the latest attempt of the trial, made from the fields that both have; `where` overrides its fields."""
+        """Return the latest attempt of the trial, made from the common fields. `where` has values of its fields."""
         shared = {name: getattr(self, name) for name in _Evaluation.__struct_fields__}
         return Attempt(**{**shared, "attempt": self.attempt, **where})
 
@@ -329,33 +330,34 @@ def taught(
 ) -> Trial:
     """Return a COMPLETE trial of an earlier study, from which a study learns (warm start).
 
-    It has only params, losses and constraints. Other facts, such as the seconds on other machines, would mislead.
+    It has only params, losses and constraints. Other facts, such as seconds that were measured on other machines, are
+    left out.
     """
     outcome = Outcome(state=TrialState.COMPLETE, loss=loss, losses=losses or {}, constraints=constraints or {})
     return Trial(number=number, subspace=subspace, params=params, state=outcome.state, outcome=outcome)
 
 
 class _Event(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
-    """Event of one attempt."""
+    """An event of an attempt."""
 
     number: Number
     attempt: Place
 
 
 class Started(_Event, frozen=True, kw_only=True):
-    """A worker claimed an attempt."""
+    """A worker has claimed an attempt."""
 
     host: Name
     #: seconds since the epoch
     at: Moment
     #: name of the worker that claimed it
     worker: Name = ""
-    #: number of the worker's slot that runs it, from 0; None if it is not known
+    #: number of the slot of the worker that runs it, from 0; None if it is not known
     slot: Annotated[int, Meta(ge=0, le=10**6)] | None = None
 
 
 class Report(_Event, frozen=True, kw_only=True):
-    """An objective reported an intermediate loss, which may be NaN or infinite."""
+    """An objective has reported an intermediate loss, which may be NaN or infinite."""
 
     step: Int64
     loss: float
@@ -364,21 +366,21 @@ class Report(_Event, frozen=True, kw_only=True):
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """Reason to repeat a trial although its attempt has returned a result."""
+    """Reason to try a trial again although its attempt has ended with a result."""
 
     reason: str
     #: compute class that had too little memory for the trial
     outgrown: str | None = None
-    #: kind of memory that this class had too little of
+    #: kind of memory that was too small on this class
     memory: Memory | None = None
     #: name of the worker on which the trial has failed; it must not run the trial again
     failed_on: str | None = None
-    #: True if the attempt counts as lost, of which a trial may have only a few
+    #: True if the attempt counts as lost. A trial with too many lost attempts is FAILED
     is_loss: bool = False
 
 
 class Result(_Event, frozen=True, kw_only=True):
-    """An attempt ended with an outcome."""
+    """An attempt has ended with an outcome."""
 
     outcome: Outcome
     host: Name | None = None
@@ -389,37 +391,40 @@ class Result(_Event, frozen=True, kw_only=True):
     worker: Name = ""
     #: digest of the params, by `digest_of`; None if the trial ran in the process of the scheduler
     digest: Annotated[str, Meta(max_length=16)] | None = None
-    #: set by the scheduler if the trial is repeated
+    #: reason to try the trial again instead of ending it; set by the executor or the scheduler
     retry: Retry | None = None
 
     def is_of(self, params: Params) -> bool:
-        """Return whether these `params` gave this result. It may belong to a trial of another store that has the same
-        number.
+        """Return whether this is a result for these `params`.
+
+        It may be the result of a trial of another store with the same number.
         """
         return self.digest is None or self.digest == digest_of(params)
 
 
 class Lost(_Event, frozen=True, kw_only=True):
-    """An attempt was lost: its worker no longer renews its lease, or it was cancelled before a worker claimed it."""
+    """An attempt was lost or given up: its worker stopped renewing its lease, or it was cancelled before a worker
+    claimed it.
+    """
 
     reason: Text
-    #: True if the loss counts against the trial: a worker had claimed the attempt, and the trial may be the cause
+    #: True if a worker had claimed the attempt, and the trial may be the cause of the loss, so that it counts as lost
     claimed: bool = True
-    #: True if the whole machine of its worker is gone, so that the trial is probably not the cause
+    #: True if the machine of its worker has vanished, so that the trial is probably not the cause
     vanished: bool = False
-    #: True if a worker with limited time has declined it, because it is predicted to end after the worker does
+    #: True if a worker with limited time has declined it, because it is predicted to end after the worker ends
     is_too_long: bool = False
-    #: True if its worker has given it back, because it could not end there
+    #: True if its worker has given it back, because the worker ends
     given_back: bool = False
 
 
-#: ``host:port`` of a gang's coordinator; and the secret that admits a replica, either plain or encrypted for transport
+#: ``host:port`` of a gang's coordinator; and the secret that a replica needs to join, plain or encrypted for transport
 Address = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,255}:[0-9]{1,5}\Z")]
 Token = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_=+/.-]{1,256}|aes:[A-Za-z0-9_=-]{1,400})\Z")]
 
 
 class _Coordinator(Struct, frozen=True, kw_only=True):
-    """Endpoint of a gang's coordinator."""
+    """Address of a gang's coordinator, and the secret to join."""
 
     address: Address
     token: Token
@@ -430,27 +435,27 @@ class _Coordinator(Struct, frozen=True, kw_only=True):
 
 
 class GangCall(_Coordinator, frozen=True, kw_only=True):
-    """Request of a trial with several slots for the replicas of its gang, or the message that they have all joined."""
+    """Request of a trial for the replicas of its gang, or the message that enough of them have joined."""
 
-    #: number of backup replicas, which run in other slots than those of the trial
+    #: number of backup replicas, which run in slots that do not belong to the trial
     backups: Annotated[int, Meta(ge=0, le=MAX_SLOTS)] = 0
-    #: True when enough replicas have joined the gang
+    #: True if enough replicas have joined the gang
     assembled: bool = False
 
 
 class ReplicaSeat(_Coordinator, frozen=True, kw_only=True):
-    """Seat of a replica in the gang of its trial: its rank, and where it finds the coordinator."""
+    """Seat of a replica in the gang of its trial: its rank, and the address of the coordinator."""
 
     #: rank of the replica, from 1; the coordinator has rank 0, and backup replicas have the highest ranks
     rank: Annotated[int, Meta(ge=0, le=2 * MAX_SLOTS)]
-    #: number of the gang among those that the attempt has started, from 1
+    #: number of the gang among the gangs that the attempt has started, from 1
     call: Count = 1
 
 
 class Called(_Event, frozen=True, kw_only=True):
-    """An attempt requested the replicas of its gang, or announced that they have joined."""
+    """An attempt has requested the replicas of its gang, or announced that they have joined."""
 
-    #: number of the request in this attempt, from 1; a request ends the seats of earlier ones
+    #: number of the request in this attempt, from 1. A request ends the seats of earlier requests
     call: Count
     gang: GangCall
     #: seconds since the epoch
@@ -458,7 +463,7 @@ class Called(_Event, frozen=True, kw_only=True):
 
 
 class ReplicaFailed(_Event, frozen=True, kw_only=True):
-    """A replica failed; its seat is free again."""
+    """A replica has failed. Its seat is free again."""
 
     call: Count
     #: rank of the replica in the gang, from 1; the coordinator has rank 0
@@ -476,7 +481,8 @@ Event = Started | Report | Result | Lost
 #: events within the gang of a trial, which the executor handles; a study does not see them
 GangEvent = Called | ReplicaFailed
 
-# Several threads decode these records: those of a worker's slots, and those that read the channel.
+# Types are resolved here, because several threads decode these records: those of a worker's slots, and those that read
+# the channel.
 resolve(Trial, Attempt, Event | GangEvent, ReplicaSeat)
 
 
@@ -491,30 +497,30 @@ def _is_storable(value: object, levels: int) -> bool:
 
 
 def whole(budget: float | None) -> float | None:
-    """Return a budget as an objective gets it: as an int if it is a whole number, so that ``range(budget)`` works.
+    """Return a budget in the form that an objective gets: an int if possible, so that ``range(budget)`` works.
 
     Stores keep budgets as floats, and a ladder computes them by division.
     """
-    # Above 2**53 a float cannot represent every whole number.
+    # Above 2**53, floats cannot represent all integers.
     return int(budget) if isinstance(budget, float) and budget.is_integer() and budget <= 2**53 else budget
 
 
 Direction = Literal["minimize", "maximize"]
 _Name = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
-#: direction of each loss by name; the first loss is used where a single number is needed
+#: direction of each loss by name; the first loss is used if a single number is needed
 Objectives = Annotated[Mapping[_Name, Direction], Meta(min_length=1, max_length=10)]
 
 
 def turned(losses: Losses, objectives: Mapping[str, str] | None) -> dict[str, float]:
-    """Return losses in minimised form: those to maximise are negated. The same call restores the user's own losses."""
-    # The value is subtracted from 0, because -value would turn 0.0 into -0.0.
+    """Return losses with those negated that are maximised. A second call restores the losses."""
+    # The value is subtracted from 0, because -value would change 0.0 to -0.0.
     return {
         name: 0.0 - value if (objectives or {}).get(name) == "maximize" else value for name, value in losses.items()
     }
 
 
 def turned_first(loss: float, objectives: Mapping[str, str] | None) -> float:
-    """Do the same as `turned` for a single loss, which is that of the first objective."""
+    """Return the loss of the first objective, negated if it is maximised."""
     if not objectives:
         return loss
     first = next(iter(objectives))
@@ -522,12 +528,12 @@ def turned_first(loss: float, objectives: Mapping[str, str] | None) -> float:
 
 
 def in_words(objectives: Mapping[str, str] | None) -> str:
-    """Return objectives as text for a message."""
+    """Return a text with the objectives for a message."""
     return ", ".join(f"{way} {name}" for name, way in objectives.items()) if objectives else "one loss without a name"
 
 
 def refuse_others(objectives: Mapping[str, str] | None, in_force: Mapping[str, Any]) -> None:
-    """Raise UsageError if the objectives of a resumed study, or their order, are not those `in_force` before."""
+    """Raise UsageError if the objectives of a resumed study, or their order, differ from those `in_force` before."""
     before = in_force.get("objectives")
     if in_force and [*(before or {}).items()] != [*(objectives or {}).items()]:
         raise UsageError(

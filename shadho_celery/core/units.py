@@ -1,16 +1,16 @@
-"""Texts of numbers and durations, as tables, pictures and messages show them."""
+"""Texts of numbers, durations and money in tables, charts and messages."""
 
 from __future__ import annotations
 
 import re
 from itertools import dropwhile
 
-#: seconds of each unit that people write in a duration
+#: by unit of a duration: its seconds
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in its two largest units."""
+    """Return a duration as text in its two largest units, such as "2 h 10 min"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -21,7 +21,7 @@ def duration(seconds: float) -> str:
 def seconds_of(text: str) -> float:
     """Return the seconds of a duration such as ``90s``, ``10m``, ``4h``, ``1.5h`` or ``2d``; a number alone is seconds.
 
-    Raises ValueError if it is not one, not above 0, or longer than 30 years.
+    Raises ValueError if the text is not a duration, or if the duration is 0 or longer than 30 years.
     """
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|m|h|d)?", text.strip(), re.ASCII)
     if found is None or not float(found[1]):
@@ -32,7 +32,7 @@ def seconds_of(text: str) -> float:
 
 
 def took(seconds: float | None) -> str:
-    """Return a duration with three digits in s or ms, or if it is longer in its two largest units."""
+    """Return a duration below 100 s with three digits, in s or ms, and a longer one in its two largest units."""
     if not seconds:
         return "-" if seconds is None else "0 s"
     if seconds >= 99.95:
@@ -48,15 +48,18 @@ def digits(value: float) -> str:
 
 
 def money(amount: float) -> str:
-    """Return an amount of money, in any currency, with two decimals, or below 1 with two significant digits."""
+    """Return an amount of money without its currency: with two decimals; below 1, with two significant digits."""
     return f"{amount:,.2f}" if amount >= 0.995 or not amount else f"{amount:.2g}"
 
 
 def cost_of(price: float, since: float, until: float) -> float:
-    """Return the money that a time costs at a price an hour. Times of two clocks, in seconds, may be in wrong order."""
+    """Return the money for the time from `since` to `until` at a price per hour.
+
+    Times of different clocks, in seconds, may be in the wrong order; then it costs nothing.
+    """
     return price * max(0.0, until - since) / 3600
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """Return a number with what it counts, such as "1 trial has" or "1,200 trials have". By default an s is added."""
+    """Return a number with a noun, such as "1 trial" or "1,200 trials". By default, the plural has an s."""
     return f"{number:,} {one if number == 1 else several or one + 's'}"

@@ -1,6 +1,7 @@
 """ASHA: a trial is promoted as soon as it is among the best 1 / eta of its rung. No trial waits for others.
 
-ASHA that trusts a low rung in proportion to how well its ranks have agreed with those of the next rung.
+`TrustingAsha`, the algorithm `auto`, also measures how well the ranks on neighbouring rungs agree. It promotes more
+trials from a rung, or leaves it out, if the ranks do not agree.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Rung:
     """Results at one budget, and the promotions from it."""
 
     def __init__(self) -> None:
-        #: (loss, origin) of all results, and of the results that are not promoted, each with the best first
+        #: sorted pairs (loss, origin) of all results; and of the results that were not promoted
         self._all: list[tuple[float, int]] = []
         self._stayed: list[tuple[float, int]] = []
         #: by origin, in the order of the results: the loss
@@ -45,7 +46,7 @@ class Rung:
             insort(self._stayed, (loss, origin))
 
     def candidates(self, count: int) -> list[int]:
-        """Return the origins among the best `count` results that are not promoted, the best first.
+        """Return the origins of those of the best `count` results that were not promoted, the best first.
 
         Failed trials are left out. At most MOST_OFFERED origins are returned.
         """
@@ -64,7 +65,7 @@ class Rung:
                 del self._stayed[place]
 
     def take_back(self, origin: int, number: int) -> None:
-        """Undo the promotion of an origin as the trial with this number, unless another trial has replaced that one."""
+        """Undo the promotion of an origin, if it was promoted as the trial with this number."""
         if self.promoted.get(origin) == number:
             del self.promoted[origin]
             if origin in self.losses:
@@ -74,8 +75,8 @@ class Rung:
 class Asha(Rounds):
     """Asynchronous successive halving. The highest rung with a candidate comes first, then a new trial.
 
-    A candidate is among the best floor(n / eta) of the n results of its rung so far, and is not promoted yet. A failed
-    trial counts as the worst. A cancelled trial is ignored, and its origin may be promoted again. Source: Li, Jamieson,
+    A candidate is a trial among the best floor(n / eta) of the n results of its rung so far that was not promoted yet.
+    Failed trials rank last. A cancelled trial is ignored, and its origin may be promoted again. Source: Li, Jamieson,
     Rostamizadeh, Gonina, Ben-tzur, Hardt, Recht, Talwalkar, "A System for Massively Parallel Hyperparameter Tuning",
     MLSys 2020, algorithm 2.
     """
@@ -83,7 +84,7 @@ class Asha(Rounds):
     def __init__(self, ladder: Ladder) -> None:
         self._budgets: Sequence[float] = ladder.budgets
         self._eta = ladder.eta
-        #: True once there are no more new draws
+        #: True once no more new trials are drawn
         self._is_finite = False
         self._rungs = [Rung() for _ in self._budgets]
 
@@ -99,11 +100,11 @@ class Asha(Rounds):
     def _promotable(self, place: int) -> Sequence[int]:
         """Return the origins that may be promoted from a rung, the best first."""
         rung = self._rungs[place]
-        # A rung that no longer grows promotes its best trial, even if it has fewer than eta trials.
+        # A rung that gets no more trials promotes at least its best trial, even if it has fewer than eta trials.
         return rung.candidates(-(-len(rung) // self._eta) if self._is_finite else len(rung) // self._eta)
 
     def _first(self) -> int:
-        """Return the rung on which a new trial starts."""
+        """Return the index of the rung on which a new trial starts."""
         return 0
 
     def add(self, trial: Trial) -> None:
@@ -111,7 +112,8 @@ class Asha(Rounds):
         if trial.origin is None or trial.state is TrialState.CANCELLED:
             return
         if place is None and trial.budget is not None:
-            # The trial reached this budget under another ladder, so its checkpoint is already past lower budgets.
+            # The trial reached this budget under another ladder. It counts as promoted to all lower budgets, because
+            # its checkpoint is already past them.
             for lower, budget in enumerate(islice(self._budgets, 1, None)):
                 if budget <= trial.budget:
                     self._rungs[lower].promote(trial.origin, trial.number)
@@ -132,40 +134,42 @@ class Asha(Rounds):
         self._is_finite = True
 
 
-#: number of first draws that go through all rungs; of the later draws, one in this many also does
+#: the first PILOTS new trials go through all rungs, and one in PROBE later ones
 PILOTS, PROBE = 4, 12
-#: no trial starts on a rung if the product of trust from there up to the top is below this
+#: new trials start on a rung only if the product of the trust in it and in all higher rungs is at least this
 ENOUGH = 0.3
 
 
 class TrustingAsha(Asha):
-    """ASHA whose first rung and promoted fraction depend on how well the ranks of rungs have agreed so far.
+    """ASHA that depends on how well the ranks on neighbouring rungs agree (the algorithm `auto`).
 
-    The trust in a rung is Kendall's rank correlation of the losses there with those on the next rung, over the latest
-    trials that have both. A fraction ``eta**-trust`` of a rung is promoted: 1 / eta if the ranks agree, all if they do
-    not. A new trial starts on the lowest rung from which the product of trust up to the top is large enough, or at the
-    full budget. The first trials, and some later trials, go through all rungs, because trust is measured with them.
+    The trust in a rung is Kendall's rank correlation of the losses on this rung with those on the next rung, over the
+    latest trials that ran on both. The fraction ``eta**-trust`` of a rung is promoted: 1 / eta if the ranks agree, all
+    trials if they do not. A new trial starts on the lowest rung for which the product of the trust in it and in all
+    higher rungs is at least ENOUGH, or at the full budget. The first trials, and a few later ones, go through all
+    rungs, so that trust can be measured.
 
-    Rungs are left out if the limit on trials would let few or no trials reach the top from them. These are the rungs
-    whose round does not fit in the remaining limit when the study starts or is resumed. A round from r rungs below the
-    top is ``eta**r`` new trials, the promotions that follow, and what other slots start meanwhile. The first trial
-    reaches the top after ``1 + eta + ... + eta**(r - 1)`` times the duration of a new trial, because durations are in
-    proportion to budgets.
+    If a limit on trials would let few or no trials reach the top from a low rung, the rung is left out. This is the
+    case if its round does not fit in the remaining limit when the study starts or is resumed. A round of a rung r below
+    the top is ``eta**r`` new trials, their promotions, and the trials that other slots start until the first trial
+    reaches the top. This takes ``1 + eta + ... + eta**(r - 1)`` times the duration of a new trial, because durations
+    are in proportion to budgets.
     """
 
     def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
-        """`limit` is the limit on the number of trials on all rungs together, or None."""
+        """`limit` is the study's limit on the number of trials, on all rungs together, or None."""
         super().__init__(ladder)
         self._limit = limit
         self._slots = 0
         self._drawn = 0
-        #: number of trials of a resumed study that no round uses: failed trials, and trials of another ladder
+        #: number of trials that were failed when they were added, or belong to another ladder: trials of earlier runs
+        #: that do not help the rounds
         self._spent = 0
-        #: origins that go through all rungs and have not reached the top
+        #: origins of trials that go through all rungs and have not reached the top yet
         self._pilots: list[int] = []
-        #: by rung: origins of the latest results that have a result on the rung below, too
+        #: by rung: origins of the latest trials that have results on this rung and on the one below
         self._latest: list[deque[int]] = [deque(maxlen=LATEST) for _ in self._budgets]
-        #: by rung below the top: trust, or None before it is known
+        #: by rung below the top: the trust in it; None before it is known
         self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
 
     @property
@@ -180,7 +184,7 @@ class TrustingAsha(Asha):
         )
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
-        # Which rungs are left out depends on the latest known number of slots.
+        # The number of slots is kept, because the rungs that are left out depend on it.
         self._slots = slots or self._slots
         return super().offers(slots)
 
@@ -211,7 +215,7 @@ class TrustingAsha(Asha):
         rung, trust = self._rungs[place], self.trust[place]
         fraction = self._eta ** -(1.0 if trust is None else trust)
         whole = math.ceil if self._is_finite else math.floor
-        # Pilots that wait for promotion from this rung come first. Failed pilots are not promoted.
+        # Origins that go through all rungs are promoted first, except failed ones.
         known = [origin for origin in self._pilots if rung.losses.get(origin, math.inf) < math.inf]
         pilots = [origin for origin in known if origin not in rung.promoted]
         return [*dict.fromkeys([*pilots, *rung.candidates(whole(len(rung) * fraction))])]
@@ -236,7 +240,7 @@ class TrustingAsha(Asha):
         return next((place for place in range(top) if self._is_affordable(top - place)), top)
 
     def _is_affordable(self, rungs: int) -> bool:
-        """Return whether a round from this many rungs below the top fits in the limit on trials."""
+        """Return whether the round of a rung that is this many rungs below the top fits in the limit on trials."""
         if self._limit is None:
             return True
         on_rungs: list[int] = [self._eta**above for above in range(rungs + 1)]

@@ -1,6 +1,8 @@
-"""Brackets: rungs of trials on a ladder of budgets. The best of a rung are promoted when all its results are known.
+"""Successive halving and Hyperband, which consist of brackets.
 
-Successive halving has one bracket at a time. Hyperband has brackets that start at different budgets.
+A bracket has trials on several rungs of a ladder of budgets. When a rung has all its results, its best trials are
+promoted to the next rung. Successive halving runs one bracket at a time. Hyperband has brackets that start at different
+budgets.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from shadho_celery.fidelity.rounds import Round, Rounds, Wanted
 
 @dataclass
 class _Rung:
-    """Trials of a bracket at one budget."""
+    """The trials of a bracket at one budget."""
 
     budget: float
     #: number of results after which the next rung starts
     wanted: int
     #: number of trials that are sent to get these results
     sent: int
-    #: origins that are promoted to this rung, the best first; None on the rung of new draws
+    #: origins that are promoted to this rung, the best first; None for the lowest rung, which has new trials
     chosen: list[int] | None = None
-    #: number of a trial on this rung -> its origin
+    #: by number of a trial on this rung: its origin
     origins: dict[int, int] = field(default_factory=dict)
-    #: (loss, origin) in the order of the results; an infinite loss for a failed trial
+    #: pairs (loss, origin) in the order of the results; the loss of a failed trial is infinite
     losses: list[tuple[float, int]] = field(default_factory=list)
-    #: True once no more trials are added: some have been promoted, or a finite search has no more points
+    #: True once no more trials are added, because trials of it were promoted, or a finite search has no more points
     is_closed: bool = False
 
     @property
@@ -46,19 +48,24 @@ class _Rung:
         return len(self.losses) >= min(self.wanted, len(self.origins) if self.is_closed else self.sent)
 
     def best(self, most: int) -> list[int]:
-        """Return the origins of the best of the first `wanted` results, `most` at most. Failed trials are left out."""
+        """Return the origins of at most `most` of the best among the first `wanted` results. Failed trials are left
+        out.
+        """
         return [origin for loss, origin in sorted(self.losses[: self.wanted])[:most] if loss < math.inf]
 
 
 class Bracket:
-    """One ladder of rungs. A failed trial counts as the worst, and a cancelled trial is ignored."""
+    """A sequence of rungs with rising budgets. Failed trials rank last, and cancelled trials are ignored."""
 
     def __init__(self, first: int, budgets: Sequence[float], sizes: Sequence[int], backups: int = 0) -> None:
-        """`first` is the rung on which it draws. `budgets` and `sizes` are those of its rungs, the lowest first."""
+        """`first` is the ladder's index of its lowest rung. `budgets` and `sizes` are by rung, the lowest first.
+
+        Each rung gets `backups` more trials than it waits for.
+        """
         self.first = first
         self._rungs = [_Rung(b, size, size + backups) for b, size in zip(budgets, sizes, strict=True)]
         self._place = 0
-        #: by origin: the budget already reached under another ladder
+        #: by origin: the budget that it has already reached under another ladder
         self._ahead: dict[int, float] = {}
         #: True once its top rung is complete
         self.is_over = False
@@ -75,16 +82,16 @@ class Bracket:
 
     @property
     def draws(self) -> int:
-        """Number of trials of its lowest rung."""
+        """Number of trials on its lowest rung, which are new draws."""
         return self._rungs[0].sent
 
     @property
     def takes_draws(self) -> bool:
-        """True while its lowest rung lacks trials and none of them is promoted yet."""
+        """True while its lowest rung still takes new trials."""
         return self._rungs[0].left > 0
 
     def offers(self) -> Sequence[Wanted]:
-        """Return the trials of its current rung that may be sent, or [] while it waits for results."""
+        """Return the trials of the current rung that may be sent; [] while the bracket waits for results."""
         rung = self._rungs[self._place]
         if self.is_over or rung.left <= 0:
             return []
@@ -95,13 +102,16 @@ class Bracket:
         return [Wanted(budget=rung.budget, rung=place, origin=each) for each in rung.chosen if each not in there]
 
     def add(self, trial: Trial, place: int) -> None:
-        """Add a trial on the bracket's rung with index `place`. Lower rungs take no more trials."""
+        """Add a trial to the bracket's rung with index `place`. Lower rungs then take no more trials."""
         for rung in self._rungs[:place]:
             rung.is_closed = True
         self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
 
     def add_of_other_ladder(self, origin: int, budget: float) -> None:
-        """Record the budget reached under another ladder: the checkpoint is past lower budgets."""
+        """Record the budget that an origin has reached under another ladder.
+
+        It need not run at this and lower budgets.
+        """
         self._ahead[origin] = max(budget, self._ahead.get(origin, 0.0))
         rung = self._rungs[self._place]
         if budget >= rung.budget and origin in (rung.chosen or ()) and origin not in rung.origins.values():
@@ -116,9 +126,10 @@ class Bracket:
             return False
         rung = self._rungs[place]
         if trial.state is TrialState.CANCELLED:
-            # A cancelled trial says nothing about its params: a resumed study sends it again, or draws another one.
+            # A cancelled trial is replaced: a promotion is offered again, and instead of a new draw another one is
+            # drawn.
             del rung.origins[trial.number]
-            # It may have been the last trial for which a closed rung waited.
+            # The rung may be closed and have waited only for this trial.
             self._advance()
             return True
         rung.losses.append((feasible_loss(trial), rung.origins[trial.number]))
@@ -126,7 +137,7 @@ class Bracket:
         return True
 
     def end_draws(self) -> None:
-        """Take no more new draws, and continue with those that exist."""
+        """Take no more new draws, and continue with the trials that exist."""
         self._rungs[0].is_closed = True
         self._advance()
 
@@ -138,7 +149,8 @@ class Bracket:
                 return
             last, self._place = self._rungs[self._place], self._place + 1
             rung = self._rungs[self._place]
-            # If the lowest rung is closed with too few trials, a fraction of each rung is promoted, not a fixed number.
+            # If the lowest rung was closed with too few trials, a fraction of each rung is promoted instead of a fixed
+            # number.
             is_short = self._rungs[0].is_closed and len(self._rungs[0].origins) < self._rungs[0].wanted
             count = math.ceil(len(last.origins) * rung.wanted / last.wanted) if is_short else rung.sent
             rung.chosen = [each for each in last.best(count) if self._ahead.get(each, 0.0) < rung.budget]
@@ -148,18 +160,22 @@ class Bracket:
 class Brackets(Rounds):
     """Runs brackets in turn.
 
-    By default, one at a time. With `overlap`, the next bracket starts while all started brackets wait for results.
+    By default, one bracket runs at a time. With `overlap`, the next bracket starts if all started brackets wait for
+    results.
     """
 
     def __init__(
         self, budgets: Sequence[float], sizes: Sequence[Sequence[int]], *, backups: int = 0, overlap: bool = False
     ) -> None:
-        """`budgets` are those of all rungs, the lowest first. `sizes` are those of the rungs of each bracket."""
+        """`budgets` are the budgets of all rungs, the lowest first.
+
+        `sizes` has the sizes of the rungs of each bracket.
+        """
         self._budgets = budgets
         self._sizes = sizes
         self._backups = backups
         self._overlap = overlap
-        #: brackets that have started and not ended, in the order of their start; and number of started brackets
+        #: brackets that have started and not ended, in the order of their starts; number of brackets that have started
         self._active: list[Bracket] = []
         self._begun = 0
         #: by trial number: the bracket of the trial
@@ -170,7 +186,7 @@ class Brackets(Rounds):
 
     @property
     def present(self) -> Round:
-        # The first bracket that has a trial to send, unless all of them wait.
+        # This is the first bracket that has trials to send, or the next bracket if all wait and brackets overlap.
         asking = [bracket for bracket in self._active if bracket.left > 0]
         bracket = asking[0] if asking else self._next() if self._overlap else None
         size = sum(bracket.size for bracket in self._active)
@@ -219,7 +235,7 @@ class Brackets(Rounds):
             self._begin()
 
     def _drawing(self, rung: int) -> Bracket | None:
-        """Return the bracket for a new draw on `rung`. Start brackets until one takes it."""
+        """Return the bracket that takes a new draw on `rung`. If necessary, start further brackets."""
         for _ in range(len(self._sizes) + 1):
             for bracket in self._active:
                 if bracket.first == rung and bracket.takes_draws:
@@ -241,18 +257,18 @@ class Brackets(Rounds):
 
 
 class SuccessiveHalving(Brackets):
-    """One bracket after another, each from the lowest budget. The next one starts when the last one has ended.
+    """One bracket after another, each from the lowest budget. A bracket starts when the one before has ended.
 
-    A bracket's rungs have the budgets ``most * eta**-k`` down to `least`, and ``eta**k`` trials. The best 1 / eta of a
-    rung are promoted to the next rung. Promotion waits for a complete rung, so it depends only on the losses. A failed
-    trial counts as the worst, and a cancelled trial is ignored. Source: Jamieson, Talwalkar, "Non-stochastic Best Arm
-    Identification and Hyperparameter Optimization", AISTATS 2016; here in the form of bracket s_max of Li et al.,
-    "Hyperband", JMLR 18, 2018.
+    The rungs of a bracket have the budgets ``most * eta**-k`` down to `least`, and ``eta**k`` trials. When a rung is
+    complete, its best 1 / eta trials are promoted, so the promotions depend only on the losses. Failed trials rank
+    last, and cancelled trials are ignored. Source: Jamieson, Talwalkar, "Non-stochastic Best Arm Identification and
+    Hyperparameter Optimization", AISTATS 2016; here in the form of bracket s_max of Li et al., "Hyperband", JMLR 18,
+    2018.
 
     With `backups` b, every rung gets n + b *different* trials, and the next rung starts after the first n results, so
-    it does not wait for slow trials. This is biased if good trials are slow, as large models often are: late trials are
-    not promoted, even with a low loss. The study still keeps their results. Copies of late trials (`speculation`) save
-    most of that waiting and are not biased.
+    it does not wait for slow trials. Late trials are not promoted, even with a low loss, but their results are kept.
+    This is biased if good trials are slow, as large models often are. Copies of late trials (the setting `speculate`)
+    save most of the waiting time without a bias.
     """
 
     def __init__(self, ladder: Ladder) -> None:
@@ -261,10 +277,10 @@ class SuccessiveHalving(Brackets):
 
 
 class Hyperband(Brackets):
-    """Brackets s_max, ..., 0 in turn: bracket s starts s rungs below the top. No slot waits for the end of a rung.
+    """Brackets s_max, ..., 0 in turn, where bracket s starts s rungs below the top.
 
-    While all started brackets wait for results, the next one starts. Source: Li, Jamieson, DeSalvo, Rostamizadeh,
-    Talwalkar, "Hyperband", JMLR 18, 2018, algorithm 1.
+    If all started brackets wait for results, the next bracket starts, so no slot waits for the end of a rung. Source:
+    Li, Jamieson, DeSalvo, Rostamizadeh, Talwalkar, "Hyperband", JMLR 18, 2018, algorithm 1.
     """
 
     def __init__(self, ladder: Ladder) -> None:
@@ -274,14 +290,14 @@ class Hyperband(Brackets):
 def sizes_of(ladder: Ladder) -> list[Sequence[int]]:
     """Return for each of the brackets s_max, ..., 0 the number of trials on each of its rungs, the lowest first."""
     return [
-        # n = ceil((s_max + 1) / (s + 1) * eta**s), in whole numbers; rung i has floor(n / eta**i) trials.
+        # n = ceil((s_max + 1) / (s + 1) * eta**s), computed with integers; rung i has floor(n / eta**i) trials.
         [math.floor(-(-(ladder.top + 1) * ladder.eta**s // (s + 1)) / ladder.eta**rung) for rung in range(s + 1)]
         for s in range(ladder.top, -1, -1)
     ]
 
 
 def rung_of(trial: Trial, budgets: Sequence[float]) -> int | None:
-    """Return the rung of a trial, or None if it ran under another ladder, for example in an earlier run."""
+    """Return the rung of a trial; None if it belongs to another ladder, for example of an earlier run."""
     if trial.rung is None or trial.rung >= len(budgets) or trial.budget != budgets[trial.rung]:
         return None
     return trial.rung

@@ -1,4 +1,4 @@
-"""DEHB: differential evolution of one population per budget, scheduled by Hyperband's brackets.
+"""DEHB: differential evolution with a population for each budget, in the brackets of Hyperband.
 
 Source: Awad, Mallik, Hutter, "DEHB: Evolutionary Hyperband for Scalable, Robust and Efficient Hyperparameter
 Optimization", IJCAI 2021, arXiv 2105.09821. Section numbers are those of the paper.
@@ -27,11 +27,11 @@ Array = NDArray[np.float64]
 
 #: mutation factor F and crossover rate p of section 3.1
 MUTATION, CROSSOVER = 0.5, 0.5
-#: number of individuals that a mutation uses
+#: number of individuals from which a mutant is made
 PARENTS = 3
-#: maximum number of mutations until the space's `where` allows one
+#: maximum number of mutations until the space's `where` allows the mutant
 REFUSED = 100
-#: number of bisection steps to find the quantile of a value
+#: number of bisection steps in the search for the quantile of a value
 HALVINGS = 40
 
 
@@ -39,24 +39,25 @@ HALVINGS = 40
 class _Population:
     """The individuals of the evolution at one budget."""
 
-    #: positions of the individuals in the unit cube, shape (size, labels), and their losses, infinite until known
+    #: positions of the individuals in the unit cube, shape (size, labels); their losses, infinite until they are known
     vectors: Array
     losses: Array
-    #: numbers of the trials that have the individuals' checkpoints; -1 if there is no such trial
+    #: for each individual, the number of the trial that has its checkpoint; -1 if there is none
     origins: list[int]
-    #: origins that were promoted to this budget, or past it under another ladder
+    #: origins that were promoted to this budget, or that reached it under another ladder
     promoted: set[int] = field(default_factory=set)
-    #: number of trials added at this budget; it determines the next target, because targets are used in turn
+    #: number of trials added at this budget. It determines the target of the next trial, because targets are used in
+    #: turn
     made: int = 0
 
     def best(self, count: int) -> list[int]:
-        """Return the indexes of the best individuals, the best first, `count` at most."""
+        """Return the indexes of at most `count` of the best individuals, the best first."""
         return [int(place) for place in np.argsort(self.losses, kind="stable")[:count]]
 
 
 @dataclass(kw_only=True)
 class _Job:
-    """A trial to send, which competes with the individual at `target` of its budget's population."""
+    """A trial to send. It competes with the individual with index `target` in its budget's population."""
 
     rung: int
     target: int
@@ -67,16 +68,16 @@ class _Job:
 
 @dataclass(kw_only=True)
 class _Bracket:
-    """One bracket: it waits for the trials of a rung before the next rung starts."""
+    """A bracket of Hyperband. Its next rung starts when all trials of the rung before have ended."""
 
     #: its index among all brackets, from 0
     place: int
-    #: rung of its first trials; and number of trials on each of its rungs
+    #: the ladder's index of its lowest rung; number of trials on each of its rungs
     first: int
     sizes: list[int]
-    #: by rung, counted from `first`: vectors and origins that are promoted to it and not sent yet
+    #: by rung, counted from `first`: vectors and origins that are promoted to it and were not sent yet
     chosen: dict[int, list[tuple[Array, int]]] = field(default_factory=dict)
-    #: by rung, counted from `first`: number of added trials, and number of ended trials
+    #: by rung, counted from `first`: number of added trials; number of ended trials
     added: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     #: trials that were cancelled and must be sent again
@@ -84,23 +85,24 @@ class _Bracket:
 
     @property
     def filling(self) -> int | None:
-        """Index of the lowest rung to which trials must still be added (0 is rung `first`), or None."""
+        """Index of the lowest rung to which trials must still be added, counted from `first`; None if there is none."""
         return next((place for place, size in enumerate(self.sizes) if self.added[place] < size), None)
 
     @property
     def asking(self) -> int | None:
-        """The same rung as `filling` if its next trial may be sent, or None while it waits for results."""
+        """The rung `filling` if its next trial may be sent now; None while it waits for results."""
         place = self.filling
         return None if place is None or (place and self.ended[place - 1] < self.sizes[place - 1]) else place
 
 
 class Dehb(Rounds):
-    """Differential evolution across budgets. It proposes the trials itself, in the whole space.
+    """Differential evolution across budgets. It proposes params itself, in the whole space.
 
     In the first bracket, individuals are drawn and promoted as in successive halving. In the other brackets of
-    Hyperband's first cycle, the lowest rung evolves. From the second cycle on, every trial is a step of the evolution,
-    and its parents are the best of the next lower budget. A trial replaces its target at once if its loss is not
-    higher. A failed trial replaces nothing. While all started brackets wait for results, the next bracket starts.
+    Hyperband's first cycle, the trials on the lowest rung are made by evolution, and the best are promoted. From the
+    second cycle on, all trials are made by evolution, above the lowest rung from the best individuals of the next lower
+    budget. When a trial ends, it replaces its target in the population unless its loss is higher or it has failed. If
+    all started brackets wait for results, the next bracket starts.
     """
 
     def __init__(self, ladder: Ladder, space: Space, seed: int) -> None:
@@ -111,9 +113,9 @@ class Dehb(Rounds):
         self._seed = seed
         self._brackets: list[_Bracket] = []
         self._begun = self._made = 0
-        #: by number of a trial in flight: its bracket, and its job
+        #: by number of a trial in flight: its bracket and its job
         self._sent: dict[int, tuple[_Bracket, _Job]] = {}
-        #: by trial number: its vector, which a promoted trial takes over
+        #: by number of a trial: its vector, which a promoted trial uses, too
         self._vectors: dict[int, Array] = {}
         self._populations = [self._population(rung) for rung in range(len(self._budgets))]
 
@@ -131,7 +133,7 @@ class Dehb(Rounds):
         bracket, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
         if (job.rung, job.origin) != (rung, trial.origin) or params not in (None, trial.params):
-            # A trial of an earlier run: its vector was not stored, only its params.
+            # This is a trial of an earlier run. Its vector was not stored, so it is computed from the params.
             job = self._recalled(trial, rung)
             if job.origin is not None and trial.state is not TrialState.CANCELLED:
                 self._populations[rung].promoted.add(job.origin)
@@ -174,7 +176,7 @@ class Dehb(Rounds):
         self._advance(bracket, place)
 
     def _advance(self, bracket: _Bracket, place: int) -> None:
-        """Choose the trials to promote once a rung is complete. End the bracket after its last rung."""
+        """If a rung is complete, choose the trials that are promoted from it. End the bracket after its last rung."""
         while bracket.ended[place] >= bracket.sizes[place]:
             place += 1
             if place == len(bracket.sizes):
@@ -203,7 +205,9 @@ class Dehb(Rounds):
                     self._advance(bracket, place)
 
     def _population(self, rung: int) -> _Population:
-        """Return the initial population at a budget. Its size is that of the largest rung with this budget."""
+        """Return the initial population at a budget. Its size is that of the largest rung of any bracket at this
+        budget.
+        """
         top = len(self._budgets) - 1
         size = max(sizes[rung - (top - len(sizes) + 1)] for sizes in self._sizes if len(sizes) > top - rung)
         generator = np.random.default_rng([self._seed, rung])
@@ -216,19 +220,19 @@ class Dehb(Rounds):
         return _Bracket(place=place, first=first, sizes=sizes, added=[0] * len(sizes), ended=[0] * len(sizes))
 
     def _next(self) -> tuple[_Bracket, _Job]:
-        """Return the bracket of the next trial to send, which may not have started yet, and the trial's job."""
+        """Return the bracket and the job of the next trial to send. The bracket may not have started yet."""
         bracket = next((each for each in self._brackets if each.again or each.asking is not None), None)
         bracket = bracket or self._bracket(self._begun)
         return bracket, self._job(bracket)
 
     def _recalled(self, trial: Trial, rung: int) -> _Job:
-        """Return the job of a trial of an earlier run."""
+        """Return a job for a trial of an earlier run."""
         vector = None if trial.origin is None else self._vectors.get(trial.origin)
         vector = self._encoded(trial.params) if vector is None else vector
         return _Job(rung=rung, target=self._target(rung), vector=vector, origin=trial.origin)
 
     def _room_for(self, job: _Job) -> _Bracket | None:
-        """Return the first bracket that needs a trial like this job's, or None if no bracket does.
+        """Return the first bracket that needs a trial like this job's; None if there is none.
 
         The brackets before it are started.
         """
@@ -245,7 +249,7 @@ class Dehb(Rounds):
         return place > 0 and bracket.place < len(self._sizes)
 
     def _target(self, rung: int) -> int:
-        """Return the index of the individual with which the next trial on a rung competes. Targets are used in turn."""
+        """Return the index of the individual with which the next trial on a rung competes. They are used in turn."""
         population = self._populations[rung]
         return population.made % len(population.losses)
 
@@ -268,7 +272,7 @@ class Dehb(Rounds):
         return _Job(rung=rung, target=target, vector=self._evolved(population.vectors[target], pool))
 
     def _promotable(self, rung: int, count: int) -> list[tuple[Array, int]]:
-        """Return vectors and origins of the best individuals of the next lower budget, `count` at most.
+        """Return the vectors and origins of at most `count` of the best individuals at the next lower budget.
 
         Individuals that were already promoted are left out.
         """
@@ -277,9 +281,11 @@ class Dehb(Rounds):
         return [(lower.vectors[place], lower.origins[place]) for place in new[:count]]
 
     def _evolved(self, base: Array, pool: Array) -> Array:
-        """Return the trial vector against a target: rand/1 mutation and binomial crossover (section 3.1).
+        """Return the vector of a trial that competes with the target `base`: rand/1 mutation and binomial crossover
+        (section 3.1).
 
-        If there are too few parents, others come from all budgets (section 3.3). The target `base` is never a parent.
+        The parents come from `pool`; if it has too few, also from all budgets (section 3.3). The target itself is never
+        a parent.
         """
         generator = np.random.default_rng([self._seed, self._made])
         parents = pool[(pool != base).any(axis=1)]
@@ -301,24 +307,24 @@ class Dehb(Rounds):
         return np.asarray(np.where(crossed, mutant, base))
 
     def _allowed(self, vectors: Iterable[Array], generator: np.random.Generator) -> Array:
-        """Return the first of the vectors whose params the space's `where` allows, else that of a draw."""
+        """Return the first vector whose params the space's `where` allows, else a vector of drawn params."""
         space = self._whole.space
         found = next((each for each in vectors if space.allows(self._whole.at(each))), None)
         return self._encoded(self._whole.sample(generator, 1)[0]) if found is None else found
 
     def _encoded(self, params: Params) -> Array:
-        """Return a vector that decodes to these params. The coordinates of inactive labels are drawn."""
+        """Return a vector for these params. The coordinates of inactive labels are drawn."""
         vector = np.random.default_rng([self._seed, self._made, 2]).random(len(self._domains))
         for column, (label, domain) in enumerate(self._whole.domains.items()):
             if label in params:
-                # The middle of the interval of quantiles at which the distribution has this value.
+                # The middle of the interval of quantiles for which the distribution has this value.
                 before, behind = (_mass_before(domain, params[label], each) for each in (operator.ge, operator.gt))
                 vector[column] = (before + behind) / 2
         return vector
 
 
 def _mass_before(domain: Domain, value: float, is_behind: Callable[[float, float], bool]) -> float:
-    """Return the quantile in [0, 1] from which on `is_behind(value at the quantile, value)` is true, by bisection."""
+    """Return the least quantile in [0, 1] for which `is_behind(value at the quantile, value)` is true, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2

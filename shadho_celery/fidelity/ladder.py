@@ -15,12 +15,12 @@ from shadho_celery.errors import UsageError
 
 #: maximum number of rungs above the lowest one
 HIGHEST = 40
-#: maximum number of trials of a round; with a larger round, a second one would hardly ever start
+#: maximum number of trials in a round, because after a larger round there would hardly ever be a second one
 LARGEST = 100_000
 
 _NAMES = ", ".join(FIDELITIES)
 _FORM = f"give a dict such as {{'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}}, with how one of {_NAMES}"
-#: what a pruner is, where an algorithm for budgets is needed
+#: part of the message for a pruner's name where an algorithm for budgets is needed
 _PRUNES = "stops trials by their reports, see STUDY['pruner']"
 
 Budget = Annotated[
@@ -30,22 +30,24 @@ Budget = Annotated[
 
 
 class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Budgets from `least` to `most`, and how trials get them, as set in ``STUDY["fidelity"]``."""
+    """Settings of ``STUDY["fidelity"]``: budgets from `least` to `most`, and the algorithm that gives
+    them to trials.
+    """
 
     least: Budget = 1.0
     most: Budget
-    #: reduction factor: each rung has `eta` times the budget of the one below, and 1 / `eta` of its trials
+    #: reduction factor: each rung has `eta` times the budget of the rung below, and 1 / `eta` of its trials
     eta: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
-    #: number of trials of each rung beyond the results for which halving waits
+    #: number of trials of each rung for which halving does not wait
     backups: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     #: name of the algorithm by which trials get their budgets, one of FIDELITIES
     how: Annotated[str, Meta(description=f"one of {_NAMES}")] = "auto"
 
     @classmethod
     def of(cls, settings: Mapping[str, object], name: str = "fidelity") -> Ladder:
-        """Return the ladder of plain settings. Raises UsageError if they are invalid.
+        """Return the ladder for a dict of settings. Raises UsageError if they are invalid.
 
-        `name` is the name of the settings in messages.
+        `name` is the name of these settings in messages.
         """
         if not isinstance(settings, Mapping):
             raise UsageError(f"{name}: {short(settings, 60)} is not a dict of settings; {_FORM}")
@@ -57,7 +59,7 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return ladder
 
     def _problem(self, settings: Mapping[str, object]) -> str | None:
-        """Return why a search cannot use this ladder, with the remedy, or None if it can."""
+        """Return why this ladder cannot be used, with the remedy; None if it can."""
         between = f"from {self.least:g} to {self.most:g}"
         if self.has_rounds and self.most / self.least + self.backups > LARGEST:
             return f"{between} takes over {LARGEST} trials a round; raise 'least'"
@@ -79,12 +81,12 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def has_rounds(self) -> bool:
-        """True if trials are drawn in rounds whose size follows from the budgets."""
+        """True if trials are drawn in rounds, whose size depends on the budgets."""
         return self.how not in {"auto", "asha"}
 
     @property
     def in_words(self) -> str:
-        """Description of the range of budgets and of how trials get them, for messages."""
+        """Text with the range of budgets and the algorithm, for messages."""
         backups = f", {self.backups} backups" if self.backups else ""
         return f"{self.least:g} to {self.most:g}, eta {self.eta}, {self.how}{backups}"
 
@@ -101,5 +103,5 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def ladder_of(settings: Mapping[str, Any]) -> Ladder | None:
-    """Return the ladder in a study's settings, or None if they have no fidelity. Raises UsageError if it is invalid."""
+    """Return the ladder in a study's settings; None for a study without budgets. Raises UsageError if it is invalid."""
     return None if settings.get("fidelity") is None else Ladder.of(settings["fidelity"])

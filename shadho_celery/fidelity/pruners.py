@@ -1,4 +1,7 @@
-"""Pruners decide from a trial's reports whether it should continue. They get values and return a decision."""
+"""Pruners, which decide from a trial's reports whether it should be stopped, and their settings.
+
+`Pruning` decides this for all trials of a study, with a pruner for each budget.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, named
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState, turned_first
 from shadho_celery.errors import UsageError
 
-#: number of COMPLETE trials, without any report so far, after which a notice says that nothing can be pruned
+#: after this number of COMPLETE trials without any report, a notice says that no trial can be pruned
 ENOUGH = 5
 
 _Trials = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -31,17 +34,17 @@ class Pruner(Protocol):
     def tell(self, trial: int, step: int, loss: float) -> bool:
         """Record a report of a trial. Return whether the trial should be stopped.
 
-        The steps of a trial's reports increase. `loss` is infinite instead of NaN.
+        The steps of a trial must increase. A `loss` that was NaN is passed as infinity.
         """
 
     def end(self, trial: int, *, complete: bool) -> None:
-        """Record that a trial has ended, COMPLETE or in another state. It sends no more reports."""
+        """Record that a trial has ended, and whether it is COMPLETE."""
 
 
 class _Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="how", tag=str.lower):
     """Settings of a pruner, as in ``STUDY["pruner"]``. `how` is its name."""
 
-    #: name of the setting that a number after the pruner's name sets, as in ``percentile:25``
+    #: name of the setting whose value may follow the pruner's name, as in ``percentile:25``
     in_short: ClassVar[str]
 
 
@@ -51,9 +54,9 @@ class Percentile(_Settings, frozen=True, kw_only=True):
     in_short = "percentile"
 
     percentile: Annotated[float, Meta(gt=0, lt=100, description="a number between 0 and 100")] = 25.0
-    #: number of trials that must complete before any trial is stopped
+    #: no trial is stopped before this number of trials are COMPLETE
     startup_trials: _Trials = 5
-    #: number of steps of every trial after which it may be stopped
+    #: a trial is not stopped before this step
     warmup_steps: _Steps = 0
 
     def make(self) -> Pruner:
@@ -81,7 +84,7 @@ class Patience(_Settings, frozen=True, kw_only=True):
     in_short = "steps"
 
     steps: Annotated[int, Meta(ge=1, le=2**62, description="a whole number from 1")] = 10
-    #: minimum improvement that counts
+    #: a smaller decrease of the loss does not count as an improvement
     least_gain: Annotated[float, Meta(ge=0, le=1e300)] = 0.0
 
     def make(self) -> Pruner:
@@ -104,7 +107,7 @@ class Threshold(_Settings, frozen=True, kw_only=True):
 
 
 class Asha(_Settings, frozen=True, kw_only=True):
-    """Stop a trial that is not among the best 1 / eta at the steps least, least * eta, least * eta**2, ..."""
+    """Stop a trial that is not among the best 1 / eta when it reaches step least, least * eta, least * eta**2, ..."""
 
     in_short = "eta"
 
@@ -120,15 +123,16 @@ PrunerSettings = Percentile | Median | Patience | Threshold | Asha
 
 _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
 
-#: what an algorithm for budgets is, where a pruner is needed
+#: part of the message for the name of an algorithm for budgets where a pruner is needed
 _GIVES = "gives trials budgets, see STUDY['fidelity']: a pruner stops one by its reports"
 
 
 def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> PrunerSettings | None:
-    """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict, or None for no pruner.
+    """Return the settings of a pruner that is given as ``median``, ``percentile:25`` or a dict; None for no pruner.
 
-    Bounds are given as the objective returns losses, and converted to the minimised form. In ``threshold:10`` the
-    number is the bound on the bad side. Raises UsageError for unknown or invalid settings.
+    The bounds of `threshold` are losses as the objective returns them; if these are maximised, the bounds are negated.
+    The number in ``threshold:10`` is the bound beyond which losses are bad. Raises UsageError for unknown or invalid
+    settings.
     """
     if given in (None, NO_PRUNER, {"how": NO_PRUNER}):
         return None
@@ -154,7 +158,7 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
             raise UsageError("pruner threshold needs the loss above which a trial is stopped, such as threshold:10")
-        # `>=` would accept NaN, which a bound may be.
+        # `not <` also refuses a bound that is NaN.
         if not read.lower < read.upper:
             raise UsageError(f"pruner threshold: nothing lies between {read.lower:g} and {read.upper:g}; {_FORM}")
         return replace(read, upper=-read.lower, lower=-read.upper) if is_turned else read
@@ -162,7 +166,10 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
 
 
 def _number(given: str, number: str) -> float:
-    """Return the number of a pruner given in short form, as an int if it is a whole number. Raises UsageError."""
+    """Return the number in the short form of a pruner, as an int if possible.
+
+    Raises UsageError if it is not a number.
+    """
     try:
         return int(number) if number.removeprefix("-").isdecimal() else float(number)
     except ValueError:
@@ -172,8 +179,8 @@ def _number(given: str, number: str) -> float:
 class PercentilePruner:
     """Compares a trial's best loss so far with the best losses of the COMPLETE trials up to the same step.
 
-    Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, the median stopping rule.
-    Here the best losses are compared, instead of running averages.
+    Source: the median stopping rule in Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017,
+    which compares running averages instead of the best losses.
     """
 
     def __init__(self, settings: Percentile | Median) -> None:
@@ -206,7 +213,7 @@ class PatiencePruner:
 
     def __init__(self, settings: Patience) -> None:
         self._settings = settings
-        #: by trial: best loss and its step
+        #: by running trial: its best loss, and the step of that
         self._best: dict[int, tuple[float, int]] = {}
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
@@ -221,14 +228,14 @@ class PatiencePruner:
 
 
 class ThresholdPruner:
-    """Stops a trial whose loss leaves its bounds, because training has diverged or is incorrect."""
+    """Stops a trial whose loss is outside the bounds, because its training has diverged or has an error."""
 
     def __init__(self, settings: Threshold) -> None:
         self._settings = settings
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
         lower, upper = self._settings.lower, self._settings.upper
-        # An infinite loss may have been NaN, and is outside any bounds.
+        # An infinite loss may have been NaN, so it counts as outside the bounds.
         return step >= self._settings.warmup_steps and not (lower <= loss <= upper and loss < math.inf)
 
     def end(self, trial: int, *, complete: bool) -> None:
@@ -236,21 +243,23 @@ class ThresholdPruner:
 
 
 class AshaPruner:
-    """Asynchronous successive halving by stopping: of the trials on a rung so far, the best 1 / eta continue.
+    """Asynchronous successive halving by stopping: of the trials that have reached a rung so far, the best 1 / eta
+    continue.
 
-    A trial is judged at its first report on a rung, against the trials that were there before it, and never waits.
-    Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in its stopping form.
+    Rungs are steps. At its first report on a rung, a trial is compared with the trials that have reached this rung
+    before. It never waits. Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in
+    its stopping form.
     """
 
     def __init__(self, settings: Asha) -> None:
         self._settings = settings
-        #: by step of a rung: the losses of all trials that have reached it, sorted
+        #: by step of a rung: the sorted losses of all trials that have reached it
         self._rungs: defaultdict[int, list[float]] = defaultdict(list)
         #: by running trial: step of the last rung that it has reached
         self._reached: dict[int, int] = {}
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
-        # The highest rung up to the step.
+        # Find the highest rung up to this step.
         rung = self._settings.least
         while rung * self._settings.eta <= step:
             rung *= self._settings.eta
@@ -259,7 +268,7 @@ class AshaPruner:
         self._reached[trial] = rung
         there = self._rungs[rung]
         insort(there, loss)
-        # The best loss so far continues, whatever the rounding of the quantile.
+        # The trial with the best loss so far always continues, even if the quantile is rounded.
         return loss > max(there[0], percentile(there, 100.0 / self._settings.eta))
 
     def end(self, trial: int, *, complete: bool) -> None:
@@ -269,30 +278,30 @@ class AshaPruner:
 class Pruning:
     """Decides which trials of a study should stop, with a pruner for each budget.
 
-    Reports whose step does not increase are ignored: they were delivered twice or late, or another attempt repeats
-    them. No trial is stopped at the last step that COMPLETE trials have reached, because that would save nothing.
+    Reports whose step does not increase are ignored, because they were delivered twice or late, or another attempt
+    repeats steps. No trial is stopped at the greatest step of the COMPLETE trials, because that would save no time.
     """
 
     def __init__(self, settings: PrunerSettings) -> None:
         #: by budget: its pruner
         self._pruners: defaultdict[float | None, Pruner] = defaultdict(settings.make)
-        #: by budget: the greatest last step of any COMPLETE trial
+        #: by budget: the greatest step of all COMPLETE trials
         self._longest: dict[float | None, int] = {}
-        #: by running trial: its last step
+        #: by running trial: its greatest step so far
         self._steps: dict[int, int] = {}
-        #: by running trial: the latest report of any attempt
+        #: by running trial: the latest report of any of its attempts
         self._latest: dict[int, Report] = {}
-        #: number of the first trial of which an attempt has reported a step that is not greater than the previous one
+        #: number of the first trial with an attempt whose reported steps do not increase
         self._without_growth: int | None = None
         #: numbers of the trials that should stop
         self._stopped: set[int] = set()
-        #: number of COMPLETE trials in this run; used as long as no trial has reported anything
+        #: number of COMPLETE trials in this run
         self._silent = 0
         self._has_reports = False
 
     @property
     def notice(self) -> str | None:
-        """A notice for the user if reports are missing or ignored, or None."""
+        """Notice for the user if reports are missing or ignored; None otherwise."""
         if self._without_growth is not None:
             return (
                 f"the pruner ignores reports whose step does not grow, such as those of trial "
@@ -303,8 +312,9 @@ class Pruning:
         return "no trial has reported a loss, so the pruner stops none: call context.report(step, loss)"
 
     def tell(self, trial: Trial | Attempt, report: Report) -> bool:
-        """Record a report. Return whether the trial should stop. After a first True, each later report of the trial
-        returns True, too.
+        """Record a report. Return whether the trial should stop.
+
+        Once this was True for a trial, it is True for all of its later reports.
         """
         number, step = trial.number, report.step
         self._has_reports = True
@@ -318,9 +328,11 @@ class Pruning:
         return number in self._stopped
 
     def _note_growth(self, report: Report) -> None:
-        """Record a trial whose attempt reports steps that do not increase. Another attempt may repeat steps."""
+        """Note the first trial with an attempt whose steps do not increase. Another attempt of a trial may repeat
+        steps.
+        """
         before = self._latest.get(report.number)
-        # A report may arrive twice, if a connection broke or the trial ran in this process.
+        # The same report may arrive twice, after a broken connection, or if the trial ran in this process.
         if before is not None and before.attempt == report.attempt and report.at <= before.at:
             return
         self._latest[report.number] = report
@@ -349,9 +361,10 @@ class Pruning:
                 self.end(trial)
             else:
                 self.tell(trial, report)
-        # Whether the current code of the objective reports anything, and in order, is not known yet.
+        # The reports of earlier runs do not show what the present code of the objective reports, so these facts are
+        # reset.
         self._silent, self._without_growth = 0, None
-        # Only decisions that are recorded in the study count, not those of this replay.
+        # Only the decisions that were recorded in the study count, not those made again here.
         self._stopped = {number for number, trial in known.items() if trial.step is not None}
         self._stopped -= {number for number, trial in known.items() if trial.state.is_finished}
 
@@ -361,5 +374,5 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
     left, right = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    # The weighted mean of infinite neighbours is not defined.
+    # This comes first, because the weighted mean of infinite values is NaN.
     return left if left == right or place == below else left + (right - left) * (place - below)

@@ -1,6 +1,7 @@
 """Call of an objective: every return value and every exception becomes an outcome.
 
-Its peak memory is measured, and errors are recognised whose cause is that GPU memory or RAM ran out.
+`PeakMemory` measures how much memory the call uses. `exhausted` recognises errors whose cause is that GPU memory or RAM
+ran out. `check_objective` and `wants_context` inspect the objective's signature.
 """
 
 from __future__ import annotations
@@ -54,12 +55,11 @@ _GPU = re.compile(r"cuda|\bhip\b|gpu|\bmps\b", re.IGNORECASE)
 class PeakMemory:
     """Measures peaks since its creation: the GPU memory of torch's tensors, and the resident memory of this process.
 
-    Memory of child processes is counted only if `add` is told of it. Of GPU memory, only that of torch's tensors is
-    counted. Never raises.
+    Memory of other processes is included only if it is passed to `add`. No method raises.
     """
 
     def __init__(self, shared: int = 0) -> None:
-        """`shared` are bytes that are not counted, because this process shares them with others."""
+        """`shared` is the number of bytes that this process shares with other processes. They are subtracted."""
         self._shared = shared
         #: peaks of the processes that have run beside this one
         self._beside = dict.fromkeys(Memory, 0)
@@ -83,9 +83,9 @@ class PeakMemory:
                 os.close(descriptor)
 
     def add(self, host: int, gpu: int) -> None:
-        """Count processes that have run beside this one: their resident memory, and the most on one GPU, in bytes.
+        """Include the peaks of other processes of the trial: their resident bytes, and the most bytes on one GPU.
 
-        Of several calls, the greatest values count.
+        After several calls, only the largest value of each is included.
         """
         for memory, peak in ((Memory.HOST, host), (Memory.GPU, gpu)):
             self._beside[memory] = max(self._beside[memory], peak)
@@ -93,7 +93,8 @@ class PeakMemory:
     def read(self, memory: Memory) -> int | None:
         """Return the peak of a kind of memory in bytes, or None if it was not measured.
 
-        That is so for GPU memory without a GPU, and for RAM if the system cannot reset the peak of the process.
+        GPU memory is not measured if torch uses no GPU. RAM is not measured if the system cannot reset the peak of the
+        process.
         """
         if memory is Memory.HOST:
             if not self._was_reset:
@@ -103,9 +104,9 @@ class PeakMemory:
         return (gpu_peak() + self._beside[Memory.GPU]) or None
 
     def release(self) -> None:
-        """Free what the trial has left on GPUs, as far as nothing refers to it. Never raises.
+        """Free the tensors that the trial has left on GPUs, if nothing refers to them any more. Never raises.
 
-        Where other trials share the GPU, also give back the memory that torch's allocator keeps.
+        If trials share GPUs, torch's allocator also returns the memory that it keeps for later tensors.
         """
         with suppress(Exception):
             if (cuda := _cuda()) is not None:
@@ -117,9 +118,10 @@ class PeakMemory:
 
 
 def gpu_peak(device: int | None = None) -> int:
-    """Return the peak bytes of torch's tensors on a GPU, by default the largest one of all; 0 if torch uses none.
+    """Return the peak bytes of torch's tensors on a GPU, or the largest peak of all GPUs; 0 if torch uses none.
 
-    Where trials share GPUs, they are those of torch's allocator, which keeps more than the tensors take.
+    If trials share GPUs, return the peak of the memory that torch's allocator holds, which is more than the tensors
+    take.
     """
     with suppress(Exception):
         # Elsewhere, the peak of reserved memory would be wrong, because the allocator keeps it from trial to trial.
@@ -137,14 +139,14 @@ def _allocated(cuda: Any) -> int:
 
 
 def _shares() -> bool:
-    """Return whether trials of this worker share GPUs as far as their memory fits."""
+    """Return whether this worker's trials share GPUs: as many trials run on a GPU as its memory has room for."""
     return os.environ.get(SLOTS_PER_GPU) == AUTO
 
 
 def own_peak() -> int:
-    """Return the peak bytes of this process's resident memory, without programs and libraries on disk; 0 if unknown.
+    """Return the peak bytes of this process's resident memory, without mapped files such as libraries; 0 if unknown.
 
-    The peak of `getrusage` would also be that of the process by which this one was started.
+    `getrusage` is not used, because its peak may be that of the process that has started this one.
     """
     with suppress(OSError):
         found = {name: 1024 * int(kilobytes) for name, kilobytes in _STATUS_LINE.findall(_STATUS.read_bytes())}
@@ -153,9 +155,9 @@ def own_peak() -> int:
 
 
 def shared_memory() -> int:
-    """Return the bytes that this process has in common with the process from which it was forked; 0 if unknown.
+    """Return the bytes of memory that this process shares with the process that forked it; 0 if unknown.
 
-    Programs and libraries on disk are not included.
+    Mapped files, such as libraries, are not included.
     """
     with suppress(OSError):
         found = _SHARED.search(_ROLLUP.read_bytes())
@@ -164,13 +166,13 @@ def shared_memory() -> int:
 
 
 def _cuda() -> Any:
-    """Return torch.cuda if this process uses a GPU with torch, else None. torch is never imported for this."""
+    """Return torch.cuda if torch uses a GPU in this process, else None. torch is not imported for this."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def exhausted(error: BaseException) -> Memory | None:
-    """Return the kind of memory that ran out according to `error` or one of its causes, or None."""
+    """Return the kind of memory that ran out, if `error` or one of its causes says so, else None."""
     cause: BaseException | None = error
     with suppress(Exception):
         # A chain of causes may be circular.
@@ -239,12 +241,11 @@ def call(
     fatal: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
     objectives: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Call `objective` on the values that `make_params` builds, and return the outcome.
+    """Call `objective` with the params that `make_params` returns, and return the outcome.
 
-    `takes_context` is the answer of `wants_context`, if it is known: to find it out for each trial takes longer than
-    the rest of the call. `objectives` are the directions of the study's losses by name, if they have names. An
-    exception becomes a FAILED outcome. Only `fatal` exceptions are raised: by default Ctrl-C, which is meant for the
-    whole process.
+    `takes_context` is what `wants_context(objective)` returned; None calls it, which takes longer than the rest of this
+    function. `objectives` are the directions of the study's losses by name, if they have names. An exception of a
+    `fatal` type is raised again, by default that of Ctrl-C. Any other exception becomes a FAILED outcome.
     """
     clock = clock or SystemClock()
     began = clock.now()
@@ -295,12 +296,12 @@ def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outc
 
 
 def joined(*warnings: str | None) -> str | None:
-    """Return the warnings that are not None in one line. Return None if there are no such warnings."""
+    """Return the warnings that are not None, joined by semicolons. Return None if all are None or empty."""
     return "; ".join(filter(None, warnings)) or None
 
 
 def check_objective(objective: object, name: str) -> None:
-    """Raise UsageError if `objective` cannot be called with the values of a trial. Messages call it `name`."""
+    """Raise UsageError if `objective` cannot be called with the params of a trial. The error calls it `name`."""
     if not callable(objective):
         raise UsageError(f"{name} is not a function but {type(objective).__name__}")
     if _is_suspended(objective):
@@ -326,7 +327,7 @@ def _is_suspended(objective: Any) -> bool:
 
 
 def wants_context(objective: Objective) -> bool:
-    """Return whether `objective` gets the context: its second argument is called context, or has no default."""
+    """Return whether to pass the context: the second parameter is named context or has no default."""
     try:
         parameters = inspect.signature(objective).parameters.values()
     except (TypeError, ValueError):
@@ -336,9 +337,9 @@ def wants_context(objective: Objective) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error with its traceback. A long text lacks its first frames and the middle of its message.
+    """Return the error's message with its traceback. Never raises.
 
-    Never raises.
+    If the text is too long, the first frames and the middle of the message are left out.
     """
     try:
         _cut_short(error)
@@ -354,7 +355,7 @@ def describe(error: BaseException) -> str:
 
 
 def _shortened(text: str, message: str) -> str:
-    """Shorten a traceback to MAX_ERROR characters: keep its last frames, and beginning and end of its message."""
+    """Shorten a traceback to about MAX_ERROR characters. Keep its last frames, and start and end of its message."""
     if not text.endswith(message):
         # The traceback of an exception group ends with its members.
         return "..." + text[-MAX_ERROR:]
@@ -367,7 +368,7 @@ def _shortened(text: str, message: str) -> str:
 
 
 def _from_the_user(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without its first frames in this package. Return it unchanged if all frames are in it."""
+    """Return a traceback without the leading frames that are in this package, unless all its frames are."""
     rest = trace
     while rest is not None and Path(rest.tb_frame.f_code.co_filename).is_relative_to(_PACKAGE):
         rest = rest.tb_next
@@ -375,7 +376,10 @@ def _from_the_user(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _cut_short(error: BaseException) -> None:
-    """Cut a chain of causes to MAX_CAUSES, because the time to format it grows with the square of its length."""
+    """Remove all causes of an error after the first MAX_CAUSES.
+
+    The time to format a chain of causes grows with the square of its length.
+    """
     for _ in range(MAX_CAUSES):
         cause = error.__cause__ or error.__context__
         if cause is None:

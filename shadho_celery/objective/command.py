@@ -1,7 +1,7 @@
-"""A command that runs as a trial: its template, and the arguments that a trial's values make of it.
+"""Commands as objectives: a template of a command line, and the arguments that a trial fills in.
 
-No shell is involved: each word of the template becomes one argument of the program, except ``{args}``, which becomes
-one or more for each active label.
+No shell is used. Each word of the template becomes one argument of the program. The word ``{args}`` becomes one or more
+arguments for each active label.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _PART = re.compile(r"\{\{|\{([^{}]*)\}|\{")
 
 
 class LossPattern(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A regular expression, whose group matches the loss in a line of a command's output."""
+    """A regular expression for a line of a command's output. Its only group matches the loss."""
 
     pattern: Annotated[str, Meta(max_length=1000)]
 
 
 class Values(NamedTuple):
-    """What a command gets of a trial: the value of each active label, and the values in the space's own shape."""
+    """Params of a trial for a command: the value of each active label, and the values in the shape of the space."""
 
     by_label: Mapping[str, Any]
     nested: Any
@@ -80,7 +80,7 @@ class Command:
         return named(RUN_COMMAND)(self, self.arguments(params.by_label, context), params.nested, context)
 
     def values(self, space: Space) -> Callable[[Params], Values]:
-        """Return the function that makes the values of this command from a trial's params."""
+        """Return a function that turns the params of a trial into `Values`."""
         # Imported late, because only commands need it.
         from shadho_celery.space.flat import FlatValues
 
@@ -98,10 +98,10 @@ class Command:
         return found
 
     def _of(self, label: str, value: Any) -> list[str]:
-        """Return the arguments of one label.
+        """Return the arguments for one label in ``{args}``.
 
-        If the label itself is an option, True is the option alone, and False and None are left out. In another form,
-        such as that of Hydra, they are true, false and null.
+        If the form `arg` makes the label an option such as ``--label``, True becomes the option without a value, and
+        False and None become no argument. In other forms, such as that of Hydra, they become true, false and null.
         """
         form = self.arg
         if re.match(r"-+\{label\}", form) and (value is None or isinstance(value, bool)):
@@ -113,7 +113,7 @@ class Command:
 
     @property
     def placeholders(self) -> Iterator[str]:
-        """Names of the placeholders, in order, with repetitions; "" for an empty one."""
+        """Names of the placeholders in order, with repetitions; "" for ``{}``."""
         return (part[1] for word in self.words for part in _PART.finditer(word) if part[1] is not None)
 
     def check(self, space: Space, *, has_budgets: bool) -> None:
@@ -178,9 +178,9 @@ def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
 
 
 def files_of(command: Command) -> dict[str, Digest]:
-    """Return the digest of each file of the study's folder that its command names, or that is one of its inputs.
+    """Return digests by path: of the files in the study's folder that the command names, and of its inputs.
 
-    Of a Python program, they are all sources that it imports from the folder. Raises UsageError for invalid inputs.
+    For a Python file, the sources that it imports from the folder are included. Raises UsageError for invalid inputs.
     """
     files: dict[str, Digest] = {}
     for before, word in zip(("", *command.words), command.words, strict=False):
@@ -198,7 +198,7 @@ def files_of(command: Command) -> dict[str, Digest]:
 
 
 def _inputs(command: Command) -> dict[str, Digest]:
-    """Return the digests of all inputs."""
+    """Return the digest of each file that matches `inputs`, by its path. Raises UsageError for invalid inputs."""
     found: dict[Path, int] = {}
     for pattern in command.inputs:
         matching = [path for path in islice(command.folder.glob(pattern), MOST_FILES + 1) if path.is_file()]
@@ -216,7 +216,7 @@ def _inputs(command: Command) -> dict[str, Digest]:
 
 
 def _check_template(command: Command) -> None:
-    """Raise UsageError for a template that no space can fill."""
+    """Raise UsageError for a template that is invalid with any space."""
     if not command.words[0] or "\0" in "".join(command.words):
         raise UsageError("command: its first word is the name of a program, and no word has a zero byte")
     for word in command.words:
@@ -231,7 +231,7 @@ def _check_template(command: Command) -> None:
 
 
 def _filled(part: re.Match[str], values: Mapping[str, Any], context: LocalContext) -> str:
-    """Return the text in place of a part of a word."""
+    """Return the text that replaces a placeholder or an escaped brace in a word."""
     if (name := part[1]) is None:
         return "{"
     if name in FACTS:
@@ -243,7 +243,7 @@ def _filled(part: re.Match[str], values: Mapping[str, Any], context: LocalContex
 
 
 def _text(label: str, value: Any) -> str:
-    """Return a value as text: a truth value and None as in JSON."""
+    """Return a value as text. True, False and None are written as in JSON."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (str, int, float)):

@@ -1,4 +1,7 @@
-"""Context of a trial: the objective's second argument, besides the params."""
+"""Context of a trial, which is the objective's second argument, and the reports that the objective makes.
+
+`Context` lists what an objective may use. `LocalContext` implements it, and `Reports` decides which reports are sent.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,21 @@ MAX_REPORTS = 1000
 
 
 class TrialTimeout(Exception):
-    """The trial has reached its time limit. Raised inside the objective, which has a few seconds left to return.
+    """The trial has reached its time limit. Raised inside the objective, which then has a few seconds to return.
 
-    An objective may catch it to save a checkpoint and return its loss so far, which then counts.
+    An objective may catch it, save a checkpoint and return its loss so far. This loss then counts as the trial's loss.
     """
 
 
 class TrialStopped(BaseException):
-    """The trial was cancelled or pruned and has not returned. Raised inside the objective, whose result is discarded.
+    """The trial was cancelled or pruned, but the objective has not returned. Raised inside the objective.
 
-    It passes through ``except Exception``.
+    The objective's result is discarded. ``except Exception`` does not catch this exception.
     """
 
 
 class ReplicaDone(BaseException):
-    """The work of this replica is done. Raised to leave the objective, and caught by its caller."""
+    """The work of this replica is done. Raised inside the objective to end it, and caught by the objective's caller."""
 
 
 class RankLost(ShadhoError):
@@ -43,10 +46,9 @@ class RankLost(ShadhoError):
 
 
 class Context(Protocol):
-    """A trial as its objective sees it: the facts about it, and the calls that the objective may make.
+    """What an objective may know about its trial, and the functions that it may call.
 
-    It has more members than other roles, because it is all that an objective knows of its trial. Fourteen are plain
-    facts.
+    It has more members than other roles, because an objective learns everything about its trial from it.
     """
 
     #: name of the trial's study; "" outside of a study
@@ -79,52 +81,53 @@ class Context(Protocol):
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Folder for this trial's checkpoints, in which a later attempt finds them."""
+        """Folder for this trial's checkpoints. A later attempt of the trial finds them there."""
 
     def report(self, step: int, loss: float) -> None:
         """Send the loss at `step` to the scheduler. Steps are whole numbers that increase. May be called from any
         thread.
 
-        If the (first) objective is maximised, this is the number to maximise, as the objective returns it. If an
-        attempt sends more than MAX_REPORTS reports, they are thinned out evenly, and the trial gets a warning. Raises
-        TypeError or ValueError if the arguments are not such numbers.
+        The loss has the same sign as the one that the objective returns; with several losses, it is the first one. If
+        an attempt makes more than MAX_REPORTS reports, only a part of them is sent, and the trial gets a warning.
+        Raises TypeError or ValueError if the step is not a whole number or the loss is not a number.
         """
 
     def should_stop(self) -> bool:
-        """Return whether the trial was cancelled or pruned, its time is up, or its worker is preempted. If so, the
-        objective should return at once; `stop_reason` tells which.
+        """Return whether the objective should return at once. `stop_reason` gives the reason.
 
-        A cancelled or pruned trial that continues gets a TrialStopped exception, and is killed half a second later. A
-        preempted trial that returns goes on on another worker, from its checkpoint.
+        The reasons are that the trial was cancelled or pruned, that its time is up, or that its worker is preempted. If
+        a cancelled or pruned trial continues, it gets a TrialStopped exception, and is killed half a second later. If a
+        preempted trial returns, another worker continues it from its checkpoint.
         """
 
     @property
     def stop_reason(self) -> str:
-        """Reason why the trial should stop: ``stopped`` (it was cancelled or pruned), ``timeout`` or ``preempted``; ""
-        while it should not.
+        """Reason why the trial should stop: ``stopped``, ``timeout`` or ``preempted``; "" if it should not.
 
-        A preempted trial should write a checkpoint if it does not have a recent one, because its worker ends soon.
+        A trial is ``stopped`` if it was cancelled or pruned. The worker of a preempted trial ends soon, so the
+        trial should write a checkpoint if it has no recent one.
         """
 
     def launch(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``function(context, *arguments)`` in one process for each of the trial's `gpus`, and return what it
-        returns in rank 0.
+        """Call ``function(context, *arguments)`` in one process for each of the trial's `gpus`. Return rank 0's result.
 
-        torch's process group connects the processes. Their context has `rank`, `size` and the process's own `device`.
-        Reports of rank 0 count, and `should_stop` returns the same in every rank. Function and arguments are pickled.
-        Raises UsageError if that is not possible, and RankFailed with the traceback of a rank that fails.
+        These processes are the ranks of a process group of torch. The context of each has its `rank`, the `size` of the
+        group and its own `device`. Only reports of rank 0 are sent, and `should_stop` returns the same in every rank.
+        The function and its arguments are pickled. Raises UsageError if they cannot be pickled, and RankFailed with the
+        traceback of a rank that fails.
         """
 
     def call_replicas(self, address: str, token: str, backups: int, *, is_last: bool = False) -> None:
-        """Request replicas, which join the gang at `address`: the trial's other slots, and up to `backups` idle slots.
+        """Start replicas in the trial's other slots and in up to `backups` idle slots. They join the gang at `address`.
 
-        ``shadho_celery.training.gang`` calls this for a trial with more than one slot. After a call that `is_last`,
-        such as a process group's, further ones raise UsageError.
+        ``shadho_celery.training.gang`` calls this for a trial with more than one slot. After a call with `is_last`,
+        such as that for a process group, another call raises UsageError.
         """
 
     def gang_assembled(self) -> None:
-        """Inform the scheduler that all replicas have joined. Otherwise the gang's slots are released after a while.
+        """Inform the scheduler that all replicas have joined.
 
+        If this is not called in time, the gang's slots are released.
         ``shadho_celery.training.gang`` calls this.
         """
 
@@ -138,11 +141,11 @@ _SWAPPED = 2
 
 
 class Reports:
-    """Reports of an attempt so far.
+    """Decides which reports of an attempt are sent, and warns of reports whose arguments look exchanged.
 
-    They are thinned out evenly: at first each is sent, then every second, every fourth, and so on. The stride doubles
-    whenever MAX_REPORTS of the sent reports fit it. Reports are sent at once and not withdrawn, because a pruner needs
-    them. Of a million reports, 6000 are sent. Reports whose arguments look exchanged are noted for a warning.
+    At first each report is sent, then every second, then every fourth, and so on, so that the sent reports are spread
+    evenly. The stride doubles whenever MAX_REPORTS of the reports sent so far are multiples of it. A report that is
+    sent goes out at once, because a pruner needs it. Of a million reports, 6000 are sent.
     """
 
     def __init__(self) -> None:
@@ -155,7 +158,7 @@ class Reports:
         self._swapped: str | None = None
 
     def keeps_next(self) -> bool:
-        """Count the next report, and return whether to send it."""
+        """Count one more report, and return whether to send it."""
         self.made += 1
         if (self.made - 1) % self._stride:
             return False
@@ -166,7 +169,11 @@ class Reports:
         return True
 
     def look(self, step: object, loss: object) -> None:
-        """Note whether a report's arguments look exchanged: only the loss is whole, or only the loss counts."""
+        """Note whether the arguments of a report look exchanged.
+
+        They do if only the loss is a whole number, or if the loss increases by one each time and the step does not
+        increase.
+        """
         if isinstance(loss, Integral) and isinstance(step, Real):
             last_step, last_loss = self._last or (step, loss)
             is_counting = loss == last_loss + 1 and step <= last_step
@@ -180,7 +187,7 @@ class Reports:
 
     @property
     def warning(self) -> str | None:
-        """Warning about thinned or exchanged reports, or None."""
+        """Warning that only a part of the reports was sent, or that their arguments look exchanged, or None."""
         found = []
         if self._swapped is not None:
             found.append(
@@ -198,7 +205,7 @@ def _refuse_call(address: str, token: str, backups: int) -> None:
 
 @dataclass(kw_only=True)
 class LocalContext:
-    """Context without a network: it passes reports to a function, and asks a function whether to stop."""
+    """Context that does not use the network. Functions given to it receive the reports and tell whether to stop."""
 
     study: str = ""
     trial: int = 0
@@ -239,7 +246,7 @@ class LocalContext:
     on_ranks: Callable[[int, int], None] = lambda host, gpu: None
 
     def __dir__(self) -> list[str]:
-        """Return the members of `Context` only. The further fields of this class are for its caller."""
+        """Return only the members of `Context`. The other fields are for the caller of the objective."""
         return sorted(CONTEXT_NAMES)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,8 +1,8 @@
-"""Output of a command: its reports and its loss, read line by line.
+"""Reads the output of a command line by line, and finds its reports and its loss.
 
-A line that is a JSON object has the keys of an objective's return value, and perhaps `step`. If the study names the
-loss, the lines of standard output are searched for that name and a number instead. Each line is searched in linear
-time, except with a pattern of the user.
+A line may be a JSON object with the keys of an objective's return value, and with `step` if it is a report. If the
+study gives a name or a pattern of the loss, the lines of standard output are searched for a number after this name, or
+for the pattern. The time to search a line for a name is proportional to its length.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CommandFailed(Unreadable):
 
 
 class Lines:
-    """Divides output into lines, which a line feed or a carriage return ends."""
+    """Divides output into lines. A line ends with a line feed or a carriage return."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -39,7 +39,7 @@ class Lines:
         self._tail = b""
 
     def feed(self, part: bytes) -> list[str]:
-        """Return the lines that end in `part`, without those of more than MAX_LINE bytes."""
+        """Return the lines whose end is in `part`. Lines of more than MAX_LINE bytes are left out."""
         self._tail = (self._tail + part)[-_TAIL:]
         *lines, rest = _END.split(self._rest + part)
         if lines and self._is_cut:
@@ -51,15 +51,18 @@ class Lines:
 
     @property
     def tail(self) -> str:
-        """Last lines of the output. Of a line that overwrites itself, only the last state is kept."""
+        """Last lines of the output.
+
+        Of a line that was overwritten after carriage returns, only the last text is kept.
+        """
         lines = self._tail.decode(errors="replace").rstrip().split("\n")
         return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
 
 
 def loss_pattern(name: str) -> re.Pattern[str]:
-    """Return the pattern of a number after `name`, as in ``name=1e-05``, ``name: .3`` and ``"name": 3``.
+    """Return a pattern for a number after `name`, as in ``name=1e-05``, ``name: .3`` and ``"name": 3``.
 
-    The name is not found inside a longer word, such as val_loss or val/loss for loss.
+    The name is not found as a part of a longer word: `loss` is not found in val_loss or val/loss.
     """
     between = r"[\"']?(?:\s{0,100}[:=|│]\s{0,100}|\s{1,100})"
     return re.compile(rf"(?<![\w./-]){re.escape(name)}{between}({_NUMBER})(?!\w)")
@@ -69,7 +72,7 @@ class Printed:
     """Reads the lines of a command, makes its reports, and keeps its result."""
 
     def __init__(self, loss: str | re.Pattern[str] | None, context: LocalContext) -> None:
-        """`loss` is the name or the pattern of the loss in standard output; None for JSON lines alone."""
+        """`loss` is the name or the pattern of the loss in standard output. If it is None, only JSON lines are read."""
         self._context, self._loss = context, loss
         self._pattern = loss_pattern(loss) if isinstance(loss, str) else loss
         #: the last line with a loss in the file of reports, and in standard output
@@ -95,9 +98,10 @@ class Printed:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result, as an objective would return it; None without a loss.
+        """The result, as an objective would return it; None if no line had a loss.
 
-        It is the last line with a loss. A line without `step` is preferred, and then the file of reports.
+        It is the last line with a loss in the file of reports, or that in standard output. If only one of the two has
+        no `step`, it is used, else the one in the file of reports.
         """
         found = [self._last[where] for where in ("reported", "printed") if where in self._last]
         last = min(found, key=lambda record: "step" in record, default=None)
@@ -105,7 +109,7 @@ class Printed:
 
     @property
     def missing(self) -> str:
-        """Error of a command that has ended well without a loss."""
+        """Error message for a command that has succeeded but has printed no loss."""
         if self._pattern is None:
             return (
                 'the command has printed no loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as '
@@ -131,7 +135,7 @@ class Printed:
             raise CommandFailed(f"{error}, in the line {short(line)}") from None
 
     def _found(self, line: str) -> float | None:
-        """Return the loss in a line, or None. Raises CommandFailed if there are two, or if it is not a number."""
+        """Return the loss in a line, or None. Raises CommandFailed for two losses, or if the loss is no number."""
         assert self._pattern is not None
         found = [match[1] for match in self._pattern.finditer(line)]
         if len(found) > 1:

@@ -1,8 +1,8 @@
-"""Process of a command that runs as a trial: its folder and files, its output, its stop, and its end.
+"""Runs a command as a trial: makes its folder and files, reads its output, stops it, and reads its result.
 
-Each attempt has a folder beside the checkpoints of its study, which is removed at its end. A thread reads the output,
-because the objective itself may be interrupted at any point. A process that a command leaves behind is ended by the
-process of the slot and its reaper, as for functions.
+Each attempt has a folder beside the study's checkpoints, which is removed when the attempt ends. A thread reads the
+output, because an exception may interrupt the main thread at any point. Processes that a command leaves behind are
+ended by the slot's process and its reaper, like those of a function.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _WORKER = "shadho_worker.py"
 
 
 def run(command: Command, arguments: Sequence[str], params: object, context: LocalContext) -> Any:
-    """Run the `arguments` as a trial of `command`, and return what an objective would return.
+    """Run the program and its `arguments` as a trial of `command`, and return what an objective would return.
 
-    `params` are the values that the command finds in the file that SHADHO_PARAMS names. Returns None if the trial was
-    cancelled, pruned or preempted. Raises CommandFailed.
+    `params` are written to the file whose path is in the environment variable SHADHO_PARAMS. Returns None if the trial
+    was cancelled, pruned or preempted. Raises CommandFailed if the command fails or has no loss.
     """
     own = Path(context.checkpoints).absolute().parent / "attempts" / f"{context.trial}.{context.attempt}"
     try:
@@ -101,7 +101,7 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of numpy as JSON can represent it. Raises TypeError for any other one."""
+    """Return a numpy value as plain Python numbers or lists. Raises TypeError for any other value."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"there is a {type(value).__name__}: {short(value)}")
@@ -151,7 +151,7 @@ class _Process:
             raise self._error
 
     def returned(self) -> Any:
-        """Return the result of the ended process. Raises CommandFailed."""
+        """Return the result of the ended process. Raises CommandFailed if it failed or has no loss."""
         if self._context.stopped() or self._context.was_told:
             return None
         is_late = self._context.timed_out()
@@ -194,7 +194,7 @@ class _Process:
             ) from None
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Read the output of the process, make its reports, and stop it if needed, until it has ended."""
+        """Until the process has ended: read its output, pass on its reports, and send it signals if it should stop."""
         try:
             with ExitStack() as stack:
                 waiting = stack.enter_context(selectors.DefaultSelector())
@@ -223,7 +223,7 @@ class _Process:
             self._ended.set()
 
     def _receive(self, waiting: selectors.BaseSelector, seconds: float) -> None:
-        """Wait for output up to `seconds`. Pass it on to the log of the trial, and read it and the reports."""
+        """Wait for output up to `seconds`. Write it to the trial's log, and read its lines and the file of reports."""
         for key, _ in waiting.select(seconds):
             if not key.data:
                 continue
@@ -245,7 +245,7 @@ class _Process:
                 self._printed.read_report(line)
 
     def _look(self, pid: int) -> None:
-        """Look whether the trial should stop. If so, send the next signal that is due."""
+        """If the trial should stop, send SIGTERM or SIGKILL once its time has come."""
         if not (reason := self._context.stop_reason):
             return
         if reason != self._reason:
@@ -265,13 +265,13 @@ class _Process:
             os.killpg(pid, number)
 
     def _count(self, peak: int) -> None:
-        """Count the peak resident memory of the process tree, in the unit of the system."""
+        """Report the peak resident memory of the command. `peak` is in the system's unit: kilobytes, on macOS bytes."""
         # A new process has the peak of the process that has started it, so a smaller one is not known.
         if peak > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:
             self._context.on_ranks(peak * (1 if sys.platform == "darwin" else 1024), 0)
 
     def _failure(self) -> CommandFailed:
-        """Return the error of a process that has ended badly."""
+        """Return the error for a process that has failed or was killed."""
         code = self._code or 0
         has_killed = system_kills() > self._kills
         how = f"the command ended with exit code {code}"
@@ -289,7 +289,7 @@ class _Process:
 
 
 def _read_result(own: Path) -> Any:
-    """Return the content of the file with the result in an attempt's folder, or in its archive; None without either.
+    """Return the content of the file RESULT in an attempt's folder or in its ARCHIVE; None if there is neither.
 
     Raises CommandFailed if it cannot be read.
     """
@@ -310,12 +310,12 @@ def _read_result(own: Path) -> Any:
 
 
 def _of_numpy(pairs: dict[str, Any]) -> Any:
-    """Return a value as the original SHADHO writes those of numpy, without its type."""
+    """Return only the data of a numpy value that the original SHADHO has written as data and type."""
     return pairs["__data"] if pairs.keys() == {"__data", "__dtype"} else pairs
 
 
 def _keep(outputs: Sequence[str], where: Path, context: LocalContext) -> None:
-    """Copy the outputs of a command to the folder of its checkpoints. A missing one becomes a warning."""
+    """Copy the outputs of a command to its folder of checkpoints. Warn of each output that is missing."""
     if context.stopped():
         return
     for pattern in outputs:
@@ -329,6 +329,6 @@ def _keep(outputs: Sequence[str], where: Path, context: LocalContext) -> None:
 
 
 def _matching(where: Path, pattern: str) -> Iterator[Path]:
-    """Yield the files that an output's path or glob matches, and those in the folders that it matches."""
+    """Yield the files that match a path or glob, and all files in folders that match it."""
     for path in sorted(where.glob(pattern)):
         yield from (each for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())

@@ -1,4 +1,4 @@
-"""Return value of an objective: its loss or losses, its constraints, and the metrics that JSON can represent."""
+"""Reads the return value of an objective: its loss or losses, its constraints, and its metrics."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class _Unfit(Exception):
 def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
     """Return the COMPLETE outcome for an objective's return value: a number, or a mapping with the key `loss`.
 
-    In a study with `objectives` the return value is a mapping with the key `losses`, which has a number for each
-    objective. For a single objective, a plain number is enough. Metrics that JSON cannot represent are dropped with a
-    warning. Raises Unreadable with a message for the user, also for any `status` except hyperopt's "ok".
+    In a study with `objectives`, the return value is a mapping whose value `losses` has a number for each objective.
+    With only one objective, it may be a plain number. Metrics that JSON cannot represent are dropped with a warning.
+    Raises Unreadable with a message for the user, also if the mapping has a `status` other than hyperopt's "ok".
     """
     try:
         if isinstance(returned, Mapping):
@@ -77,7 +77,10 @@ def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
 
 
 def number(value: Any, what: str, *, finite: bool = True) -> float:
-    """Return `value` as a float. Raises Unreadable, also for inf and NaN if `finite`; the error calls it `what`."""
+    """Return `value` as a float. Raises Unreadable if it is not a number, or if `finite` and it is inf or NaN.
+
+    The error calls the value `what`.
+    """
     # numpy itself would convert its masked constant to 0.0.
     if getattr(value, "ndim", None) == 0 and getattr(value, "mask", False):
         raise Unreadable(f"{what} is masked")
@@ -96,7 +99,7 @@ def number(value: Any, what: str, *, finite: bool = True) -> float:
 
 
 def scalar(value: Any) -> Any:
-    """Return the number in a numpy scalar, a 0-d array or a tensor; any other value unchanged."""
+    """Return the number in a numpy scalar, or in an array or tensor without dimensions; any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
@@ -128,7 +131,7 @@ def _loss(returned: Mapping[Any, Any]) -> float:
 
 
 def _losses(returned: Mapping[Any, Any], objectives: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of an outcome about losses, in the objectives' order.
+    """Return the values of the outcome's fields `loss` and `losses`. The losses have the order of the objectives.
 
     Raises Unreadable unless there is a number for each objective.
     """
@@ -171,7 +174,7 @@ def _numbers(returned: Any, what: str) -> dict[str, float]:
 
 
 def _form(objectives: Mapping[str, str] | None) -> str:
-    """Return a description of what an objective should return; "" for one loss without a name."""
+    """Return a pattern of the dict that the objective should return; "" if its loss has no name."""
     return f"{{'losses': {{{', '.join(f'{name!r}: ...' for name in objectives)}}}}}" if objectives else ""
 
 
@@ -187,7 +190,7 @@ def _check_status(status: Any) -> None:
 
 
 def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the metrics that are kept, and the dropped ones: the reason for each by its name."""
+    """Return the metrics that are kept, and for each dropped metric the reason, by its name."""
     kept: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     dropped: dict[str, str] = {}
@@ -227,9 +230,9 @@ def _warning(dropped: Mapping[str, str]) -> str:
 
 
 def _plain(value: Any, left: list[int], depth: int = 0) -> Any:
-    """Convert `value` to JSON's types: numbers of all kinds to int and float, small arrays to lists.
+    """Convert `value` to types that JSON has: every number to an int or a float, arrays to lists.
 
-    `left` has the number of bytes that may still be read; what is read is subtracted. Raises _Unfit.
+    `left[0]` is the number of bytes that may still be read. The size of the value is subtracted from it. Raises _Unfit.
     """
     value, size = scalar(value), 1
     if is_array := bool(hasattr(value, "tolist") and getattr(value, "ndim", None)):
@@ -265,7 +268,7 @@ def _plain(value: Any, left: list[int], depth: int = 0) -> Any:
 
 
 def _name(key: Any) -> str:
-    """Return the key as JSON writes it."""
+    """Return the key as a text, as JSON needs it. Raises _Unfit if it is neither a text nor a number."""
     key = scalar(key)
     if isinstance(key, str):
         return str.__str__(key)

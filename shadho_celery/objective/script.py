@@ -1,8 +1,8 @@
-"""Functions for a script that runs as a command: its params, reports, stop flag and checkpoints.
+"""Functions for a script that runs as the command of a trial: its params, reports, stop flag and checkpoints.
 
-They use files that environment variables name, so they also work in a child process of the command. In a script that
-runs alone, there are no params, a report is printed, and nothing stops it. This module imports little, because scripts
-import it for these functions only.
+They use files whose paths are in environment variables, so they also work in a child process of the command. In a
+script that is run outside of a trial, there are no params, a report is printed, and nothing stops the script. To keep
+the start of scripts short, this module imports little.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ WATCHED = f"{STOP}.watched"
 
 
 def params() -> Any:
-    """Return the values of the trial in the shape of the space; {} in a script that runs alone."""
+    """Return the params of the trial in the shape of the space; {} outside of a trial."""
     if (path := os.environ.get(PARAMS)) is None:
         return {}
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def report(step: int, loss: float) -> None:
-    """Report the loss at `step`, as `Context.report` does. The last report is the result if there is no other one."""
+    """Report the loss at `step`, as `Context.report` does. Without another result, the last report is the result."""
     # A step that is not whole is refused with its line.
     line = json.dumps({"step": int(step) if step == int(step) else float(step), "loss": float(loss)}) + "\n"
     if (path := os.environ.get(REPORTS)) is None:
@@ -42,9 +42,9 @@ def report(step: int, loss: float) -> None:
 
 
 def should_stop() -> bool:
-    """Return whether the trial should stop, as `Context.should_stop` does; False in a script that runs alone.
+    """Return whether the trial should stop, as `Context.should_stop` does; False outside of a trial.
 
-    A command that calls this gets time to return before it gets SIGTERM.
+    A command that has called this gets SIGTERM only some time after it should stop; other commands get it at once.
     """
     path = os.environ.get(STOP)
     if path is None:
@@ -54,7 +54,7 @@ def should_stop() -> bool:
 
 
 def checkpoint_dir() -> Path:
-    """Return the folder of the trial's checkpoints; a temporary folder in a script that runs alone."""
+    """Return the folder of the trial's checkpoints; a temporary folder outside of a trial."""
     return Path(os.environ.get(CHECKPOINT_DIR) or _temporary())
 
 

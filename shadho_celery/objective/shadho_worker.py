@@ -1,6 +1,7 @@
-"""Module of the original SHADHO for scripts of its protocol: ``shadho_worker.run(function)``.
+"""Copy of a module of the original SHADHO, for scripts that call ``shadho_worker.run(function)``.
 
-It is linked into the folder of an attempt, and runs in the Python of the command, which may lack this package.
+A link to this file is put in the folder of an attempt. It runs in the Python of the command, in which this package may
+not be installed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any
 
 
 def run(task: Callable[[Any], Any]) -> None:
-    """Call `task` with the values of the trial, and write its result: a number, or a dict with a loss."""
+    """Call `task` with the params of the trial, and write what it returns to the file of the result.
+
+    `task` returns a number, or a dict with a loss.
+    """
     returned = task(json.loads(Path("hyperparameters.json").read_text(encoding="utf-8")))
     result = {**returned} if isinstance(returned, Mapping) else {"loss": returned}
     text = json.dumps(result, default=lambda value: value.tolist())

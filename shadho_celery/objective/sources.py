@@ -1,13 +1,14 @@
-"""Sources of a study, which are read once, digested, and imported as they were read; version of a function.
+"""Versions of a study's code: digests of its source files, or of one function.
 
-A study's own sources are its module and the modules that it imports from the working directory or from the folder of
-the study. They are found by the import statements in them, including those inside functions. Python compiles them from
-the bytes that were digested. The files are not read again, because they may have been edited meanwhile. Cached bytecode
-is not used, because an edit within the same second that keeps the size does not invalidate it.
+A study's sources are its module and the modules that it imports from the working directory or from the folder of the
+study. They are found by their import statements, including those inside functions. Each file is read once and digested,
+and Python compiles the bytes that were digested, because the file may have been edited since. Cached bytecode is not
+used: Python does not notice an edit within the same second that keeps the file's size.
 
-A function that runs in the process that defines it may be in a script or a notebook, whose text changes with each run.
-Its version therefore depends on its compiled code, and on the functions and plain values of its own module that it
-uses. Lists, and variables that the function itself writes, are not included, because they may collect results.
+A search without workers calls its function in its own process. Such a function may be in a script or a notebook, whose
+text changes between runs. Its version therefore depends on its compiled code, and on the functions and plain values of
+its own module that it uses. Lists, and variables that the function itself writes, are left out, because they may
+collect results.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _OURS = __name__.partition(".")[0]
 
 
 def read(module: str, origin: str) -> CodeVersion:
-    """Read the sources of the study `module`, whose own file is `origin`. Imports then use these sources.
+    """Read the sources of the study `module`, whose file is `origin`, and return their version, without the space.
 
-    The version does not include the space. A file that cannot be read has the digest ""; its import will give the
-    reason.
+    Later imports in this process use the sources as they were read. A file that cannot be read has the digest "". Its
+    import then raises an error that gives the reason.
     """
     path = Path(origin).absolute()
     # The folder from which the module is imported: the one that contains the file or folder of its first name.
@@ -70,9 +71,10 @@ def read(module: str, origin: str) -> CodeVersion:
 
 
 def contents(code: CodeVersion) -> dict[str, bytes]:
-    """Return the content of each source of `code`, by its path below ``code.root``.
+    """Return the content of each file of `code`, by its path relative to ``code.root``.
 
-    A source that this process has imported is as it was read. Files that have changed are left out.
+    If this process has imported a file, its content is the one that was imported. A file whose content does not have
+    its digest in `code` is left out.
     """
     known = dict(_finder().sources())
     paths = {name: Path(os.path.normpath(Path(code.root, name))) for name in code.files}
@@ -81,7 +83,7 @@ def contents(code: CodeVersion) -> dict[str, bytes]:
 
 
 def edited_since_import(code: CodeVersion) -> str | None:
-    """Return the path of the first source of `code` that was edited after this process imported it, or None.
+    """Return the path of the first file of `code` that was edited after this process imported it, or None.
 
     Call it right after `read` has returned `code`.
     """
@@ -91,12 +93,12 @@ def edited_since_import(code: CodeVersion) -> str | None:
 
 
 def absent(module: str) -> CodeVersion:
-    """Return the version of a module that does not exist. It lists the file in which the module was expected."""
+    """Return the version of a module that does not exist. Its only file is the missing one, with the digest ""."""
     return CodeVersion(root=str(Path.cwd()), files={f"{module.replace('.', '/')}.py": ""})
 
 
 class DiskWatch:
-    """Finds source files whose content has changed. A file is not read again while its times and size stay the same."""
+    """Finds source files whose content has changed. A file is read only if its size or one of its times has changed."""
 
     def __init__(self) -> None:
         #: times, size and inode of a file when its content had a digest, by path and digest; None if it was missing
@@ -135,7 +137,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Import finder for modules whose sources were read. It is used only where Python's search finds the same file."""
+    """Import finder that loads modules from the bytes that `content` has read. Python must find the same file, too."""
 
     def __init__(self) -> None:
         self._sources: dict[str, tuple[Path, bytes]] = {}
@@ -147,9 +149,11 @@ class _Finder(MetaPathFinder):
         return self._sources.values()
 
     def content(self, name: str, path: Path) -> bytes | None:
-        """Return the source that an imported module has: as it was imported, otherwise as it is read now.
+        """Return the source of the module `name` in the file `path`.
 
-        Return None if the file cannot be read, or if it was edited after Python itself imported the module.
+        If this finder has already loaded the module, return the source that was loaded, else the source as it is now.
+        Return None if the file cannot be read. Return None also if Python's own finder has imported the module, and the
+        file was edited since.
         """
         known, module = self._sources.get(name), sys.modules.get(name)
         self.imported.discard(path)
@@ -183,7 +187,7 @@ class _Finder(MetaPathFinder):
 
 
 def _finder() -> _Finder:
-    """Return this process's finder. If there is none yet, add one in front of Python's finder for files."""
+    """Return this process's `_Finder`. If there is none yet, add one in front of Python's finder for files."""
     for each in sys.meta_path:
         if isinstance(each, _Finder):
             return each
@@ -197,7 +201,7 @@ def _finder() -> _Finder:
 def _below(root: Path) -> Iterator[Path]:
     """Yield the folders on Python's search path that are in the working directory or in `root`.
 
-    Folders of libraries are left out, unless `root` itself is one.
+    Folders that belong to installed libraries, such as ``site-packages`` in them, are left out.
     """
     places = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     libraries = places | {Path(sys.base_prefix, "lib", f"python{sys.version_info[0]}{sys.version_info[1]}.zip")}
@@ -210,9 +214,9 @@ def _below(root: Path) -> Iterator[Path]:
 
 
 def _path(name: str, folder: Path, root: Path, study: str) -> Path | None:
-    """Return the path of a module's source in `folder`, or None if it is not there or not part of the study.
+    """Return the path of the source of module `name` in `folder`, or None if it is not there or not part of the study.
 
-    `root` is the folder from which the module `study` is imported.
+    `root` is the folder from which the study's module `study` is imported.
     """
     top = name.partition(".")[0]
     if top == _OURS or (root.name in _INSTALLED and top != study.partition(".")[0]):
@@ -225,7 +229,7 @@ def _path(name: str, folder: Path, root: Path, study: str) -> Path | None:
 
 
 def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
-    """Yield the modules that a source may import, each after its parent packages."""
+    """Yield the names of the modules that a source may import, each after its parent packages."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     with warnings.catch_warnings():
         # Python shows these warnings when it compiles the source.
@@ -253,7 +257,7 @@ def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
 
 
 def _all_of(package: str, folder: Path) -> Iterator[str]:
-    """Yield the modules in the folder of a package that a star import may load: all, if the package has ``__all__``."""
+    """Yield the modules that a star import of `package` may load: if it has ``__all__``, all modules in its folder."""
     base = folder.joinpath(*package.split("."))
     if b"__all__" in (_content(base / "__init__.py") or b""):
         yield from (f"{package}.{path.stem}" for path in sorted(base.glob("*.py")) if path.stem != "__init__")
@@ -265,9 +269,10 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def _is_edited_since_compiled(module: ModuleType, path: Path) -> bool:
-    """Return whether the bytecode that Python cached when it imported a module is from an earlier state of the file.
+    """Return whether a file was edited after Python imported it as `module`.
 
-    Return False if that is not known: without a cache, or after another process has compiled the file again.
+    Python's cached bytecode contains the time and size of the file that was compiled. Return False if this is not
+    known: there is no cached bytecode, or another process has compiled the edited file.
     """
     cached = getattr(module.__spec__, "cached", None)
     if cached is None or sys.dont_write_bytecode or not os.access(cached, os.W_OK):
@@ -293,15 +298,15 @@ _WRITES = frozenset({"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"})
 
 
 def function_version(function: Callable[..., Any]) -> Digest:
-    """Return the digest of a function's compiled code, or "" if it is not written in Python."""
+    """Return a digest of a function's compiled code and of what it uses; "" if it is not written in Python."""
     parts = [*_parts(function, set())]
     return digest_of("\n".join(parts).encode("utf-8", "surrogatepass")) if parts else ""
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[str]:
-    """Yield texts that describe a value. Yield nothing for a value of a type that is not included, such as a list.
+    """Yield texts that describe a value. Yield nothing for values that are left out, such as lists.
 
-    `seen` are the ids of the objects that were described before.
+    `seen` has the ids of the objects that were already described.
     """
     if isinstance(value, _PLAIN):
         yield repr(value)
@@ -325,10 +330,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _state(value: object, method: object) -> list[tuple[str, object]]:
-    """Return the attributes, with their values, of an object whose `method` is called.
-
-    Attributes that the method writes are left out.
-    """
+    """Return names and values of an object's attributes, except those that its called `method` writes."""
     if isinstance(value, type):
         return []
     written = _written(method.__code__) if isinstance(method, FunctionType) else ()
@@ -353,7 +355,7 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
 
 
 def _of_code(code: CodeType, documentation: str | None = None) -> Iterator[str]:
-    """Yield the instructions and constants of compiled code. Its name, line numbers and docstring are left out."""
+    """Yield the instructions, constants and names in compiled code, without its line numbers and docstring."""
     yield code.co_code.hex()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -372,6 +374,6 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _written(code: CodeType) -> set[str]:
-    """Return the outer variables and attributes that a function writes, such as a counter of its calls."""
+    """Return the names of outer variables and attributes that a function writes, such as a counter of its calls."""
     found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _WRITES}
     return found.union(*(_written(constant) for constant in code.co_consts if isinstance(constant, CodeType)))

@@ -1,7 +1,8 @@
-"""A study file: an ordinary module with SPACE, `objective`, and optionally STUDY and `on_trial`.
+"""Import and check of study files: modules with SPACE, `objective`, and optionally STUDY and `on_trial`.
 
-A study may also be kept in another form (`Form`), which the suffix of its name tells. Its name is then the path of its
-file in the folder of the study, and never that of a module.
+Some functions read a study file only as text, without importing it. `refuse_nested` raises an error if a study is
+started within a trial or an import. A study may also be a file of another kind (`Form`), which is
+recognised by its suffix. The study's name is then the file's path relative to the working directory.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ MOST_FILES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """Contents of a study file, and the version of its code."""
+    """What a study file defines, and the version of its code."""
 
     module: str
     space: Any
@@ -67,7 +68,7 @@ class StudyFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedFile:
-    """A user's module, and the version of its code."""
+    """A user's module that was imported, and the version of its code."""
 
     module: str
     #: what it defines, by name
@@ -78,32 +79,32 @@ class ImportedFile:
 
 
 class Form(Protocol):
-    """A form in which a study is kept, besides a module. `name` is as `module_name` returns it."""
+    """Reads studies that are not Python modules but files of another kind. `name` is what `module_name` returns."""
 
     def load(self, name: str) -> StudyFile:
-        """Return the study. Raises UsageError with cause and remedy if it is not valid."""
+        """Return the study. If it is not valid, raises UsageError with cause and remedy."""
 
     def settings(self, name: str) -> dict[str, object] | None:
-        """Return its settings, read without running the user's code; None if its file cannot be found."""
+        """Return the study's settings without running the user's code; None if its file cannot be found."""
 
     def version(self, name: str) -> CodeVersion:
-        """Return the version of its code, without its space. The study need not be valid."""
+        """Return the version of the study's code, without its space. The study need not be valid."""
 
 
 def form_of(name: str) -> Form | None:
-    """Return the form of a study whose name has one of the suffixes in FORMS; None for a module."""
+    """Return the form for the suffix of the study's name; None if the study is a module."""
     form: Form | None = named(FORMS[suffix])() if (suffix := PurePosixPath(name).suffix) in FORMS else None
     return form
 
 
 def file_of(name: str) -> Path | None:
-    """Return the file of a study that is no module: in the folder of shipped code, else in the working directory."""
+    """Return the path of a study that is not a module: in the folder of shipped code, else in the working directory."""
     folders = dict.fromkeys([*map(Path, sys.path[:1]), Path.cwd()])
     return next((path for folder in folders if (path := folder / name).is_file()), None)
 
 
 def load(module: str) -> StudyFile:
-    """Import `module` and read its names. Raises UsageError with cause and remedy if it is not a study file."""
+    """Import a study file and check it. If it is not valid, raises UsageError with cause and remedy."""
     if form := form_of(name := module_name(module)):
         return form.load(name)
     found = import_file(module, ("SPACE", "objective"), "study file", "see the README's first study")
@@ -138,7 +139,10 @@ def with_command(file: StudyFile) -> StudyFile:
 
 
 def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> ImportedFile:
-    """Import a user's `module`, a file of this kind. Raises UsageError if it fails, or if it lacks a `needed` name."""
+    """Import a user's module that must define the `needed` names. Raises UsageError if it fails or lacks one of them.
+
+    The error calls the module a `kind`, and says `remedy` after a missing name.
+    """
     name = module_name(module)
     _refuse_no_module(name)
     refuse_libraries([name])
@@ -190,7 +194,7 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
 
 
 def check_modules(names: Iterable[str]) -> None:
-    """Raise UsageError for a module that does not exist. Nothing is imported: a worker reports what fails then."""
+    """Raise UsageError for a study that does not exist. Nothing is imported; a worker reports an import that fails."""
     for name in map(module_name, names):
         if form_of(name):
             if file_of(name) is None:
@@ -202,7 +206,7 @@ def check_modules(names: Iterable[str]) -> None:
 
 
 def _exists(name: str) -> bool:
-    """Return whether a module's file is there. Unlike `_found`, this does not import the packages that hold it."""
+    """Return whether the file of a module exists. Unlike `_found`, this does not import its parent packages."""
     package, *parts = name.split(".")
     spec = _spec(package)
     for part in parts:
@@ -214,7 +218,7 @@ def _exists(name: str) -> bool:
 
 
 def no_module(name: str) -> UsageError:
-    """Return the error for a module that does not exist, with one of a similar name in its folder if there is one."""
+    """Return the error for a module that does not exist. It suggests a module of a similar name in the same folder."""
     package = name.rpartition(".")[0]
     files = Path.cwd().joinpath(*package.split(".")).glob("*.py")
     known = {f"{package}.{file.stem}".lstrip(".") for file in islice(files, MOST_FILES)} - {name}
@@ -239,9 +243,9 @@ def within(what: str) -> Iterator[None]:
 
 
 def refuse_nested(module: str = "") -> None:
-    """Raise NestedStart if a study on workers, or a worker, is started where each trial of it would start another one.
+    """Raise NestedStart within a trial, during the import of a study file, and during the import of `module`.
 
-    This is the case within a trial, during the import of a study file, and during the import of the study's `module`.
+    Called before a study on workers, or a worker, is started. There, each of its trials would start another one.
     """
     what = os.environ.get(WITHIN, f"the import of {module}" if is_starting(module) else "")
     if what.startswith("the import"):
@@ -257,7 +261,7 @@ def refuse_nested(module: str = "") -> None:
 
 
 def is_starting(module: str) -> bool:
-    """Return whether this process is importing `module` at the moment."""
+    """Return whether the import of `module` has started but not ended in this process."""
     return bool(getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False))
 
 
@@ -281,7 +285,7 @@ def read_sources(module: str) -> CodeVersion:
 def module_name(given: str) -> str:
     """Return the name of a study that is given by name or by path, such as ``tasks.svm`` for ``tasks/svm.py``.
 
-    A study that is no module has the path of its file as its name.
+    The name of a study that is not a module is the path of its file.
     """
     if given.endswith((".py", "/", *FORMS)):
         if (place := Path(os.path.relpath(given))).parts[0] == os.pardir:
@@ -296,35 +300,35 @@ def module_name(given: str) -> str:
 
 
 def cores_per_trial(modules: Iterable[str]) -> int:
-    """Return the largest STUDY["cores"] of `modules`, at least 1. It is read from their text."""
+    """Return the largest STUDY["cores"] of `modules`, at least 1. The modules are read as text, not imported."""
     return max([1, *(value for value in _written(modules, "cores") if isinstance(value, int))])
 
 
 def preloaded(modules: Iterable[str]) -> list[str]:
-    """Return the installed modules that STUDY["preload"] of `modules` names. They are read from their text."""
+    """Return the installed libraries in STUDY["preload"] of `modules`. The modules are read as text, not imported."""
     lists = [value for value in _written(modules, "preload") if isinstance(value, (list, tuple))]
     names = dict.fromkeys(name for each in lists for name in each if isinstance(name, str))
     return [name for name in names if name.replace(".", "_").isidentifier() and _is_library(name)]
 
 
 def _written(modules: Iterable[str], key: str) -> list[object]:
-    """Return the values of one key in `literal_settings` of `modules`.
+    """Return the values that `literal_settings` has for `key`, of all `modules` that have the key.
 
-    A worker's own process imports no study, to save the memory and start-up time of torch and similar libraries.
+    A worker's main process does not import studies, because libraries such as torch need much memory and time.
     """
     return [stated[key] for stated in map(literal_settings, modules) if stated and key in stated]
 
 
 def _is_library(name: str) -> bool:
-    """Return whether the import of a module gets an installed one."""
+    """Return whether a module is an installed library, or is built into Python."""
     top = _spec(name.partition(".")[0])
     return top is not None and top.origin is not None and (top.origin == "built-in" or is_installed(top.origin))
 
 
 def literal_settings(module: str) -> dict[str, object] | None:
-    """Return the settings in a study's STUDY that are literals, read from its text, without an import.
+    """Return the settings in STUDY whose values are literals. The study is read as text, not imported.
 
-    Returns None if the study file cannot be found.
+    Return None if the study file cannot be found.
     """
     if form := form_of(module):
         return form.settings(module)
@@ -344,9 +348,9 @@ def _refuse_twice(path: Path) -> None:
 
 
 def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
-    """Yield the pairs of key and value of each dict that a file assigns to STUDY.
+    """Yield the pairs of key and value of each dict that a file assigns to STUDY, read from its text.
 
-    They are read from the text of the file; None stands for a key or a value that is not a literal.
+    A key or value that is not a literal is replaced by None.
     """
     try:
         body = ast.parse(path.read_bytes()).body
@@ -374,7 +378,7 @@ def _literal(node: ast.expr | None) -> object:
 def failed_sources(module: str, error: BaseException) -> CodeVersion:
     """Return the version of a study whose import has failed with `error`.
 
-    If a module was not found, the version also lists the file in which it was expected.
+    If a module was not found, the version also has the file in which it was expected, with the digest "".
     """
     code = read_sources(module).with_problem(error)
     cause = error.__cause__
@@ -384,7 +388,7 @@ def failed_sources(module: str, error: BaseException) -> CodeVersion:
 
 
 def _refuse_no_module(name: str) -> None:
-    """Raise UsageError if `name` stands for the running program or a notebook, or cannot be imported."""
+    """Raise UsageError if `name` is not the name of a module, or is that of a notebook or of the running program."""
     if name == "__main__" or name.endswith(".ipynb"):
         raise UsageError(
             f"{name} is not a module that a worker could import; save SPACE and objective in their own file, such as "
@@ -399,7 +403,7 @@ def _refuse_no_module(name: str) -> None:
 
 
 def refuse_libraries(modules: Iterable[str]) -> None:
-    """Raise UsageError for a study with the name of a library, because Python may import one in place of the other."""
+    """Raise UsageError for a study with the name of a library, because Python may import the library in its place."""
     for name in modules:
         if form_of(name):
             continue
@@ -411,9 +415,9 @@ def refuse_libraries(modules: Iterable[str]) -> None:
 
 
 def _own_file(name: str) -> Path | None:
-    """Return the file of a study: in the working directory, else the file that would be imported.
+    """Return the file of a study: in the working directory, else the file that Python would import.
 
-    Return None for a file of an installed package.
+    Return None if there is no such file, or if it belongs to an installed library.
     """
     path = Path.cwd().joinpath(*name.split("."))
     files = [path.with_name(f"{path.name}.py"), path / "__init__.py"]
@@ -423,7 +427,7 @@ def _own_file(name: str) -> Path | None:
 
 
 def _is_copy(name: str, file: Path) -> bool:
-    """Return whether the library called `name` is the study itself, which was installed from its folder."""
+    """Return whether the installed library `name` is the study itself, installed from the study's folder."""
     installed = installed_file(name)
     return bool(installed and ("." in name or installed.read_bytes() == file.read_bytes()))
 
@@ -434,7 +438,7 @@ def _found(name: str) -> ModuleSpec | None:
 
 
 def _read(name: str, spec: ModuleSpec) -> CodeVersion:
-    """Read the sources of a module that was found. A folder without ``__init__.py`` has no source of its own."""
+    """Return the version of a module that was found. A folder without ``__init__.py`` has no source of its own."""
     return sources.read(name, spec.origin) if spec.origin and spec.has_location else CodeVersion()
 
 

@@ -1,7 +1,7 @@
-"""A study in TOML alone: the settings of STUDY with a command, and its space in short forms.
+"""Studies in TOML: a file with the settings of STUDY, a command, and a space in short forms of domains.
 
-The same short forms are in placeholders of a command that is given without a file, such as ``{lr:log:1e-4:1e-1}``. A
-study in TOML is made of them, so that workers read the command from a file on their own disk.
+A command that is given without a study file has such short forms in its placeholders, such as ``{lr:log:1e-4:1e-1}``.
+`write_command` writes it as a study in TOML, so that workers can read it from a file on their own disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DECLARED = re.compile(r"\{\{|\{([^{}:]*):([^{}]*)\}")
 
 
 class TomlStudy:
-    """The form of studies in files with the suffix .toml; see `Form`."""
+    """Reads studies in files with the suffix .toml. The methods are described in `Form`."""
 
     def load(self, name: str) -> StudyFile:
         if not re.match(MODULE_NAME, name):
@@ -57,7 +57,10 @@ class TomlStudy:
 
 
 def _stated(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings in the content of a file. Raises UsageError for another key."""
+    """Return the settings in the content of a file.
+
+    Raises UsageError for a key that is neither a setting nor `space`.
+    """
     known = ["space", *SETTINGS]
     if wrong := [key for key in content if key not in known]:
         hint = f"{guess(wrong[0], known)}known are {', '.join(known)}"
@@ -66,7 +69,7 @@ def _stated(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def _space(content: Mapping[str, object]) -> dict[str, Any]:
-    """Return the space in the content of a file. Raises UsageError with the path of what is not valid."""
+    """Return the space in the content of a file. Raises UsageError with the path of an invalid entry."""
     if not isinstance(table := content.get("space"), Mapping) or not table:
         raise UsageError(f"it lacks the table [space] with a domain for each label, {DOMAIN}")
     if not content.get("command"):
@@ -75,9 +78,9 @@ def _space(content: Mapping[str, object]) -> dict[str, Any]:
 
 
 def write_command(words: Sequence[str], loss: str | None = None) -> str:
-    """Write a command with domains in its placeholders as a study in TOML. Return the name of the file.
+    """Write a command with domains in its placeholders as a study in TOML. Return the path of the file.
 
-    The same command has the same file. Raises UsageError for an invalid placeholder.
+    The path is the same whenever the command and `loss` are the same. Raises UsageError for an invalid placeholder.
     """
     forms: dict[str, Any] = {}
 
@@ -112,7 +115,7 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a value in TOML: a text, a number, a list of them, or a table in one line."""
+    """Return a text, a number, a list or a mapping as TOML in one line."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in value.items())}}}"
     # TOML refuses the one control character that JSON does not escape.

@@ -13,7 +13,7 @@ from shadho_celery.space.features import Array
 #: function that returns whether a class has the slots, and probably the memory, for a trial
 Fits = Callable[[Trial, ComputeClass], bool]
 
-#: function from some trials to log factors by which they cost more than usual
+#: function that returns for each trial the log of the factor by which it costs more in a slot than usual in the class
 Excess = Callable[[Sequence[Trial]], Array]
 
 
@@ -35,8 +35,8 @@ class Slot(NamedTuple):
     load: Load
     #: time on the study's clock, in seconds
     now: float = 0.0
-    #: by what log factor each of some trials costs more in this slot than it would cost in the class; None if they
-    #: cost the same
+    #: function that returns for each trial the log of the factor by which it costs more in this slot than usual in the
+    #: class; None if trials cost as usual
     excess: Excess | None = None
     #: seconds until the limit on time; infinity without one
     seconds_left: float = math.inf
@@ -45,7 +45,8 @@ class Slot(NamedTuple):
 class Offers(NamedTuple):
     """Choices of a policy for a free slot, besides the trials that were drawn ahead for it."""
 
-    #: by subspace: the number of trials that it is behind its share, the next subspace in turn first; empty for WHOLE
+    #: by subspace: the number of trials by which it is behind its share, the next subspace in turn first; empty if one
+    #: sampler draws in the whole space (WHOLE)
     backlogs: Mapping[str, float]
     #: names of the subspaces in which a new trial may be drawn, or WHOLE; the next one in turn first
     open: Sequence[str]
@@ -69,12 +70,13 @@ class Policy:
     """Chooses a trial for each free slot."""
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Replace the classes that have live workers. They come with the strongest first."""
+        """Replace the classes that have live workers. `classes` begin with the strongest class."""
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials.
 
-        If `trials` are a block of an earlier run's trials, `following` is the number of later trials by subspace.
+        If `trials` are a block of an earlier run's trials, `following` has the number of trials in later blocks, by
+        subspace.
         """
 
     def wants(self) -> Mapping[str, int]:
@@ -82,7 +84,7 @@ class Policy:
         return {}
 
     def offer(self, trials: Sequence[Trial]) -> None:
-        """Add trials drawn ahead, from which `pick` may choose. They are of one subspace or WHOLE, in drawn order."""
+        """Add trials drawn ahead, from which `pick` may choose. Their order is that of the draws."""
 
     def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
         """Return the choice for a free slot, or None to leave it free. No trial is returned twice."""

@@ -1,6 +1,8 @@
 """Linear programs of the best placement: the most trials that a fleet can complete, and the least money for trials.
 
-A third one says how many slots of each class would shorten the rest of a study.
+A third program computes how many slots of each class would shorten the rest of a study.
+
+`Held` and `at_most` limit the numbers of slots that follow from it.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ Seconds = Mapping[str, Mapping[str, float]]
 def solved(
     rates: Array, costs: Array, least: Array, most: Array, *, more: Array | None = None, bounds: Any = (0.0, None)
 ) -> Any:
-    """Return scipy's solution of a linear program over the x_kc, which are slots or slot seconds of classes for kinds.
+    """Return scipy's solution of a linear program. Its variables x_kc are the slots, or slot seconds, of class c for
+    trials of kind k.
 
     It minimises `costs`, such that sum_c x_kc rates_kc is at least `least` for each kind k, and sum_k x_kc is at most
-    `most` for each class c. Further variables follow the x_kc: `more` has their columns, shape (kinds + classes, n), in
-    the negative of the first constraints and in the second ones.
+    `most` for each class c. `more` adds n variables after the x_kc. It has their coefficients, shape (kinds + classes,
+    n): first in the negatives of the kinds' constraints, then in the classes' constraints.
     """
     # Imported late, because the import takes a tenth of a second.
     from scipy import sparse
@@ -51,12 +54,12 @@ class Bound:
 
 
 def throughput_bound(seconds: Seconds, slots: Mapping[str, float], mix: Mapping[str, float] | None = None) -> Bound:
-    """Return the bound for kinds of trials in a fixed mix, if all durations were known and none was random.
+    """Return the bound for kinds of trials in a fixed mix. It assumes that durations are known and not random.
 
     `seconds` has every kind and every class of `slots`; `mix` has the share of each kind, equal shares by default. The
     program is: maximise r subject to sum_c x_kc / seconds_kc >= r mix_k for each kind k, and sum_k x_kc <= slots_c for
-    each class c, where x_kc is the number of slots of class c that run trials of kind k. What a slot adds is the dual
-    value of its class's constraint. Raises ValueError without kinds or slots.
+    each class c, where x_kc is the number of slots of class c that run trials of kind k. `per_slot` has the dual values
+    of the classes' constraints. Raises ValueError without kinds or slots.
     """
     kinds, classes = [*seconds], [*slots]
     if not kinds or not classes or not any(slots.values()):
@@ -64,7 +67,7 @@ def throughput_bound(seconds: Seconds, slots: Mapping[str, float], mix: Mapping[
     shares = np.array([1.0 if mix is None else mix[kind] for kind in kinds], dtype=float)
     shares /= shares.sum()
     rates = np.array([[1.0 / seconds[kind][name] for name in classes] for kind in kinds])
-    # Beside the x_kc there is r.
+    # The last variable is r.
     found = solved(
         rates,
         np.append(np.zeros(rates.size), -1.0),
@@ -80,11 +83,11 @@ def throughput_bound(seconds: Seconds, slots: Mapping[str, float], mix: Mapping[
 
 @dataclass(frozen=True, kw_only=True)
 class Cheapest:
-    """The least money for which a fleet can complete some trials in a time, and the slots that this takes."""
+    """The least money for which a fleet can complete given trials within given times, and the slots that run them."""
 
     #: money for all of the trials
     money: float
-    #: money that an hour more saves at most, and that an hour less costs at least
+    #: the most money that an hour more can save; it is also the least that an hour less costs
     an_hour: float
     #: number of slots of each class that run trials, on average over the class's time
     slots: Mapping[str, float]
@@ -103,14 +106,14 @@ def cheapest(
 ) -> Cheapest | None:
     """Return the cheapest placement that completes the trials in time, or None if no placement does.
 
-    `seconds` has every kind of `trials` and every class of `slots`; infinite seconds stand for a kind that must not run
-    on a class. `prices` are the money that a slot costs an hour, and `times` the seconds in which a class can begin
-    trials. `widths` are the slots that a trial of each kind takes, 1 by default. The program is: minimise
-    sum_kc price_c w_kc subject to sum_c w_kc / (width_k seconds_kc) >= trials_k for each kind k, and
-    sum_k w_kc <= slots_c times_c for each class c, where w_kc are the slot seconds of class c for trials of kind k.
-    The dual values z_c of the classes' constraints are what their slot seconds save. So, with T the time, the money
-    changes by -sum_c slots_c z_c dT. As the money is convex in T, more time saves at most that, and less costs at least
-    that. Source: Dantzig, "Linear Programming and Extensions", 1963, chapters 6 and 12.
+    `seconds` has every kind of `trials` and every class of `slots`; infinite seconds mean that a kind must not run on a
+    class. `prices` are the money that a slot costs an hour, and `times` the seconds in which a class can begin trials.
+    `widths` are the slots that a trial of each kind takes, 1 by default. The program is: minimise sum_kc price_c w_kc
+    subject to sum_c w_kc / (width_k seconds_kc) >= trials_k for each kind k, and sum_k w_kc <= slots_c times_c for each
+    class c, where w_kc are the slot seconds of class c for trials of kind k. The dual value z_c of a class's constraint
+    is the money that one more slot second of the class saves. If all times change by dT, the money changes by -sum_c
+    slots_c z_c dT at first. The money is convex in T, so an hour more saves at most this rate, and an hour less costs
+    at least this rate. Source: Dantzig, "Linear Programming and Extensions", 1963, chapters 6 and 12.
     """
     kinds, classes = [*trials], [*slots]
     slots_of = np.array([1 if widths is None else widths[kind] for kind in kinds])[:, None]
@@ -137,7 +140,7 @@ def cheapest(
 #: the rest of a study should take at most this many times the time that it would take on all slots
 SLACK = 1.1
 
-#: trials that a slot must complete in that time to be worth its start, and to be kept
+#: number of trials that a slot must complete in that time: to be worth starting, and to be worth keeping
 WORTH_STARTING, WORTH_KEEPING = 0.25, 0.05
 
 #: time of a study without an end, in multiples of its longest first trial
@@ -148,7 +151,7 @@ ROUNDING = 0.05
 
 
 class Room(NamedTuple):
-    """Slots that a class has, and may have."""
+    """Number of slots that a class has now, and the most that it may have."""
 
     #: slots of live workers
     live: int
@@ -167,18 +170,20 @@ def wanted_slots(
     seconds_left: float = math.inf,
     width: float = 1.0,
 ) -> dict[str, int]:
-    """Return the slots of each class that a study could use for the `left` trials that do not run yet.
+    """Return the number of slots of each class that a study could use for its remaining trials.
 
-    `seconds` are those of a trial by kind and class, `mix` is the share of each kind, and `width` the mean number of
-    slots of a trial. `left` and `seconds_left` may be infinite. The wanted slots are the fewest with which the rest of
-    the study ends about as soon as with all slots in `rooms`. Live slots are counted, and wanted first.
+    `seconds` has the seconds of a trial by kind and class, `mix` the share of each kind. `left` is the number of trials
+    that do not run yet, `seconds_left` the time until the study's limit; both may be infinite. `width` is the mean
+    number of slots of a trial. The result is the least number of slots with which the rest of the study ends about as
+    soon as with all slots in `rooms`. It includes the live slots, which are preferred to new slots.
 
-    The time H is SLACK times that of the bound of throughput on all slots, and at least that of one trial of each kind
-    where it ends first. Within H, a slot of class c has H_c seconds, which are H for a live slot and less by the
-    start-up for a new one, and runs floor(H_c / seconds_kc) trials of kind k, so that each of them takes
-    s_kc = H_c / floor(H_c / seconds_kc). The program is: maximise r - sum_c e w_c subject to r <= left,
-    sum_c x_kc / s_kc >= r mix_k for each kind k, and sum_k x_kc <= w_c H_c and w_c <= slots_c for each class c, live
-    and new. Here w_c are slots, x_kc slot seconds, and e is the least number of trials for which a slot is wanted.
+    The time H is SLACK times the time for `left` trials at the bound of throughput on all slots. It is at least so long
+    that a trial of each kind can end on its best class. Within H, a slot of class c has H_c seconds: H for a live slot,
+    and H minus the start-up for a new slot. The slot runs only whole trials, floor(H_c / seconds_kc) of kind k, so each
+    of these effectively takes s_kc = H_c / floor(H_c / seconds_kc) seconds. The program is: maximise r - sum_c e w_c
+    subject to r <= left, sum_c x_kc / s_kc >= r mix_k for each kind k, and sum_k x_kc <= w_c H_c and w_c <= slots_c for
+    each class c, where the live and the new slots of a class are separate. Here w_c are slots, x_kc are slot seconds,
+    and e is the least number of trials for which a slot is wanted.
     """
     kinds = [kind for kind in seconds if mix.get(kind, 0.0) > 0.0]
     rooms = {name: room for name, room in rooms.items() if room.most > 0}
@@ -205,7 +210,7 @@ def wanted_slots(
 
 
 class _Column(NamedTuple):
-    """The live slots of a class, or those that it may have besides."""
+    """The live slots of a class, or the further slots that it may have."""
 
     name: str
     slots: float
@@ -218,10 +223,10 @@ def _fewest(times: Array, shares: Array, columns: Sequence[_Column], horizon: fl
     """Solve the program of `wanted_slots`. Return the slots of each column. `times` has shape (kinds, columns)."""
     kinds, count = times.shape
     available = np.array([max(0.0, horizon - column.startup) for column in columns])
-    # A slot runs whole trials. What it cannot end in its time it cannot run.
+    # A slot runs whole trials: it does not begin a trial that cannot end in time.
     trials = np.floor(available / times + 1e-9)
     rates = np.where(trials > 0, trials / np.maximum(available, 1e-9), 0.0)
-    # Beside the x_kc there are the w_c, and r.
+    # After the x_kc come the variables w_c, and r.
     more = np.zeros((kinds + count, count + 1))
     more[:kinds, -1], more[kinds:, :-1] = shares / shares.sum(), -np.diag(available)
     slots_bounds = [(0.0, column.slots) for column in columns]
@@ -240,7 +245,9 @@ def _fewest(times: Array, shares: Array, columns: Sequence[_Column], horizon: fl
 
 
 class Held:
-    """Numbers by name that rise at once, and fall only to the greatest value of the latest `seconds` (hysteresis)."""
+    """Numbers by name, each held at the greatest value of the latest `seconds`: they rise at once and fall late
+    (hysteresis).
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

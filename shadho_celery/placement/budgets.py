@@ -1,11 +1,12 @@
-"""Predictions from earlier runs of the same params: start-up seconds, hand-over seconds, and the trial's own effect.
+"""Predictions from repeated runs of the same params: start-up seconds, hand-over seconds, and a trial's own effect.
 
-The start-up, and the hand-over of a checkpoint from another machine, do not grow with the budget.
+The hand-over is the transfer of a checkpoint from another machine. Neither start-up nor hand-over grows with the
+budget.
 
 A trial that trains u units takes s + r u seconds, where s is the start-up and r the seconds per unit. Two runs of the
-same params on one class, with y seconds for u units and y' seconds for u' units, have the same r. Therefore s =
-(y u' - y' u) / (u' - u). Each promotion within a class gives such an estimate. A weighted median of many estimates is
-robust to stragglers. Its lower confidence bound is used, so a start-up without evidence counts as 0.
+same params on one class, with y seconds for u units and y' seconds for u' units, have the same r. Therefore s = (y u' -
+y' u) / (u' - u). Each promotion within a class gives such an estimate. A weighted median of many estimates is robust to
+stragglers. Its lower confidence bound is used, so a start-up without evidence counts as 0.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Trial
 from shadho_celery.space.features import Array
 
-#: number of latest pairs of runs that are used, and number of pairs that a group needs for an estimate of its own
+#: number of latest pairs of runs that are used, and number of pairs that a group needs for its own estimate
 LATEST, ENOUGH = 64, 6
 #: number of latest pairs of runs from which the correlation is computed, and minimum number of such pairs
 LATEST_DEPARTURES, ENOUGH_DEPARTURES = 128, 12
-#: smallest relative change of a start-up or a hand-over that replaces the estimate
+#: smallest relative change of the estimate of a start-up or a hand-over that is used
 NEWS = 0.2
 #: for normal distributions: the standard error of the median divided by that of the mean, and the standard deviation
 #: divided by the median absolute deviation
@@ -33,7 +34,7 @@ OF_MEDIAN, OF_DEVIATION = 1.2533, 1.4826
 
 
 class Work(NamedTuple):
-    """Part of its budget that a trial had to compute, and whether its checkpoint came from another machine."""
+    """The part of its budget that a trial has to compute, and whether its checkpoint comes from another machine."""
 
     #: amount of budget that no checkpoint covered; None for a trial without a budget
     units: float | None
@@ -63,7 +64,10 @@ class _Pair(NamedTuple):
 
 
 class BudgetCosts:
-    """Learns start-up and hand-over seconds from promoted trials, and keeps the budget that each origin has reached."""
+    """Learns start-up and hand-over seconds from promoted trials, and keeps the latest run of each origin.
+
+    The origin of a promoted trial is the number of the first trial with the same params.
+    """
 
     def __init__(self) -> None:
         #: by origin: its latest run
@@ -75,7 +79,8 @@ class BudgetCosts:
         self.handover = 0.0
         #: True if the latest promoted trial has continued from a checkpoint
         self.continues = False
-        #: False if the latest promoted trial whose machine had a checkpoint of it did not continue from it
+        #: False if the latest promoted trial that ran on a machine with its checkpoint did not continue from the
+        #: checkpoint
         self._finds = True
         #: live classes by name
         self._classes: Mapping[str, ComputeClass] = {}
@@ -85,7 +90,7 @@ class BudgetCosts:
         return any(self._startups.values()) or self.handover > 0
 
     def see(self, classes: Iterable[ComputeClass]) -> None:
-        """Update the live classes, for their machines and the storages of these."""
+        """Update the live classes, whose machines and shared storages decide where a checkpoint can be read."""
         self._classes = {each.name: each for each in classes}
 
     def behind(self, origin: int | None) -> float:
@@ -105,7 +110,8 @@ class BudgetCosts:
         return Work(self._rest(trial), self.host(trial.origin) not in (None, trial.host))
 
     def ahead(self, trial: Trial | Attempt, compute_class: str) -> Work:
-        """Return the work of a promoted trial on a class: in the worst case, or on the machine that it must run on.
+        """Return the work of a promoted trial on a class: on the class's worst machine, or on the machine on which it
+        must run.
 
         An executor that does not report whether trials have continued has no checkpoints.
         """
@@ -136,7 +142,8 @@ class BudgetCosts:
     def startup(self, subspace: str, compute_class: str) -> float:
         """Return the start-up seconds of a subspace's trials on a class, or 0 if they are not known.
 
-        They come from the first group with an estimate: the subspace on the class, all trials of the class, all trials.
+        Of these groups, the first one with an estimate is used: the subspace on the class, all trials of the class, all
+        trials.
         """
         for key in ((subspace, compute_class), ("", compute_class), ("", "")):
             if key in self._startups:
@@ -202,7 +209,8 @@ def _pair(low: _Run, high: _Run) -> _Pair | None:
 def _lower_bound(values: Sequence[float], deviations: Sequence[float]) -> float:
     """Return the weighted median of estimates minus its standard error, or 0 if that is negative.
 
-    `deviations` are proportional to the standard deviations of the estimates, and the factor is computed from these.
+    `deviations` are proportional to the standard deviations of the estimates. The factor is estimated from the spread
+    of `values`.
     """
     found, spread = np.asarray(values), np.asarray(deviations)
     order = np.argsort(found)
@@ -216,12 +224,13 @@ def _lower_bound(values: Sequence[float], deviations: Sequence[float]) -> float:
 class OwnRuns:
     """Learns how much of a trial's departure from the expected seconds recurs in its next run.
 
-    The effect of the params on the seconds is learned from many trials. Other effects belong to a single trial, such as
-    that of its data, and already show in its first run. A departure is a + e, where a is the same in all runs of a
-    trial, and e is new in each run. After n runs with mean departure m, the expected departure of the next run is
-    n r m / (1 + (n - 1) r). Here r is the variance of a divided by that of a + e, which is the correlation of two runs
-    of a trial (best linear prediction: Searle, Casella, McCulloch, "Variance Components", 1992, chapter 7). Departures
-    of all runs are from the current expectation, because earlier expectations were based on few trials.
+    A departure is the log seconds of a run minus the expected log seconds. The effect of the params is learned from
+    many trials. Other effects, such as the effect of its data, belong to a single trial. The first run already shows
+    them. A departure is a + e, where a is the same in all runs of a trial, and e is new in each run. After n runs with
+    mean departure m, the expected departure of the next run is n r m / (1 + (n - 1) r). Here r is the variance of a
+    divided by that of a + e, which is the correlation of two runs of a trial (best linear prediction: Searle, Casella,
+    McCulloch, "Variance Components", 1992, chapter 7). All departures are computed from the current expectation,
+    because earlier expectations were based on few trials.
     """
 
     def __init__(self) -> None:
@@ -232,7 +241,7 @@ class OwnRuns:
         self._correlation = 0.0
 
     def __contains__(self, origin: int) -> bool:
-        """Return whether a run of an origin was told."""
+        """Return whether `tell` was called for a run of an origin."""
         return origin in self._runs
 
     def tell(self, origin: int, column: int, work: float, expected: Array | None = None) -> None:

@@ -1,11 +1,14 @@
-"""Speculative copies: a late trial is started again in an idle slot elsewhere, and the first result counts.
+"""Speculative copies of late trials, the record of placement decisions, and the pauses of declined trials.
+
+A late trial is started again in an idle slot of another machine (`Speculation`), and the first result counts.
 
 The copy has the params, the seed and the budget of its trial, so the result does not depend on which of the two ends
 first. If late trials were dropped instead, the results would favour fast params. Source: Dean and Ghemawat,
 "MapReduce", OSDI 2004, section 3.6 (backup tasks).
 
-The module also records why attempts went where they did (what each live class would have cost at that moment), and
-pauses the class of a trial that a worker has declined because its time is limited.
+`record_placements` records why attempts went to their classes: what each live class would have cost at that moment. A
+worker with limited time may decline a trial that it cannot end. The trial is then not sent to the worker's class for a
+pause (`Declined`).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from shadho_celery.study.recorder import Recorder
 LATE_FACTOR = 1.5
 LEAST_SECONDS = 1.0
 
-#: number of trials of a class that must have ended before any of its trials counts as late
+#: number of trials of a class that must have ended before a trial of the class can count as late
 MIN_TIMED = 5
 
 #: fraction of a round's trials that may be copied at a time; at least one trial
@@ -60,7 +63,7 @@ class Idle:
     def take(self, trial: Trial) -> None:
         """Take one idle slot for a copy, on the machine with the most idle slots except the trial's own.
 
-        The machine is an estimate: in fact, the copy runs on the machine that takes it from the queue.
+        The machine is a guess: the copy runs on the machine that takes it from the queue.
         """
         host = max(self._elsewhere(trial), key=lambda each: self.hosts[each])
         self.hosts[host] -= 1
@@ -91,9 +94,9 @@ class Speculation:
     ) -> list[tuple[Trial, str]]:
         """Return up to `most` of the `running` trials that are late at the time `now`, and a class for each copy.
 
-        Each running trial has one attempt; beside it is its start time on the clock of `now`. A copy goes to another
-        machine than its trial's, and to a class whose expected time is below the trial's current run time. After a lost
-        copy, the next copy of that trial waits for a pause. `idle` is called only if some trials are late.
+        `running` has trials with one attempt each, and their start times on the clock of `now`. A trial is copied only
+        to a class with an idle slot on another machine, whose expected seconds are fewer than the trial has already
+        run. The next copy of the same trial has to wait for a pause. `idle` is called only if a trial is late.
         """
         if now + EARLY_SECONDS < self._looked_at + LOOK_SECONDS:
             self.due = self._looked_at + LOOK_SECONDS
@@ -140,7 +143,7 @@ class Speculation:
         return found
 
 
-#: typical seconds of a subspace's trials below which its trials are short
+#: trials of a subspace are short if their typical seconds are below this
 SHORT_SECONDS = 0.1
 
 
@@ -150,28 +153,28 @@ def record_placements(
     model: CostModel,
     recorder: Recorder,
 ) -> list[Attempt]:
-    """Record what was known of the live `classes` when these attempts were placed.
+    """Record what placement knew about the live `classes` when it placed these attempts.
 
     `placed` has the attempts in the order of placement, each with the prices of the classes, if the policy has any.
-    Return the attempts, with their predicted seconds if these are a second or more. The predictions are those that
-    placement compared. They are read for all attempts together.
+    Return the attempts, with their predicted seconds if these are one or more. The predictions are those that placement
+    compared. They are computed for all attempts together, which is faster.
     """
     found, predicted = [], _predicted([attempt for attempt, _ in placed], classes, model)
     for (attempt, prices), seconds in zip(placed, predicted, strict=True):
         known = dict(zip(classes, seconds, strict=True))
         recorder.place(attempt, {n: Placed(each, recorder.backlog(n), prices.get(n)) for n, each in known.items()})
-        # Its class may be gone since, if the store was not available meanwhile.
+        # The class may have no worker any more, if the store was not available for a time.
         own = known.get(str(attempt.compute_class))
         found.append(attempt if own is None or own < 1.0 else attempt.evolve(expected=own))
     return found
 
 
 def _predicted(attempts: Sequence[Attempt], classes: Sequence[str], model: CostModel) -> list[Sequence[float | None]]:
-    """Return the predicted seconds of each attempt on each class; None before the model has learned from a trial.
+    """Return the predicted seconds of each attempt on each class. They are None before the model has learned from a
+    trial, and for a subspace that the study no longer has.
 
-    They are also None for a trial of a subspace that the study no longer has. With a single class there is nothing to
-    compare: of subspaces whose trials are short, the effect of the params is then left out, because the prediction
-    would take as long as a part of the trial.
+    With a single class there is nothing to compare. In subspaces with short trials, the effect of the params is then
+    left out, because its prediction would take a noticeable part of the trial's time.
     """
     found: list[Sequence[float | None]] = [(None,) * len(classes)] * len(attempts)
     if not model.has_learned:
@@ -196,8 +199,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 class Declined:
     """Pauses of declined trials, by class.
 
-    Otherwise a trial that no worker of the class can end in time would return to the same worker again and again, and
-    take the place of shorter trials.
+    Without pauses, a trial that no worker of a class can end in time would be sent to the same workers again and again,
+    and would keep shorter trials from being sent.
     """
 
     #: by number of the trial and class: the time at which the pause ends, and its seconds

@@ -1,11 +1,11 @@
 """Durations of trials by subspace and compute class, learned from noisy measurements.
 
 The logarithm of a trial's seconds is modelled as a_j + b_c + u_jc + noise for subspace j and class c: an effect of the
-subspace, an effect of the class, and the departure of their pair, u_jc ~ N(0, tau^2). Columns may form groups, such as
-the widths of one class: a column without trials then has the effect of its group. Effects and variances are estimated
-from the trials (empirical Bayes). The estimate of a pair with few trials is close to a_j + b_c, and that of a pair with
-many trials is close to its measurements. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78, 1983, in its
-two-way form.
+subspace, an effect of the class, and the departure of their pair, u_jc ~ N(0, tau^2). A class is a column of the table.
+Columns may form groups, such as the numbers of slots of trials on one class: a column without trials then has the
+effect of its group. Effects and variances are estimated from the trials (empirical Bayes). The estimate of a pair with
+few trials is close to a_j + b_c, and that of a pair with many trials is close to its measurements. Source: Morris,
+"Parametric Empirical Bayes Inference", JASA 78, 1983, in its two-way form.
 
 `Extrapolation` predicts the seconds of a running trial from the steps that it reports.
 """
@@ -23,16 +23,16 @@ from shadho_celery.core.trial import Report, Trial, TrialState
 
 Array = NDArray[np.float64]
 
-#: prior variance of log seconds within a pair; prior variance of u; and number of trials or pairs for which a prior
-#: counts
+#: prior variance of log seconds within a pair; prior variance of u; and number of trials or pairs that a prior is worth
 NOISE_VARIANCE, PAIR_VARIANCE, BELIEF = 0.25, 0.1, 4.0
 #: ridge penalty of the effects of subspaces and classes, in units of the weight of the pair with the most evidence
 RIDGE = 0.02
 #: iterations of alternating least squares for an estimate, which start from the previous estimate
 ROUNDS = 8
-#: a trial that is further from its estimate counts as this many standard deviations from it, because of stragglers
+#: a trial that is more than this many standard deviations from its estimate is moved to this distance, because of
+#: stragglers
 FAR_OUT = 4.0
-#: a new estimate is made when the trials have grown by this fraction, so its cost per trial falls over time
+#: a new estimate is made when the number of trials has grown by this fraction, so its cost per trial falls over time
 GROWTH = 0.02
 
 
@@ -50,15 +50,16 @@ class Durations:
     """Learns a table of log seconds by subspace (rows) and compute class (columns, added as classes appear)."""
 
     def __init__(self, rows: int) -> None:
-        #: by pair: number of trials, and sums of weights, of weight times log seconds, and of weight times their square
+        #: by pair: number of trials, sum of weights, sum of weight times log seconds, sum of weight times squared log
+        #: seconds
         self._told = np.zeros((4, rows, 0))
-        #: the same four numbers for running trials whose seconds are extrapolated, or that have run unusually long; and
-        #: the number of those that are extrapolated
+        #: the same four numbers for running trials that are extrapolated or have run unusually long; and the number of
+        #: extrapolated trials
         self._open = np.zeros((4, rows, 0))
         self._extrapolated = np.zeros((rows, 0))
         self._row_part = np.zeros(rows)
         self._column_part = np.zeros(0)
-        #: by column: its group, and the effect that it is assumed to have beside others of the group
+        #: by column: its group, and its assumed log seconds relative to the other columns of the group
         self._group_of: list[int] = []
         self._usual = np.zeros(0)
         self._pair_variance = PAIR_VARIANCE
@@ -73,7 +74,8 @@ class Durations:
     def add_column(self, group: int | None = None, usual: float = 0.0) -> None:
         """Add the column of a class without trials.
 
-        Columns with the same `group` are assumed to differ by their `usual` log seconds. By default, a column is alone.
+        Columns with the same `group` are assumed to differ by their `usual` log seconds. By default, a column has a
+        group of its own.
         """
         self._group_of.append(-1 - len(self._group_of) if group is None else group)
         self._usual = np.append(self._usual, usual)
@@ -105,13 +107,16 @@ class Durations:
         self._told[:, row, column] += (1.0, weight, weight * log_seconds, weight * log_seconds**2)
         self.by_column[column] += 1
         self._trials += 1
-        # A late class has few of the many trials. After the trials 1, 2, 4, 8, ... of a pair, a new estimate is due.
+        # A class that joins late has few trials among many. So a new estimate is also due after the trials 1, 2, 4, 8,
+        # ... of a pair.
         if (count + 1) & count == 0:
             self._estimate = None
 
     def suppose(self, running: Sequence[tuple[int, int, float, float, bool]]) -> None:
-        """Replace what is known of the running trials: row, column, log seconds, weight, and whether the seconds are
-        extrapolated to the whole trial, which then counts like an ended one, or are those so far.
+        """Replace what is known about the running trials.
+
+        Each has its row, its column, log seconds, a weight, and `is_total`. If `is_total` is True, the seconds are
+        extrapolated to the whole trial, which counts like an ended trial. Otherwise they are the seconds so far.
 
         A trial that has run much longer than expected for its pair counts as if it ended now. A pair that is much
         slower than its subspace and class suggest is therefore noticed before its first trial ends.
@@ -132,7 +137,7 @@ class Durations:
         return np.asarray(self._told[0] + self._extrapolated)
 
     def estimate(self) -> Estimate:
-        """Return the current estimate. It is one second for all pairs before there are trials."""
+        """Return the current estimate: one second for all pairs before there are trials."""
         due = self._trials >= self._estimated_at + max(1, int(GROWTH * self._estimated_at))
         if self._estimate is None or due:
             self._estimate = self._fit()
@@ -163,7 +168,7 @@ class Durations:
         prior = self._row_part[:, None] + self._column_part
         own = (measured - prior) * self._pair_variance * weight
         variance = self._pair_variance * (1.0 - self._pair_variance * weight)
-        # One step of expectation maximisation for each fit is enough, because a fit follows every few trials.
+        # One step of expectation maximisation for each fit is enough, because there is a new fit every few trials.
         self._pair_variance = float((own**2 + variance).sum() + BELIEF * PAIR_VARIANCE) / (own.size + BELIEF)
         return Estimate(prior + own, np.sqrt(variance), math.sqrt(noise))
 
@@ -178,7 +183,10 @@ class Durations:
 
 
 def estimated(told: Iterable[tuple[int, int, float]], shape: tuple[int, int]) -> Array:
-    """Return the mean log seconds of each subspace on each class, of this shape, by trials as those of `tell`."""
+    """Return the mean log seconds of each subspace on each class, an array of this shape.
+
+    `told` has the row, the column and the log seconds of each trial, as `Durations.tell` takes them.
+    """
     durations = Durations(shape[0])
     for _ in range(shape[1]):
         durations.add_column()
@@ -192,7 +200,7 @@ def filled(
 ) -> dict[str, dict[str, float]]:
     """Return the mean seconds of each of the `subspaces` on each class: the known `means`, or estimates from them.
 
-    `means` are by subspace and class. A class without any known mean counts as a mean class.
+    `means` are by subspace and class. A class without a known mean is estimated as an average class.
     """
     rows = {name: row for row, name in enumerate(subspaces)}
     columns = {name: column for column, name in enumerate(dict.fromkeys([*classes, *(name for _, name in means)]))}
@@ -204,12 +212,12 @@ def filled(
     }
 
 
-#: number of COMPLETE trials that must have ended at about the same step before others are extrapolated
+#: number of COMPLETE trials that must have ended at about the same step before running trials are extrapolated
 LEAST_TRIALS = 3
-#: part of its steps that must lie between two reports of a trial before it is extrapolated
+#: fraction of all steps that must lie between the first and the latest report of a trial before it is extrapolated
 LEAST_PART = 0.05
-#: last steps agree if they differ by at most this part of all steps; it is also the largest part of a trial's seconds,
-#: beyond some seconds, that may follow its last report
+#: last steps agree if they differ by at most the fraction TOLERANCE of all steps. At most this fraction of a trial's
+#: seconds, plus SHORT_SECONDS, may follow its last report
 TOLERANCE, SHORT_SECONDS = 0.1, 1.0
 
 
@@ -242,10 +250,10 @@ class _Steps(NamedTuple):
 class Extrapolation:
     """Extrapolates the seconds of running trials from their reports.
 
-    The last step of a trial is assumed to be that of the COMPLETE trials of its subspace and budget, if these agree.
-    The steps until then are assumed to take as long as those between its first report and its latest one. Only the
-    first attempt of a trial that was not promoted is extrapolated, because others may begin at a checkpoint. All times
-    are of the worker's clock, so reports may arrive late, or after the study was resumed.
+    A trial is assumed to have as many steps as the COMPLETE trials of its subspace and budget, if their numbers of
+    steps agree. Each remaining step is assumed to take as long as the mean step between the trial's first and latest
+    report. Promoted trials and repeated attempts are not extrapolated, because they may begin at a checkpoint. All
+    times are from the worker's clock, so it does not matter if reports arrive late.
     """
 
     def __init__(self) -> None:
@@ -262,7 +270,7 @@ class Extrapolation:
         self._reports[trial.number] = first, report if report.step > latest.step else latest
         key = trial.subspace, trial.budget
         if key in self._steps and report.step > self._steps[key].most:
-            # The trial is longer than those that have ended.
+            # The trial has more steps than the trials that have ended.
             self._steps[key] = self._steps[key]._replace(most=report.step)
 
     def end(self, trial: Trial) -> None:
@@ -274,14 +282,16 @@ class Extrapolation:
         seconds = trial.outcome.seconds or 0.0
         unreported = seconds - (reports[1].at - (trial.started_at or 0.0))
         if unreported > SHORT_SECONDS + TOLERANCE * seconds:
-            # Its steps do not show its seconds, as if it had made none.
+            # The reports do not show how long the trial takes, so it counts as if it had made no steps.
             last = first
         key = trial.subspace, trial.budget
         trials, earliest, least, most = self._steps.get(key, _Steps(0, first, last, last))
         self._steps[key] = _Steps(trials + 1, min(earliest, first), min(least, last), max(most, last))
 
     def elapsed(self, trial: Trial, ran: float) -> Elapsed:
-        """Return the seconds of a trial that has run for `ran` seconds: of the whole trial if its reports show them."""
+        """Return the seconds of the whole trial if its reports allow to extrapolate them, else `ran`, its seconds so
+        far.
+        """
         reports = self._reports.get(trial.number) if trial.attempt == 1 else None
         steps = self._steps.get((trial.subspace, trial.budget))
         if reports is None or trial.started_at is None or steps is None or not steps.agree:

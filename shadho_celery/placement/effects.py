@@ -1,7 +1,7 @@
 """Effects of params on the seconds of a subspace's trials, which differ between compute classes.
 
 Log seconds = centre of the class + f(params) + g_c(params) + noise. f is common to all classes, and g_c belongs to
-class c. If g_c is flat for all c, the classes differ only in speed. f and g_c are Gaussian processes with the kernel
+class c. If all g_c are constant, the classes differ only in speed. f and g_c are Gaussian processes with the kernel
 `likeness`, written as linear models in a few basis functions. The variances of f, of g_c and of the noise are estimated
 from the trials (empirical Bayes), so params without effect have almost no weight. Sources: Williams, Seeger, "Using the
 Nyström Method to Speed Up Kernel Machines", NeurIPS 2001; Bishop, "Pattern Recognition and Machine Learning", 2006,
@@ -26,29 +26,31 @@ from shadho_celery.space.split import Subspace
 #: number of draws from the subspace from which the basis functions are made; fraction of the kernel's variance that the
 #: basis functions cover; and maximum number of basis functions
 DRAWS, MASS, MOST = 200, 0.995, 100
-#: weight of the kernel's part for pairs of labels; the rest is for single labels
+#: weight of the part of the kernel that compares pairs of labels; the part for single labels has the rest of the weight
 PAIRS = 0.3
-#: prior variances of f, of g_c and of the noise; and the number of basis functions or trials for which each counts
+#: prior variances of f, of g_c and of the noise; and the number of basis functions or trials that each prior is worth
 SHARED, OWN, NOISE, BELIEF = 0.5, 0.1, 0.25, 4.0
 #: prior variances of the constant in f, and of the constant in g_c
 LEVEL, OWN_LEVEL = 100.0, 0.5
-#: a trial that is further from its prediction counts as this many standard deviations from it, because of stragglers
+#: a trial that is more than this many standard deviations from its prediction is moved to this distance, because of
+#: stragglers
 FAR_OUT = 4.0
 #: number of trials before FAR_OUT is applied
 MIN_TRIALS = 30
-#: a running trial is left out until its value so far is this many standard deviations from its expectation, because it
-#: tells nothing before
+#: a running trial is left out while its value so far is more than 4 standard deviations below its expectation, because
+#: it adds almost no information
 LEAST_TELLING = -4.0
-#: a new fit is made when the trials have grown by this fraction, with a minimum and a maximum number
+#: a new fit is made when the number of trials has grown by this fraction; minimum and maximum number of new trials
 GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
-#: number of labels and basis functions, in all sets of params of a subspace together, that are kept of the latest sets
+#: the values of basis functions are kept for the latest sets of params of a subspace: at most this number of labels and
+#: function values in total
 KEPT = 2**17
 
 
 class Basis:
     """Basis functions of one subspace's params, which approximate the kernel.
 
-    They are a pivoted Cholesky decomposition of the kernel over draws.
+    They are computed by a pivoted Cholesky decomposition of the kernel matrix of draws from the subspace.
     """
 
     def __init__(self, draws: Array, is_numeric: Sequence[bool]) -> None:
@@ -108,7 +110,7 @@ class Regression:
         self._open = self._told
         self._centres = np.zeros(0)
         self._shared, self._own = SHARED, OWN
-        #: variance of the values of single trials about what is expected
+        #: variance of the values of single trials around their expectation
         self.noise = NOISE
         #: coefficients by group, shape (groups, functions + 1), the constant first
         self._coefficients = np.zeros((0, size))
@@ -126,7 +128,7 @@ class Regression:
         self._centres = np.append(self._centres, np.zeros(more))
 
     def tell(self, functions: Array, groups: NDArray[np.intp], values: Array) -> None:
-        """Learn from n trials: basis functions of their params, shape (n, functions); groups and values, shape (n,)."""
+        """Learn from n trials: values of the basis functions, shape (n, functions); groups and values, shape (n,)."""
         if self._told[:, 0, 0].sum() >= MIN_TRIALS:
             expected = self._expected(functions, groups)
             reach = FAR_OUT * math.sqrt(self.noise + self._own)
@@ -134,23 +136,23 @@ class Regression:
         self._told += self._summed(functions, groups, values)
 
     def suppose(self, functions: Array, groups: NDArray[np.intp], values: Array, are_total: NDArray[np.bool_]) -> bool:
-        """Replace what is known of n running trials, with the arguments of `tell`, and whether each value is
-        extrapolated to the whole trial, which then counts like an ended one, or is the value so far.
+        """Replace what is known about n running trials. Return whether the next fit will differ.
+
+        The first three arguments are as in `tell`. If `are_total` is True for a trial, its value is extrapolated to the
+        whole trial, which counts like an ended trial. Otherwise it is the value so far.
 
         The value of a running trial is censored: it is at least the value so far, which departs from the expectation m
         by z standard deviations s of the noise. Its likelihood has the gradient h / s and the curvature h (h - z) / s^2
-        in m, where h is the hazard of the standard normal distribution at z. An ended trial of the value
-        m + s / (h - z) and the weight h (h - z) has the same ones, so it stands for the running trial in the next fit,
-        which is a Newton step. The weight rises from 0 for a trial that has just begun to 1 for a late one. Source:
-        Tobin, "Estimation of Relationships for Limited Dependent Variables", Econometrica 26, 1958.
-
-        Return whether the next fit differs.
+        in m, where h is the hazard of the standard normal distribution at z. An ended trial with the value m + s / (h -
+        z) and the weight h (h - z) has the same gradient and curvature. It replaces the running trial in the next fit,
+        which is a Newton step. The weight rises from 0 for a trial that has just begun to 1 for a very late trial.
+        Source: Tobin, "Estimation of Relationships for Limited Dependent Variables", Econometrica 26, 1958.
         """
         expected, deviation = self._expected(functions, groups), math.sqrt(self.noise)
         z = (values - expected) / deviation
         telling = ~are_total & (z > LEAST_TELLING)
         z = z[telling]
-        # The density divided by the upper tail, neither of which can underflow here.
+        # The normal density divided by its upper tail. In this form neither of them can underflow.
         hazard = math.sqrt(2.0 / math.pi) / scipy.special.erfcx(z / math.sqrt(2.0))
         beyond = hazard - z
         before, standing_for = self._open, expected[telling] + deviation / beyond
@@ -174,9 +176,9 @@ class Regression:
     def fit(self, centres: Array) -> None:
         """Estimate the coefficients relative to each group's centre, and make one step of expectation maximisation.
 
-        The groups' own parts v_c are eliminated, then the common part u is solved for: Bishop, equations 3.53 and 3.54,
-        in blocks. The centres may change between calls, because the sums of departures from them follow from the sums
-        that are kept.
+        The own parts v_c of the groups are eliminated, then the equation for the common part u is solved: Bishop,
+        equations 3.53 and 3.54, in blocks. The centres may differ from those of earlier calls, because the departures
+        are computed from sums that do not depend on the centres.
         """
         self._centres = centres.copy()
         table = self._told + self._open
@@ -196,7 +198,7 @@ class Regression:
         found = self._coefficients = left @ common + own_pull
         spread = left @ covariance @ left.transpose(0, 2, 1) + inner
         own_spread = ((taken @ covariance) * taken).sum(axis=2) + inner.diagonal(axis1=1, axis2=2)
-        # Only trials that have ended show how far the seconds of single trials are from their expectation.
+        # The noise is estimated only from trials that have ended.
         table = self._told
         ended, counts = table[:, :-1, :-1], table[:, 0, 0]
         sums = table[:, :-1, -1] - centres[:, None] * ended[:, :, 0]
@@ -210,10 +212,10 @@ class Regression:
         )
 
     def _update(self, shared: Array, own: Array, errors: Array, counts: Array) -> None:
-        """Update the variances from the expected squares of the coefficients, without the constants, and of errors."""
+        """Update the variances from the expected squares of errors, and of coefficients except the constants."""
         functions = len(shared) - 1
         self._shared = (float(shared[1:].sum()) + BELIEF * SHARED) / (functions + BELIEF)
-        # Groups without trials have no information, and would keep the estimate at the prior.
+        # Groups without trials add no information. They would only pull the estimate to the prior.
         tried = counts > 0
         self._own = (float(own[tried, 1:].sum()) + BELIEF * OWN) / (functions * int(tried.sum()) + BELIEF)
         errors_sum = max(float(errors.sum()), 0.0)
@@ -227,9 +229,9 @@ class Regression:
     def predict(self, functions: Array) -> Array:
         """Return the expected departures from the centres, shape (n, groups), without the constants of the groups.
 
-        A constant only shows how unusual the params are that a group happened to get.
+        A group's constant is left out, because it depends on which params the group happened to get.
         """
-        # Not by BLAS, whose last bits depend on the number of rows.
+        # BLAS is not used, because the last bits of its results depend on the number of rows.
         return np.asarray((functions[:, None, :] * self.coefficients).sum(axis=2))
 
 
@@ -243,18 +245,18 @@ class ParamEffects:
         #: trials since the last fit: params, column of the class, log seconds
         self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
         self._told = 0
-        #: True once predictions were requested: before, fits are of no use
+        #: True once a prediction was requested; until then no fits are made
         self.are_asked = False
         #: values of the basis functions by params, the latest last
         self._functions: dict[tuple[object, ...], Array] = {}
 
     @property
     def noise(self) -> float:
-        """Variance of the log seconds of single trials about what is expected."""
+        """Variance of the log seconds of single trials around their expectation."""
         return self._regression.noise
 
     def tell(self, params: Params, column: int, log_seconds: float) -> bool:
-        """Keep a trial with this duration, on the class of a column, for the next fit.
+        """Keep a trial for the next fit: its params, the column of its class, and its log seconds.
 
         Return whether there are enough new trials since the last `read` for another fit.
         """
@@ -263,10 +265,10 @@ class ParamEffects:
 
     @one_blas_thread()
     def suppose(self, running: Sequence[tuple[Params, int, float, bool]], classes: int) -> bool:
-        """Replace what is known of the running trials: params, column of the class, log seconds, and whether these are
-        extrapolated to the whole trial, or are those so far.
+        """Replace what is known about the running trials. Return whether another fit is due.
 
-        Return whether that is enough for another fit.
+        Each trial has its params, the column of its class, its log seconds, and True if these are extrapolated to the
+        whole trial, False for the seconds so far.
         """
         if self._basis is None or not self._basis.size:
             return False
@@ -287,8 +289,8 @@ class ParamEffects:
     def functions(self, params_list: Sequence[Params]) -> Array:
         """Return the values of the basis functions for n sets of params, shape (n, functions).
 
-        The same params have the same values to the bit, as long as they are among those asked for last. Linear algebra
-        may round another number of rows in another way.
+        Values of recent params are kept, so the same params get exactly the same values. If they were computed again
+        among another number of rows, linear algebra might round them differently.
         """
         if self._basis is None:
             draws = self._rows(self._subspace.sample(np.random.default_rng(0), DRAWS))
@@ -310,7 +312,7 @@ class ParamEffects:
     def read(self, centres: Array) -> None:
         """Learn from the trials kept since the last call. `centres` are the classes' mean log seconds, by column."""
         params_list, columns, values = zip(*self._untold, strict=True) if self._untold else ((), (), ())
-        # The basis functions, which may be made here, must precede the groups.
+        # This may create the basis, so it must come before the groups are added.
         functions = self.functions(params_list)
         self._regression.add_groups(len(centres))
         self._regression.tell(functions, np.array(columns, np.intp), np.array(values, float))

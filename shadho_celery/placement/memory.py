@@ -1,8 +1,8 @@
 """Which compute classes have enough memory for a trial, and the retry of a trial that ran out of memory.
 
-Classes are ordered separately for each kind of memory: a trial that has run out of GPU memory needs a class with larger
-GPUs, and the RAM of that class does not matter. As a last resort, if no class with larger GPUs is left, a class without
-GPUs takes the trial.
+Classes are ordered separately by GPU memory and by RAM: a trial that has run out of GPU memory needs a class with
+larger GPUs, and the RAM of that class does not matter. As a last resort, if no class with larger GPUs is left, a class
+without GPUs takes the trial.
 
 If the number of GPUs of a trial is searched, a class counts as one for each width: on more GPUs of the same size, a
 trial has more memory (`CostModel.kind`).
@@ -20,7 +20,7 @@ from shadho_celery.core.trial import WELL, Memory, Result, Retry, Trial
 from shadho_celery.objective.call import joined
 from shadho_celery.placement.model import CostModel
 
-#: probability of an out-of-memory above which a trial goes directly to a larger class
+#: a class counts as too small for a trial if the probability that the trial runs out of memory there is above this
 TOO_LIKELY = 0.5
 
 
@@ -28,7 +28,7 @@ class MemoryFit:
     """The compute classes of one study, ordered once by GPU memory and once by RAM."""
 
     def __init__(self, cost_model: CostModel, expected: Sequence[str]) -> None:
-        """Order classes of equal or unknown memory by `expected`, the strongest first."""
+        """`expected` orders classes of equal or unknown memory: it names classes, the strongest first."""
         self._model = cost_model
         self._strength = {name: place for place, name in enumerate(expected)}
         self._live: Sequence[ComputeClass] = ()
@@ -40,7 +40,7 @@ class MemoryFit:
         self._sorted: list[tuple[str, int, int]] | None = None
         #: by name and room of a live class or machine: what `_kinds` returns
         self._known_kinds: dict[tuple[str, int], dict[int, ComputeClass]] = {}
-        #: a sentence for each decision to try a class without GPUs as the last resort (keys; the values are None)
+        #: sentences about classes without GPUs that were tried as the last resort, as keys (the values are None)
         self.notices: dict[str, None] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
@@ -59,13 +59,15 @@ class MemoryFit:
         }
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return False if the class has too few slots for the trial, or probably too little memory while another class
-        has enough slots and more memory.
+        """Return whether a trial may run on a class.
+
+        It may not if the class has too few slots. It may not either if the class probably has too little memory, and
+        another class has enough slots and more memory.
         """
         return any(self._fits(trial, kind) for kind in self._kinds(compute_class).values())
 
     def widths(self, trial: Trial, compute_class: ComputeClass) -> list[int]:
-        """Return those of the searched widths for which the class has slots, and probably the memory."""
+        """Return the widths for which the class has enough slots, and probably enough memory."""
         return [width for width, kind in self._kinds(compute_class).items() if self._fits(trial, kind)]
 
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
@@ -81,13 +83,13 @@ class MemoryFit:
             return False
         if not self._gives_way(trial, compute_class, Memory.HOST, classes):
             return True
-        # More RAM only helps with a GPU that is large enough: of two classes, one with the larger GPU and one with more
-        # RAM, one must take the trial.
+        # More RAM helps only on a class whose GPU is large enough. If one class has the larger GPU and another one more
+        # RAM, the class with the larger GPU takes the trial.
         large = [each for each in classes if not self._gives_way(trial, each, Memory.GPU, classes)]
         return not self._larger(compute_class, Memory.HOST, large)
 
     def retry(self, result: Result, trial: Trial) -> Retry | None:
-        """Return the reason to try a trial on another class if it ran out of memory and a class is left, else None."""
+        """Return a `Retry` if a trial ran out of memory and a live class may have enough of it, else None."""
         if result.outcome.out_of_memory is None or result.compute_class is None:
             return None
         name = self._model.kind(result.compute_class, trial.slots)
@@ -105,7 +107,7 @@ class MemoryFit:
         return Retry(reason=reason, outgrown=name, memory=memory)
 
     def warned(self, result: Result, trial: Trial) -> Result:
-        """Return the result. It gets a warning if its trial ended well on a class that was the last resort."""
+        """Return the result, with a warning if its trial succeeded on a class without GPUs that was the last resort."""
         seen = self._seen.get(self._model.kind(str(result.compute_class), trial.slots))
         if result.outcome.state not in WELL or not trial.outgrown or seen is None or seen.gpu_memory:
             return result
@@ -116,9 +118,10 @@ class MemoryFit:
         return replace(result, outcome=replace(result.outcome, warning=joined(result.outcome.warning, said)))
 
     def _classes_for(self, trial: Trial) -> Sequence[ComputeClass]:
-        """Return the live classes with enough slots for a trial. Outgrown classes are left out, unless all of them are.
+        """Return the live classes with enough slots for a trial. Classes with no more memory than an outgrown class are
+        left out, unless no class remains.
 
-        After an out-of-memory on a GPU, classes without GPUs are left out, too, unless no other class is left.
+        If a trial has run out of GPU memory, classes without GPUs are left out, too, unless no other class remains.
         """
         classes = self._wide_enough(trial)
         if not trial.outgrown:
@@ -132,7 +135,7 @@ class MemoryFit:
     def _gives_way(
         self, trial: Trial, compute_class: ComputeClass, memory: Memory, classes: Sequence[ComputeClass]
     ) -> bool:
-        """Return whether the class probably has too little of a memory, and one of `classes` has more of it."""
+        """Return whether the class probably has too little of a kind of memory, and one of `classes` has more of it."""
         larger = self._larger(compute_class, memory, classes)
         if not larger:
             return False
@@ -141,7 +144,7 @@ class MemoryFit:
             return True
         if not has or all(each.bytes_of(memory) <= has for each in larger):
             return False
-        # With a GPU a trial takes less RAM than without.
+        # A trial takes less RAM on a class with GPUs, so only similar classes are compared.
         width = self._model.split(compute_class.name)[1]
         alike = [
             each.name
@@ -176,7 +179,9 @@ class MemoryFit:
     def _larger(
         self, compute_class: ComputeClass, memory: Memory, classes: Sequence[ComputeClass]
     ) -> list[ComputeClass]:
-        """Return those of `classes` that have more of a memory. For GPU memory of a class without a GPU, return []."""
+        """Return those of `classes` with more of a kind of memory than `compute_class`; [] for GPU memory if it has no
+        GPU.
+        """
         order = self._orders[memory]
         if compute_class.name not in order:
             return []
@@ -200,7 +205,7 @@ class MemoryFit:
         return [(name, self._kind(name, memory)) for name, memory in told]
 
     def _kind(self, name: str, memory: Memory) -> Memory:
-        """Return the kind of memory that ran out on a class. If the class has no GPU, it can only be the host's."""
+        """Return the kind of memory that ran out on a class: RAM if the class has no GPU, whatever was reported."""
         return memory if name in self._orders[Memory.GPU] or name not in self._seen else Memory.HOST
 
     def _size(self, name: str, memory: Memory) -> tuple[int, int, str, int]:

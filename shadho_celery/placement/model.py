@@ -1,8 +1,8 @@
 """Cost model: predicts the seconds and the memory of a trial on a compute class.
 
-Seconds are predicted from finished trials and from declared costs, which the study file gives. A machine that may be
-preempted costs a trial without a checkpoint more. Memory is predicted from the past trials with the most similar
-params.
+Seconds are predicted from finished and running trials, and from the setting `cost`. On machines that may be preempted,
+a trial without checkpoints is expected to take longer (`charged`). Memory is predicted from the past trials with the
+most similar params.
 """
 
 from __future__ import annotations
@@ -30,28 +30,30 @@ from shadho_celery.space.features import Array, complexity, features
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Value
 
-#: hours of a worker without a preemption that count beside those that were observed
+#: hours without a preemption that are added to the observed hours of workers
 PRIOR_HOURS = 1.0
-#: maximum of the preemptions expected during a trial: of more, the seconds would be too far apart to compare
+#: maximum of the expected preemptions of a trial; above it, exp would make the expected seconds huge
 MOST_EXPECTED = 20.0
 
 
 def preemption_rate(preempted: int, hours: float) -> float:
-    """Return the preemptions an hour to expect of one worker, after this many in `hours` of all workers of its class.
+    """Return the expected preemptions of a worker in an hour, after `preempted` preemptions in `hours` of all workers
+    of its class.
 
-    A trial runs on one worker, and all slots of a worker end together, so its slots do not count. The rate is
-    n / (h + PRIOR_HOURS): the posterior mean of a Poisson rate, where the prior is the limit of a gamma distribution
-    whose shape is 0 and whose rate is PRIOR_HOURS. Source: Gelman et al., "Bayesian Data Analysis", 2013, section 2.6.
+    A trial runs on one worker, and all slots of a worker end together, so its slots do not count. The rate is n / (h +
+    PRIOR_HOURS): the posterior mean of a Poisson rate, where the prior is the limit of a gamma distribution whose shape
+    is 0 and whose rate is PRIOR_HOURS. Source: Gelman et al., "Bayesian Data Analysis", 2013, section 2.6.
     """
     return preempted / (hours + PRIOR_HOURS)
 
 
 def charged(log_seconds: Array, rates: Array) -> Array:
-    """Return the log of the expected seconds until trials that begin again after each preemption have ended.
+    """Return the log of the expected seconds until trials end, if they begin again after each preemption.
 
-    `rates` are the preemptions a second of the classes, the last axis of `log_seconds`. The expected seconds of a trial
-    of T seconds are (exp(r T) - 1) / r, without those until the next start. Source: Daly, "A higher order estimate of
-    the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22, 2006, with one interval.
+    `rates` are the preemptions of each class in a second; classes are the last axis of `log_seconds`. The expected
+    seconds of a trial of T seconds are (exp(r T) - 1) / r, without the waiting times before each new start. Source:
+    Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+    Systems 22, 2006, with one interval.
     """
     expected = np.clip(np.exp(log_seconds) * rates, 1e-12, MOST_EXPECTED)
     return np.asarray(log_seconds + np.log(np.expm1(expected) / expected))
@@ -63,24 +65,24 @@ NEIGHBOURS = 20
 MEMORY = 2000
 #: with fewer trials, all of them are neighbours
 MIN_TRIALS = 2 * NEIGHBOURS
-#: after this many trials, only one in this many is used to compare predictions from neighbours and from all trials
+#: after EXAMINED trials, only one in EXAMINED_LATER is used to compare predictions from neighbours and from all trials
 EXAMINED, EXAMINED_LATER = 200, 8
 #: weight of the newest error in the moving average of errors
 DECAY = 0.02
-#: number of trials from which on a highest value is known; correlation above which values may depend on a feature, and
-#: standard deviation of log values that count as equal
+#: least number of trials for which `highest` returns a value; correlation above which values may depend on a feature;
+#: log values with at most this standard deviation count as equal
 LEAST, RELATED, SAME = 3, 0.3, 0.02
 
 
 class Neighbours:
     """Predicts a trial's value from the latest trials of one subspace: from the most similar ones, or from all of them.
 
-    A trial has a row of features in [0, 1], and a value. Each trial is first predicted both from its neighbours and
-    from all trials, and the method with the smaller recent error is used for predictions (prequential; Dawid 1984).
+    A trial has a row of features in [0, 1], and a value. Before a trial is stored, its value is predicted in both ways.
+    Predictions use the way with the smaller recent error (prequential; Dawid 1984).
     """
 
     def __init__(self, dimensions: int) -> None:
-        # Reserved at once, because pages that are never written take no memory.
+        # Arrays of full size, because memory pages that are never written take no memory.
         self._features = np.empty((MEMORY, dimensions))
         self._values = np.empty(MEMORY)
         self._told = 0
@@ -92,7 +94,7 @@ class Neighbours:
 
     @property
     def are_useful(self) -> bool:
-        """Predictions from the neighbours are better than those from all trials."""
+        """True if predictions from the neighbours are better than predictions from all trials."""
         return self._told > MIN_TRIALS and bool(self._errors[0] < self._errors[1])
 
     def tell(self, row: Array, value: float) -> None:
@@ -106,7 +108,7 @@ class Neighbours:
         self._told += 1
 
     def predict(self, rows: Array) -> Array:
-        """Return the median value that is expected at each of `rows`, shapes (n, d) and (n,).
+        """Return the predicted median value for each of `rows`, shape (n,). `rows` have shape (n, d).
 
         There must be at least one trial.
         """
@@ -116,10 +118,11 @@ class Neighbours:
         return np.full(len(rows), np.median(known))
 
     def highest(self, row: Array) -> float | None:
-        """Return the highest value of the most similar trials, or of all if these do not predict better.
+        """Return the highest value of the most similar trials, or of all trials if the similar ones do not predict
+        better.
 
-        Return None if there are fewer than LEAST trials, or if a feature on which the values depend is outside the
-        range of the trials.
+        Return None if there are fewer than LEAST trials, or if the row has a feature outside the range of the trials on
+        which the values may depend.
         """
         known, values = self._features[: len(self)], self._values[: len(self)]
         if len(values) < LEAST:

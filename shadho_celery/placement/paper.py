@@ -29,28 +29,29 @@ U = TypeVar("U", bound=Hashable)
 
 #: performance of a subspace before there are enough losses
 START_VALUE = 1.0
-#: number of losses needed for a fit: with fewer, nearly every function would look flat, and some noise would look
-#: rough. Ten is also the number of results after which the original SHADHO refreshed its scores.
+#: number of losses needed for a fit: with fewer, nearly every function would look flat, and noise could look rough. The
+#: original SHADHO refreshed its scores after ten results, too.
 MIN_TRIALS = 10
 #: number of Gaussian processes fitted for one score, and maximum number of trials in the random subset for each
 FITS, SUBSET = 10, 80
 #: losses that differ by less than this fraction of their size count as equal
 ROUNDING = 1e-12
 
-#: ranges of a fit: ln(length scale) in sides of the unit cube, and log10(noise variance / signal variance). With a long
-#: length scale, a slope looks like a huge variance, so the ratio must be able to fall far.
+#: ranges of a fit: ln(length scale), in units of the unit cube's side, and log10(noise variance / signal variance).
+#: With a long length scale, a mere slope needs a huge signal variance, so the lower limit of the ratio is low.
 BOUNDS = ((math.log(0.05), math.log(10.0)), (-8.0, 1.0))
 #: number of points of the first grid over length scale and noise ratio
 GRID = (6, 4)
-#: number of times that the grid's step is halved around its best point; two give steps of 0.26 in ln(length scale)
+#: number of times that the steps of the grid are halved around its best point; after two times the step of ln(length
+#: scale) is 0.26
 HALVINGS = 2
 
-#: decay of the weights of a class's lower-placed subspaces
+#: the weight of the subspace at position k of a class is exp(-DECAY k)
 DECAY = 0.5
-#: number of results between two updates of the performance scores (the paper's figure)
+#: number of results between two updates of the performance scores (as in the paper)
 REFRESH_RESULTS = 10
-#: a subspace is scored again when this fraction of the trials used is new: a score takes about ten milliseconds, and
-#: fewer trials would hardly change it
+#: a subspace is scored again when this fraction of its latest trials is new: computing a score takes about ten
+#: milliseconds, and fewer new trials would hardly change it
 NEWS = 0.1
 #: number of latest trials of a subspace that are used for its performance
 HISTORY = 1000
@@ -71,9 +72,10 @@ def performance(rows: Array, losses: Array, generator: np.random.Generator) -> f
 
     It is the median of signal share / length scale over `FITS` Gaussian processes, each fitted to a random subset of
     the trials. `rows` of features have shape (n, d) in [0, 1], and `losses` shape (n,). Trials whose loss is not finite
-    are left out. The result is 0 for constant losses, and START_VALUE for fewer than MIN_TRIALS losses. A subset is
-    80 % of the trials and at most `SUBSET` of them, so the time does not grow with the history. A variation too fine
-    for the number of trials counts as noise: with 80 trials of two params, more than about five periods a side.
+    are left out. The result is 0 for constant losses, and START_VALUE for fewer than MIN_TRIALS losses. A subset is 80
+    % of the trials and at most `SUBSET` of them, so the time does not grow with the history. A variation that is too
+    fine for the number of trials counts as noise: for 80 trials of two params, more than about five periods along a
+    side.
 
     Source: SHADHO, arXiv 1707.01428, changed: SHADHO took max - min of 1 / length scale from an unfitted kernel.
     """
@@ -94,7 +96,7 @@ def _fits(rows: Array, losses: Array, generator: np.random.Generator) -> list[Fi
 def _fit(rows: Array, losses: Array) -> Fit:
     """Return the fit with the greatest marginal likelihood. `rows` have shape (m, d), and `losses` shape (m,).
 
-    It is searched on a grid whose steps are halved around the best point.
+    The maximum is searched on a grid, whose steps are then halved around the best point.
     """
     size = np.abs(losses).max()
     scaled = losses / (size or 1.0)  # a diverged trial's 1e300 would overflow in the variance
@@ -103,7 +105,8 @@ def _fit(rows: Array, losses: Array) -> Fit:
     standardised = np.asarray((scaled - scaled.mean()) / scaled.std())
     norms = np.square(rows).sum(axis=1)
     squares = np.maximum(norms[:, None] + norms - 2.0 * rows @ rows.T, 0.0)  # rounding may leave -1e-16
-    # Both axes descend, because the first of equal fits is used: in doubt, the smoother and noisier one.
+    # Both axes descend, because the first one of equal fits is used: the one with the longer length scale and more
+    # noise.
     axes = [np.linspace(high, low, points) for (low, high), points in zip(BOUNDS, GRID, strict=True)]
     steps = [axis[0] - axis[1] for axis in axes]
     best, gain = (axes[0][0], axes[1][0]), -math.inf
@@ -116,8 +119,9 @@ def _fit(rows: Array, losses: Array) -> Fit:
         axes = [
             np.clip([at + step, at, at - step], *bounds) for at, step, bounds in zip(best, steps, BOUNDS, strict=True)
         ]
-    # A signal needs two fitted numbers, and so must gain more than the Bayesian information criterion requires for two:
-    # ln m. Without this the best of many fits to pure noise would have a short length scale and a high score.
+    # A signal has two fitted parameters. The Bayesian information criterion requires that two parameters raise the log
+    # likelihood by more than ln m. Otherwise the best of many fits to pure noise would often have a short length scale
+    # and a high score.
     share = _signal_share(best[1]) if gain > math.log(len(losses)) else 0.0
     return Fit(float(np.exp(best[0])), float(share))
 
@@ -129,14 +133,16 @@ def _signal_share(log_noises: Array) -> Array:
 def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: Array) -> Array:
     """Return the log marginal likelihood minus that of pure noise, shape (a ln length scales, b log10 noise ratios).
 
-    The total variance is profiled out: with the correlations C it is z' C^-1 z / m at its best.
+    z are the standardised losses, and C their correlations. The total variance has its best value, z' C^-1 z / m
+    (profile likelihood).
     """
     m = len(standardised)
     diagonal = np.arange(m)
     share = _signal_share(log_noises)[:, None, None]
     # C bordered with z: the last row of its Cholesky factor is L^-1 z, so one batched call gives determinant and
-    # quadratic form. The corner only has to exceed z' C^-1 z, at most m * 1e8 here. Eigenvectors would serve all noise
-    # ratios at once, but cost as much as 12 factors, and as hundreds if LAPACK puts its threads to work on them.
+    # quadratic form. The corner only has to exceed z' C^-1 z, which is at most m * 1e8 here. An eigendecomposition
+    # would do for all noise ratios at once, but takes as long as 12 Cholesky factors, or as hundreds of them if LAPACK
+    # uses threads.
     bordered = np.empty((len(log_noises), m + 1, m + 1))
     gains = np.empty((len(log_scales), len(log_noises)))
     for row, log_scale in enumerate(log_scales):
@@ -152,11 +158,11 @@ def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: A
 
 
 def rank(names: Sequence[str], complexities: Mapping[str, float], performances: Mapping[str, float]) -> list[str]:
-    """Order subspaces from the one for the strongest class to the one for the weakest.
+    """Return the subspaces in order: the first one is for the strongest class, the last one for the weakest class.
 
     Subspaces are sorted by the product of their positions (from 1) by complexity and by performance, both descending.
     The smallest product comes first. Equal scores and equal products keep the order of `names`. While all performances
-    are equal, `names` should be in descending complexity, or their order would outweigh part of the complexity. Raises
+    are equal, the position by performance is that in `names`, so `names` should be in descending complexity. Raises
     KeyError for a name without a score. Source: SHADHO, arXiv 1707.01428.
     """
     by_complexity = _positions(names, complexities)
@@ -180,8 +186,9 @@ def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
     if len(classes) < 2 or not subspaces:
         return {name: list(subspaces) for name in classes}
     members: list[set[int]] = [set() for _ in classes]
-    # The paper walks the longer list and increments j when i > ceil((j + 1) |L| / |S| - 1), that is, when i |S| >= (j +
-    # 1) |L|. So j is an integer division, and rounding of a running sum cannot shift a pair.
+    # The paper goes through the longer list L by i, and increments the place j in the shorter list S when i > ceil((j +
+    # 1) |L| / |S| - 1), that is, when i |S| >= (j + 1) |L|. So j can be computed by an integer division, without
+    # rounding errors.
     longer = max(len(subspaces), len(classes))
     for i in range(longer):
         subspace, place = i * len(subspaces) // longer, i * len(classes) // longer
@@ -193,7 +200,8 @@ def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
 
 
 def planck_weights(n: int) -> Array:
-    """Return the probability of each of the n ranked subspaces of a class to give its next trial, shape (n,).
+    """Return the probability of each of a class's n ranked subspaces that the class's next trial is from it, shape
+    (n,).
 
     It is proportional to exp(-0.5 k) for position k. Source: SHADHO, arXiv 1707.01428 (truncated Planck distribution).
     """
@@ -204,13 +212,13 @@ def planck_weights(n: int) -> Array:
 class PaperPolicy(FifoPolicy):
     """SHADHO's own policy: ranked subspaces on ranked classes, Planck weights within a class (arXiv 1707.01428).
 
-    Promoted trials come first, as with `FifoPolicy`. A class whose own subspaces have no more trials takes trials of
-    other subspaces, so no slot is idle while there is work.
+    Promoted trials come first, as with `FifoPolicy`. A class takes trials of other subspaces if no subspace of its own
+    is open, so no slot is idle while there is work.
     """
 
     def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator) -> None:
         self._complexity = {s.name: complexity(s.domains.values()) for s in subspaces}
-        # In descending complexity, which determines the ranks while all performances are equal.
+        # In descending complexity, because this order is the order by performance while all performances are equal.
         self._subspaces = {s.name: s for s in sorted(subspaces, key=lambda s: -self._complexity[s.name])}
         self._performance = dict.fromkeys(self._subspaces, START_VALUE)
         #: by subspace: features and loss of each of its latest trials
@@ -239,7 +247,7 @@ class PaperPolicy(FifoPolicy):
         for name, results in groupby(sorted(told, key=itemgetter(0)), itemgetter(0)):
             _, params_list, losses = zip(*results, strict=True)
             self._news[name] += len(losses)
-            # These trials would be dropped later anyway: usually at least half of the following trials have a loss.
+            # The history would drop these trials anyway, because usually at least half of the later trials have a loss.
             if (following or {}).get(name, 0) > 2 * HISTORY:
                 continue
             rows = features(params_list[-HISTORY:], self._subspaces[name].domains)

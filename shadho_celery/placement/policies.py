@@ -1,4 +1,4 @@
-"""Placement policies: they choose a trial, or the subspace of a new trial, for a free slot of a compute class."""
+"""The policies `cost` and `fifo`, which choose a trial, or the subspace of a new trial, for a free slot of a class."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from shadho_celery.placement.pool import WHOLE, Pool, Promotions
 from shadho_celery.space.features import Array
 from shadho_celery.space.split import Subspace
 
-#: k of the index rule: a subspace that is this many trials behind its share counts twice as much
+#: k of the index rule: a subspace that is this many trials behind its share has twice the index of one without a
+#: backlog
 PATIENCE = 15.0
 
 #: a pair of subspace and class counts as faster than estimated by this many standard deviations
 OPTIMISM = 1.0
 
-#: decimal places of an index's logarithm that count: of indices that differ only by rounding, the first in turn is used
+#: logarithms of indices are rounded to this many decimal places, so that of nearly equal indices the first in turn is
+#: used
 DIGITS = 9
 
-#: step of the log price of a class when a trial goes to another class than its cheapest one, in standard deviations of
-#: the trials' comparative costs
+#: change of a class's log price when a trial goes to another class than its cheapest one, in standard deviations of the
+#: trials' comparative costs
 STEP = 0.05
 #: maximum number of steps by which one trial changes a price
 MOST_STEPS = 4.0
 
-#: standard deviation that a trial's log seconds are assumed to have in the chance to end before the limit on time; and
-#: log of the chance below which a trial counts as late
+#: assumed standard deviation of a trial's log seconds, for its chance to end before the limit on time; and log of the
+#: chance below which a trial counts as late
 SPREAD, LATE = 0.5, math.log(0.5)
 
 
@@ -44,16 +46,17 @@ class CostPolicy(Policy):
     A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, where S are the mean seconds of its
     trials on the live classes. Trial i of its pool has this index times min_c' P_c' D_ic' / (P_c D_ic). D are the
     factors by which the trial's params change the seconds, and P is the price of a class's second within the subspace.
-    With a limit on time, the chance that a trial ends before it is a further factor, relative to the greatest in the
-    subspace. An overdue trial comes first where it costs least, and after twice as long everywhere.
-    The greatest index is taken. A subspace without trials in the pool is represented by its next trial. Promoted trials
-    come first, on the class expected to end them first (`Promotions`). If one sampler draws in the whole space, there
-    are no backlogs, D is the trial's seconds, and there is one set of prices.
+    With a limit on time, the index is also multiplied by the chance that the trial ends before the limit, divided by
+    the greatest chance in the subspace. An overdue trial (`Pool.waits`) comes first on the class where it costs least,
+    and after twice as long on every class. The trial with the greatest index is taken. A subspace without trials in the
+    pool is represented by its next trial. Promoted trials come before others, on the class that is expected to end them
+    first (`Promotions`). If one sampler draws in the whole space, there are no backlogs, D are the trial's seconds, and
+    there is one set of prices.
 
-    Backlogs approach the dual variables of the shares in the linear program of the best placement, and prices those
-    of the classes' time. Sources: MaxWeight, Tassiulas and Ephremides, IEEE TAC 37, 1992, where k reduces the effect of
-    noise; for the prices, dual subgradient steps as in Devanur and Hayes, "The Adwords Problem", ACM EC 2009: the price
-    of a class rises if there is more demand than it can serve.
+    Backlogs approach the dual variables of the shares in the linear program of the best placement, and prices those of
+    the classes' time. The price of a class rises if there is more demand than it can serve. Sources: for the index,
+    MaxWeight, Tassiulas and Ephremides, IEEE TAC 37, 1992, with k added to reduce the effect of noise; for the prices,
+    dual subgradient steps as in Devanur and Hayes, "The Adwords Problem", ACM EC 2009.
     """
 
     def __init__(self, cost_model: CostModel, pool: Pool) -> None:
@@ -65,18 +68,20 @@ class CostPolicy(Policy):
         self._slots = 0
         #: log seconds of typical trials, shape (subspaces, live classes)
         self._typical = np.empty((0, 0))
-        #: by live class and row of a subspace: the least log seconds on any live class minus those on this class
+        #: by live class and row of a subspace: the subspace's least log seconds on any live class minus its log seconds
+        #: on this class
         self._advantages: list[list[float]] = []
-        #: version of the model, and budget of new trials, with which both were computed
+        #: version of the model, and budget of new trials, with which `_typical` and `_advantages` were computed
         self._known: tuple[int, float | None] = -1, None
         #: log prices of the live classes within each subspace, shape (subspaces, classes)
         self._prices = np.empty((0, 0))
-        #: by class, also of classes that are gone: its log prices, shape (subspaces,)
+        #: by class that was live earlier: its latest log prices, shape (subspaces,)
         self._prices_seen: dict[str, Array] = {}
-        #: log costs of the trials in the pool, shape (trials, classes), as of the last pick: the log price, plus the
-        #: departure, or plus the log slot seconds with one sampler for the whole space
+        #: log costs of the trials in the pool at the last pick, shape (trials, classes): the log price plus the
+        #: departure from the subspace's typical log seconds; with one sampler for the whole space, the log price plus
+        #: the log slot seconds
         self._costs = np.empty((0, 0))
-        #: by row of a subspace: standard deviation of its trials' comparative costs, as of a version of the pool
+        #: by row of a subspace: standard deviation of its trials' comparative costs, for one version of the pool
         self._spreads: dict[int, float] = {}
         self._spreads_version = -1
 
@@ -91,7 +96,8 @@ class CostPolicy(Policy):
         if tuple(names) != self._classes:
             self._prices_seen |= dict(zip(self._classes, self._prices.T, strict=True))
             self._known, self._spreads_version = (-1, None), -1
-            # Only differences of log prices matter. They are 0 on average, so a new class gets 0.
+            # Only differences of log prices matter. The log prices of a subspace are 0 on average, so a new class gets
+            # 0.
             new = np.zeros(len(self._model.row_of))
             columns = [self._prices_seen.get(name, new) for name in names]
             self._prices = np.array(columns).reshape(len(names), len(new)).T.copy()
@@ -113,8 +119,8 @@ class CostPolicy(Policy):
         column = self._classes.index(slot.compute_class.name)
         indices = [] if self._pool.is_whole else self._indices(column, offers)
         drawn, worth = self._best_drawn(column, indices, slot, fits) if self._pool.trials else (None, -math.inf)
-        # A subspace with trials in the pool gets a new draw only if no trial of the pool fits and no other
-        # subspace is open.
+        # A trial is drawn in a subspace with trials in the pool only if none of the pool's trials fits, and no subspace
+        # without trials in the pool is open.
         undrawn = [name for name in offers.open if not self._pool.in_part[name]]
         open_ = undrawn if drawn is not None else undrawn or offers.open
         if open_ and self._pool.is_whole:
@@ -154,7 +160,8 @@ class CostPolicy(Policy):
         return indices
 
     def _best_drawn(self, column: int, indices: Sequence[float], slot: Slot, fits: Fits) -> tuple[int | None, float]:
-        """Return the pool's place of the trial with the greatest index among those that fit, and the index's logarithm.
+        """Of the trials in the pool that fit, find the one with the greatest index. Return its place and the index's
+        logarithm.
 
         If no trial fits, return None and -inf.
         """
@@ -191,7 +198,9 @@ class CostPolicy(Policy):
         return None, -math.inf
 
     def _within_subspaces(self, logs: Array) -> Array:
-        """Return logs of the pool's trials minus the greatest in their subspace, so that the shares do not change."""
+        """Return the logs of the pool's trials minus the greatest log in their subspace, so that the shares do not
+        change.
+        """
         greatest = np.full(len(self._model.row_of), -np.inf)
         np.maximum.at(greatest, self._pool.rows, logs)
         return logs if self._pool.is_whole else np.asarray(logs - greatest[self._pool.rows])
@@ -199,8 +208,8 @@ class CostPolicy(Policy):
     def _move_prices(self, drawn: int, column: int) -> None:
         """Raise the price of the class on which a trial is cheapest, and lower the price of the class that takes it.
 
-        A step is in proportion to the differences between the trials. If their params have no effect, prices stay. A
-        trial of several slots counts as that many trials of one slot, which take as many slot seconds.
+        A step is in proportion to the differences between the trials, so prices do not change if params have no effect.
+        A trial of n slots counts as n trials of one slot, which take as many slot seconds.
         """
         costs = self._costs[drawn]
         cheapest = int(costs.argmin())
@@ -216,7 +225,7 @@ class CostPolicy(Policy):
     def _spread(self, row: int) -> float:
         """Return the standard deviation of the comparative costs of a subspace's trials in the pool.
 
-        With one sampler for the whole space, it is that of all trials in the pool.
+        With one sampler for the whole space, it is computed from all trials in the pool.
         """
         if self._spreads_version != self._pool.version:
             self._spreads_version = self._pool.version
@@ -255,8 +264,9 @@ def make_policy(
 ) -> Policy:
     """Return the policy called `name`. Raises UsageError for an unknown name.
 
-    The keyword arguments are for policy `cost`: the maximum number of trials drawn ahead, whether one sampler spans the
-    space, and whether a sampler is adaptive.
+    The keyword arguments are for policy `cost`. `pool_size` is the maximum number of trials drawn ahead, None for the
+    default. `spans_space` is True if one sampler draws in the whole space, `is_adaptive` if a sampler learns from
+    losses.
     """
     check_name("policy", name, POLICIES)
     if name != "cost":

@@ -1,14 +1,15 @@
 """Parts of the policy `cost`: the pool of trials drawn ahead, and the placement of promoted trials.
 
-Of the pool, a free slot takes the trial that its compute class runs comparatively fast.
+From the pool, a free slot takes a trial that its compute class runs fast in comparison with other classes
+(`CostPolicy`).
 
-A promoted trial and its checkpoint's machine are known before a slot is free. A slot takes the trial if it is expected
-to end there first, including waiting times (minimum completion time). Otherwise the slot gets a new trial. Of the
-promoted trials that it may take, the slot prefers the trial that would lose most elsewhere, in proportion (sufferage);
-of equal trials it prefers the one on the highest rung, because rounds wait for its result. Source of both rules:
-Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic Mapping of a Class of Independent Tasks onto Heterogeneous Computing
-Systems", Journal of Parallel and Distributed Computing 59, 1999. A trial that has waited for as long as it could gain
-elsewhere is taken by the next slot, so a wrong prediction cannot delay it further.
+A slot takes a promoted trial if the trial is expected to end first in this slot, waiting times for other slots included
+(minimum completion time). Otherwise the slot gets a new trial. Of the promoted trials that it may take, it takes the
+one that would lose the most time elsewhere, relative to its length (sufferage). Higher rungs are preferred, because
+rounds wait for their results. Source of both rules: Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic Mapping of a
+Class of Independent Tasks onto Heterogeneous Computing Systems", Journal of Parallel and Distributed Computing 59,
+1999. A trial waits at most for the time that it could gain elsewhere. Then the next slot takes it, so a wrong
+prediction cannot delay it further.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ from shadho_celery.space.features import Array
 #: number of trials in the pool: the slots divided by PART_OF_SLOTS, up to MOST; but on a small fleet at least EACH_SLOT
 #: trials for each slot, up to LEAST
 PART_OF_SLOTS, EACH_SLOT, LEAST, MOST = 4, 4, 32, 64
-#: a pool that is not divided among subspaces has this many times as many: they differ only by their params
+#: factor of this number for a pool with only one part, whose trials differ only by their params
 UNDIVIDED = 2
-#: with a sampler that learns from losses, and gets worse with each trial drawn ahead: on a small fleet only the slots
-#: divided by PART_OF_FEW, up to LEAST_ADAPTIVE
+#: for a sampler that learns from losses, the number on a small fleet is the slots divided by PART_OF_FEW, up to
+#: LEAST_ADAPTIVE, because each trial drawn ahead makes such a sampler worse
 PART_OF_FEW, LEAST_ADAPTIVE = 2, 8
 #: name of the pool's only part, instead of subspaces, if one sampler draws in the whole space
 WHOLE = ""
-#: if a subspace's part of the pool has room for fewer trials than this, none of its trials are drawn ahead
+#: if a subspace's part of the pool has fewer places than this, no trials of the subspace are drawn ahead
 LEAST_EACH = 2
-#: a part is refilled when one in this many of its places is empty: predicting several trials together is faster
+#: a part is refilled when one in this many of its places is empty, because several trials together are predicted faster
 REFILL = 2
-#: a trial is overdue after this number times its part's places of later trials of the part were sent. So no trial waits
-#: for more than 32 rounds of a fleet of up to 8 slots, 256 trials on fleets of up to 64 slots, and four rounds of a
-#: larger fleet; two rounds with several subspaces, or an adaptive sampler.
+#: a trial is overdue once MOST_WAIT times n trials of its part have been sent since it was drawn, where n is the number
+#: of the part's places. These are 32 rounds of a fleet of up to 8 slots, 256 trials on up to 64 slots, and four rounds
+#: of a larger fleet; with several subspaces or an adaptive sampler, two rounds.
 MOST_WAIT = 8
-#: near the limit on time, this number of further trials for each slot may be set aside, because they would end too late
+#: number of trials for each slot that may be set aside near the limit on time, because they would end too late
 ASIDE = 1
 
 
 @dataclass(eq=False)
 class Pool:
-    """Trials drawn ahead, in the order of their draws, and what each of them is predicted to cost on each class."""
+    """Trials drawn ahead, in the order of their draws, and their predicted costs on each class."""
 
     model: CostModel
     #: fraction of the pool for each of its parts: the subspaces, or WHOLE if one sampler draws in the whole space
@@ -76,11 +77,11 @@ class Pool:
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         #: costs of the trials on the live classes
         self._costs = Costs(np.empty((0, 0)), np.empty((0, 0)))
-        #: version of the model with which they were computed
+        #: version of the model with which these costs were computed
         self.version = -1
-        #: number of trials by part that are set aside, because on each class they would end after the limit on time
+        #: by part: number of trials that are set aside, because they would end after the limit on time on every class
         self._aside: Counter[str] = Counter()
-        #: maximum number of these that take no place of the pool
+        #: maximum number of trials set aside that do not take a place of the pool
         self._most_aside = 0
         #: number of trials by part
         self.in_part: Counter[str] = Counter()
@@ -128,7 +129,7 @@ class Pool:
             self._costs = Costs(*map(np.concatenate, zip(self._costs, costs, strict=True)))
 
     def set_aside(self, late: NDArray[np.bool_] | None) -> None:
-        """Set the trials of this mask aside, and no others: they take no places, so that others are drawn."""
+        """Set aside only the trials of this mask. They take no places of the pool, so other trials are drawn."""
         self._aside = Counter() if late is None else Counter(compress(self._parts, late))
 
     def waits(self) -> Array:
@@ -138,7 +139,7 @@ class Pool:
         return np.array([(self._sent[part] - before) / most[part] for part, before in waited])
 
     def take(self, place: int) -> Trial:
-        """Remove the trial at index `place`, because it is sent, and return it."""
+        """Remove the trial at index `place` and return it, because it is being sent."""
         part = self._parts[place]
         trial = self.trials.pop(place)
         self._sent[part] += 1
@@ -161,17 +162,17 @@ class Pool:
 
 #: weight of the newest trial in a class's mean seconds
 NEWEST = 0.1
-#: score of one rung, in units of the log factor of time that a trial would lose elsewhere. If classes differ only in
-#: speed, that factor is the same on all rungs except for noise
+#: one rung counts as much as this log factor of time that a trial would lose elsewhere. If classes differ only in
+#: speed, the factor is the same on all rungs except for noise, so that the higher rung decides
 RUNG = math.log(1.25)
 
 
 class _Place(NamedTuple):
-    """A class, or one machine of a class, that may run a promoted trial, and the time this would take."""
+    """A class, or one machine of a class, that may run a promoted trial, with the expected waiting time and seconds."""
 
     compute_class: str
     only_on: str | None
-    #: expected seconds until a slot takes the trial, and seconds of the trial itself
+    #: expected seconds until a slot is free for the trial, and expected seconds of the trial itself
     wait: float
     seconds: float
 
@@ -206,12 +207,13 @@ class Promotions:
     def pick(self, slot: Slot, offered: Sequence[Trial], fits: Fits, new: int | None = None) -> Choice | None:
         """Return the promotion for a free slot, or None to leave all promotions to other slots.
 
-        The `offered` trials are as they would be added to the study, the next one in turn first. `new` is the rung of
-        the new trial that the slot may get instead; a promotion is left only for a new trial on a lower rung.
+        `offered` has the promoted trials, the next one in turn first. `new` is the rung of the new trial that the slot
+        may get instead. A slot leaves a promotion to other slots only if it gets a new trial on a lower rung.
         """
         before, self._offered_at = self._offered_at, {}
         best: tuple[float, Choice] | None = None
-        #: by other class: slots of earlier trials in `offered` that would run faster there than here
+        #: by other class: slots of those earlier trials in `offered` that would run faster on that class than on this
+        #: one
         ahead: Counter[str] = Counter()
         for trial in offered:
             key = int(trial.origin or 0), int(trial.rung or 0)
@@ -243,7 +245,7 @@ class Promotions:
         if compute_class not in fitting:
             return None, None
         home = self._model.budgets.host(int(trial.origin or 0)) or ""
-        # On any machine of the class, and on the one that has the checkpoint.
+        # The first row is for any machine of a class, the second row for the machine that has the checkpoint.
         seconds = self._model.promoted_seconds(trial, fitting, home)
         here: list[_Place] = []
         elsewhere: list[_Place] = []
@@ -262,7 +264,7 @@ class Promotions:
     def _wait(self, known: ComputeClass, load: Load, ahead: Mapping[str, int], width: int) -> float:
         """Return the expected seconds until a class would have `width` free slots for another trial.
 
-        `ahead` counts by class the slots of the trials that would go there first.
+        `ahead` has the slots of the trials that would go to each class first.
         """
         slots = known.limit
         queue = ahead.get(known.name, 0) + width + min(0, load.taken(known.name) - slots)

@@ -17,21 +17,21 @@ from shadho_celery.core.trial import COUNTED, Trial, TrialState
 
 Array = NDArray[np.float64]
 
-#: number of failures without a success after which a subspace counts as failing
+#: a subspace counts as failing after this many failures without a success
 HOPELESS = 5
 #: fraction of its share that a failing subspace, or the least promising one, keeps
 FLOOR = 0.1
-#: fraction of all trials that is divided by the probabilities alone when the shares follow a sampler's outlook
+#: when the shares follow a sampler's outlook, this fraction of all trials is still divided by the probabilities
 LED_FLOOR = 0.1
-#: number of losses before a subspace can be judged; number of latest losses used; and the fraction of them that is the
+#: least number of losses from which a promise is computed; number of latest losses used; fraction of these that is the
 #: lower tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
-#: under promise, a past trial counts half after this many trials of the rarest subspace, at its full share. With a
-#: faster decay, a subspace with a tiny share would never get a trial
+#: under promise, the weight of a past trial halves in the time in which the least probable subspace gets this many
+#: trials at its full share. With a faster decay, a subspace with a tiny share would never get a trial
 HALF_LIFE = 10
 #: number of results between two updates of the promises
 RENEW_RESULTS = 10
-#: maximum number of subspaces that a notice names
+#: maximum number of subspaces that `notice` names
 NAMED = 3
 
 
@@ -39,42 +39,44 @@ NAMED = 3
 class _Part:
     """The share of one subspace, and counts of its trials."""
 
-    #: its probability in the space, and its share of all trials, a fraction
+    #: its probability in the search space, and its current share of all trials, both as fractions
     law: float
     weight: float
-    #: number of trials that were sent, and of those before the latest restart
+    #: number of trials that were sent, in all and before the latest restart
     sent: int = 0
     before: int = 0
-    #: the sum of their charges, and number of those that failed; under promise both decay
+    #: sum of the charges of its trials, and number of failed trials; under promise both decay
     dealt: float = 0.0
     failed: float = 0.0
-    #: number of ended trials that failed, and of those that did not
+    #: number of ended trials that failed, and of ended trials that did not fail
     failures: int = 0
     others: int = 0
     #: True while it gets fewer trials because all of them fail, see `only_fails`
     only_fails: bool = False
-    #: number of its trials divided by its share, where an average share counts as 1; and minus p / (2 d + 1)
+    #: number of its trials divided by its share, where an average share counts as 1; and -p / (2 d + 1) of Webster's
+    #: rule, so the next subspace in turn has the least
     progress: float = 0.0
     turn: float = 0.0
 
     @property
     def charge(self) -> float:
-        """Number of trials as which its next one counts."""
+        """Number of trials as which its next trial counts."""
         return 1 / FLOOR if self.only_fails else 1.0
 
 
 class UniformShares:
     """Divides a study's trials among its subspaces in proportion to their probabilities in the search space.
 
-    Trials are divided by Webster's (Sainte-Laguë's) rule: the next trial goes to the subspace with the greatest
-    p / (2 d + 1), where p is its share and d its number of trials. The first n trials of a study therefore do not
-    depend on its length.
-    Failed trials are replaced as long as they are a minority, unless a limit on trials fixes the counts.
+    Trials are divided by Webster's (Sainte-Laguë's) rule: the next trial goes to the subspace with the greatest p / (2
+    d + 1), where p is its share and d its number of trials. So the division of the first n trials does not depend on
+    the length of the study.
+
+    Failed trials do not count as long as they are a minority, so others replace them. They do count in `quotas`.
     """
 
     #: True if each subspace's number of trials depends only on the study's number of trials
     fixed = True
-    #: True if the shares follow what a sampler that learns in the whole space expects of each subspace
+    #: True if the shares follow the outlook of a sampler that learns in the whole space
     follows = False
     #: True if a subspace whose trials all fail gets fewer trials
     lowers_failing = False
@@ -109,9 +111,12 @@ class UniformShares:
             self._count(part)
 
     def restart(self, subspaces: Collection[str]) -> None:
-        """Forget the past of these subspaces: they are as far ahead of their shares as the others on average."""
+        """Forget the past of these subspaces, as if they were as far ahead of their shares as the other subspaces on
+        average.
+        """
         others = [part for name, part in self._parts.items() if name not in subspaces]
-        # By the space's own law: under promise, the others may have had their trials by far greater shares than now.
+        # The sum is divided by probabilities in the space, because under promise the other subspaces may have had far
+        # greater shares earlier.
         level = sum(part.progress * part.weight for part in others) / (sum(part.law for part in others) or 1.0)
         for name, part in self._parts.items():
             part.before = part.sent
@@ -121,7 +126,8 @@ class UniformShares:
         self._count(*self._parts.values())
 
     def backlogs(self) -> dict[str, float]:
-        """Return by how many trials each subspace is behind the one that is furthest ahead of its share, 0 or more.
+        """Return for each subspace by how many trials it is behind the subspace that is furthest ahead of its share, 0
+        or more.
 
         The unit is a trial of a subspace with an average share. The next subspace in turn comes first.
         """
@@ -138,25 +144,27 @@ class UniformShares:
 
     @property
     def notice(self) -> str | None:
-        """A line that names the subspaces that get fewer trials because all of theirs fail, or None."""
+        """A line that names the subspaces that get fewer trials because all of their trials fail; None if there are
+        none.
+        """
         failing = [name for name, part in self._parts.items() if part.only_fails]
         if not failing or len(failing) == len(self._parts):
             return None
         return f"all trials failed, so it gets a tenth of its share until one succeeds: {listed(failing, NAMED)}"
 
     def follow(self, outlook: Mapping[str, float]) -> None:
-        """Divide the next trials by this outlook (`WholeSampler.outlook`), if these shares follow one."""
+        """Divide the next trials by this outlook (`WholeSampler.outlook`). The default does nothing, see `follows`."""
 
     def quotas(self, trials: int) -> dict[str, int]:
-        """Return the number of trials of each subspace when `trials` in total have been divided by the shares."""
+        """Return the number of trials of each subspace after `trials` trials in total."""
         if self._quotas[0] != trials or not self._quotas[1]:
             self._quotas = trials, self._dealt_by_rule(trials)
         return self._quotas[1]
 
     def _dealt_by_rule(self, trials: int) -> dict[str, int]:
-        """Return the number of trials of each subspace after Webster's rule has divided this many.
+        """Return the number of trials of each subspace if Webster's rule divides this many.
 
-        Those before the latest restart stay as they are.
+        Only the trials since the latest restart are divided; earlier ones stay as they are.
         """
         before = np.array([part.before for part in self._parts.values()])
         trials -= int(before.sum())
@@ -174,8 +182,8 @@ class UniformShares:
 class EvenShares(UniformShares):
     """Uniform shares, but a subspace whose trials all fail gets a tenth of its share until a trial succeeds.
 
-    The cause may be a missing library or a broken component that is fixed during the study. What it had before does not
-    count. With a limit on trials, the other subspaces get the rest.
+    The cause may be a missing library, which can be installed during the study. When the share of a subspace changes,
+    its earlier trials no longer count. With a limit on trials, the other subspaces get the rest.
     """
 
     lowers_failing = True
@@ -190,15 +198,15 @@ class PaperShares(UniformShares):
 class PromiseShares(UniformShares):
     """Shares by promise: a subspace that will probably not beat the best loss gets less, down to a tenth of its share.
 
-    A subspace's promise is the probability that its next trial has the best loss so far at its budget, see `promise`.
-    Counts of past trials decay, so that a change of promise soon takes effect.
+    A subspace's promise is the probability that its next trial beats the best loss so far at the same budget, see
+    `promise`. An outlook of the sampler replaces it. Numbers of past trials decay, so that a change soon takes effect.
     """
 
     fixed, follows, lowers_failing = False, True, True
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         super().__init__(probabilities)
-        #: latest outlook, which replaces the promises; empty if there is none
+        #: latest outlook of the sampler, which replaces the promises; empty if there is none
         self._outlook: Mapping[str, float] = {}
         self._even = np.array(list(probabilities.values()), dtype=float)
         #: latest losses by subspace, each with its trial's budget
@@ -217,8 +225,8 @@ class PromiseShares(UniformShares):
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
-        # Failed and pruned trials, and those that violate a constraint, count with an infinite loss, so that failing
-        # subspaces are judged, too. With several losses, the first one is used.
+        # Trials that failed, were pruned or violate a constraint count with an infinite loss, so that failing subspaces
+        # are judged, too. If a trial has several losses, the first one is used.
         if not self._outlook and trial.state in COUNTED and trial.subspace in self._losses:
             loss = feasible_loss(trial)
             self._losses[trial.subspace].append((trial.budget, loss))
@@ -231,7 +239,7 @@ class PromiseShares(UniformShares):
         for name in subspaces:
             self._losses[name].clear()
         if self._outlook:
-            # A resumed study, which gets all results before the outlook, must have the same shares.
+            # A resumed study gets all results before the outlook, and must come to the same shares.
             self.follow(self._outlook)
         super().restart(subspaces)
 
@@ -241,12 +249,12 @@ class PromiseShares(UniformShares):
         weights = np.array([outlook[name] for name in self._parts]) * ~fails
         wanted = self._even * next(each for each in (weights / (weights.max() or 1.0), ~fails, fails) if each.any())
         led = LED_FLOOR * self._even + (1.0 - LED_FLOOR) * wanted / wanted.sum()
-        # The charges lower the shares of those that only fail.
+        # Each trial of a subspace that only fails is charged as ten trials, which lowers its share.
         self._use(led * [part.charge for part in self._parts.values()])
 
     def _weigh(self) -> None:
         self._new = 0
-        # Losses of different budgets cannot be compared: the budget with most of the recent losses is used. Trials of a
+        # Losses of different budgets cannot be compared, so the budget with the most recent losses is used. Trials of a
         # warm start have no budget, and count as trials of the lowest budget.
         known = Counter(budget for told in self._losses.values() for budget, _ in told)
         lowest = min((budget for budget in known if budget is not None), default=None)
@@ -256,8 +264,8 @@ class PromiseShares(UniformShares):
         best = min(self._best.get(budget, math.inf) for budget in budgets)
         told = [[] if part.only_fails else self._losses[name] for name, part in self._parts.items()]
         chances = np.array([promise(_of_budgets(each, budgets), best) for each in told])
-        # A subspace that cannot be judged, such as one that only fails, is as promising as the best one. If none is
-        # promising, all are equal.
+        # A subspace without a promise, because it has few losses or only fails, counts as the most promising one. If
+        # all promises are 0, all subspaces are equal.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
         self._use(self._even * (FLOOR + (1.0 - FLOOR) * relative))
@@ -270,7 +278,9 @@ class PromiseShares(UniformShares):
 
 
 def _of_budgets(told: Iterable[tuple[float | None, float]], budgets: Container[float | None]) -> list[float]:
-    """Return a subspace's losses at some budgets. If all of its trials have failed, return those of all budgets."""
+    """Return a subspace's losses at the given budgets. If all of its losses are infinite, return the losses at all
+    budgets.
+    """
     told = [*told]
     fails = all(loss == math.inf for _, loss in told)
     return [loss for budget, loss in told if fails or budget in budgets]
@@ -284,7 +294,7 @@ def only_fails(failed: int, succeeded: int) -> bool:
 def promise(losses: Sequence[float], best: float) -> float:
     """Return the probability that the next trial's loss is below `best`, or nan for fewer than MIN_LOSSES losses.
 
-    The tail of the losses below their lower quartile u is approximated by an exponential: P(y < best) = P(y < u)
+    The losses below the lower quartile u are approximated by an exponential distribution: P(y < best) = P(y < u)
     exp(-(u - best) / e), where e is the mean of u - y below u. Source: peaks over threshold, Pickands, Annals of
     Statistics 3, 1975, with shape 0. An infinite loss stands for a failed trial. If nearly all trials failed, the
     probability is 0.

@@ -1,7 +1,7 @@
-"""Width of a trial, which is its number of slots of one class, and the slots that are reserved for wide trials.
+"""Width of a trial, which is its number of slots of one class, and reservations of slots for wide trials.
 
-The width is set in the study file, or chosen where the trial is placed. A class or a machine is reserved until it has
-the slots for a wide trial.
+The width is set in the study file (`make_width`), or chosen when the trial is placed (`Widths`). A class or a machine
+is reserved until it has enough free slots for a wide trial (`Reservations`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ from shadho_celery.study.state import StudyState
 class Reservations:
     """Free slots of each class for one study, and reservations for wide trials.
 
-    A class with too few free slots for a trial is reserved for it: nothing else is sent there until they are free. If a
-    trial takes only slots of one worker, this holds for one machine of the class instead, and the others go on.
+    A class with too few free slots for a trial is reserved for it: no other trial is sent there until enough slots are
+    free. If all slots of a trial must be on one worker, only one machine of the class is reserved, and the other
+    machines get trials.
     """
 
     def __init__(self, study: StudyState, *, is_searched: bool = False) -> None:
-        """With `is_searched`, the width of a reserved trial was chosen for its class, and may be poor elsewhere."""
+        """`is_searched` is True if `Widths` chooses widths: a width that was chosen for one class may be poor on
+        others.
+        """
         self._study = study
         self._is_searched = is_searched
-        #: by class, and machine if it is one: the number of the trial for which it is reserved
+        #: by class and machine (None for the whole class): the number of the trial for which it is reserved
         self.reserved: dict[tuple[str, str | None], int] = {}
 
     @property
@@ -48,9 +51,10 @@ class Reservations:
         return {name for name, _ in self.reserved}
 
     def see(self, classes: Sequence[ComputeClass], fits: Fits = lambda trial, place: True) -> None:
-        """Drop the reservations that are out of date.
+        """Drop the reservations that are no longer valid.
 
-        The class is gone, it has too few slots for the trial, the trial no longer `fits`, or it no longer waits.
+        The class has no workers any more, it has too few slots for the trial, the trial no longer `fits`, or it no
+        longer waits.
         """
         places = {place.place: place for compute_class in classes for place in compute_class.places}
         for key, number in list(self.reserved.items()):
@@ -60,12 +64,15 @@ class Reservations:
                 del self.reserved[key]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
-        """Return the free slots of a class plus `ahead` places in its queue. Below 0 if too many are used."""
+        """Return the number of free slots of a class plus `ahead` places in its queue. It is negative if too many are
+        used.
+        """
         free = compute_class.limit + ahead + compute_class.silent - self._study.taken(compute_class.name)
         if compute_class.host is None:
             return free
         taken = self._study.taken_on(compute_class.name)
-        # Otherwise the other machines would use up the study's share, and those that are reserved earlier would wait.
+        # Slots for earlier reservations are subtracted. Otherwise other machines would use up the study's share, and
+        # the machines that were reserved earlier would wait.
         for (name, host), number in self.reserved.items():
             if (name, host) == compute_class.place:
                 break
@@ -77,7 +84,8 @@ class Reservations:
     def may_take(self, compute_class: ComputeClass, trial: Trial) -> bool:
         """Return True unless the class is reserved for another trial.
 
-        A trial for which another class is reserved may only start at once, and not at all if its width was searched.
+        A trial for which another class is reserved may take this one only if it can start at once, and not at all if
+        its width was chosen for the reserved class.
         """
         if compute_class.place in self.reserved:
             return self.reserved[compute_class.place] == trial.number
@@ -87,9 +95,11 @@ class Reservations:
         return not kept or self.may_start(trial, compute_class)
 
     def may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return True if the class has enough free slots. A trial of a single slot may wait in the queue.
+        """Return True if the class has enough free slots for a trial. A trial of one slot may always be sent, because
+        it can wait in the queue.
 
-        A trial wider than the study's share of the class starts when enough slots are free and the study uses none.
+        A trial that is wider than the study's share of the class starts when enough slots are free and the study uses
+        none of them.
         """
         may_queue = trial.slots == 1 and compute_class.host is None
         if may_queue or trial.slots <= min(self.free(compute_class), self._together(compute_class)):
@@ -98,9 +108,10 @@ class Reservations:
         return is_alone and trial.slots <= compute_class.slots - compute_class.busy
 
     def best(self, trial: Trial, machines: Sequence[ComputeClass], home: str | None) -> ComputeClass:
-        """Return the machine of a class that a trial takes: its `home`, or the one where it leaves fewest slots free.
+        """Return the machine of a class that a trial takes: its `home`, or the machine with the fewest free slots that
+        are enough.
 
-        If it cannot start on any, return the one that has most slots free, to be reserved.
+        If it cannot start on any machine, return the one with the most free slots, which is then reserved.
         """
         free = {each.host: min(self.free(each), self._together(each)) for each in machines}
         open_ = [each for each in machines if self.may_take(each, trial)]
@@ -110,7 +121,9 @@ class Reservations:
         return max(open_, key=lambda each: (free[each.host], -each.busy))
 
     def _together(self, compute_class: ComputeClass) -> int:
-        """Return the most free slots of one worker of a machine, or those of the class if it is none."""
+        """Return the greatest number of free slots of one worker of a machine, or the number of slots if workers are
+        not known.
+        """
         left = {**compute_class.by_worker} or {"": compute_class.slots}
         unclaimed = []
         for attempt in self._study.attempts if compute_class.by_worker else ():
@@ -118,7 +131,7 @@ class Reservations:
                 left[attempt.worker] -= attempt.slots
             elif (attempt.compute_class, attempt.only_on) == compute_class.place and not attempt.worker:
                 unclaimed.append(attempt.slots)
-        # Workers without the slots leave an attempt to one that has them.
+        # A worker with too few free slots leaves an attempt to a worker with enough.
         for slots in sorted(unclaimed, reverse=True):
             least = min((free for free in left.values() if free >= slots), default=max(left.values()))
             left[next(name for name, free in left.items() if free == least)] -= slots
@@ -131,17 +144,18 @@ Width = Callable[[Params], int]
 #: number of draws from each subspace with which the setting is tested before the study starts
 SAMPLES = 8
 
-#: standard deviations by which a width counts as faster than estimated, so that widths with few trials are tried
+#: a width counts as faster than estimated by this many standard deviations, so that widths with few trials are tried
 OPTIMISM = 1.5
-#: part of the seconds that a late trial has run for which it is expected to run on
+#: a late trial is expected to run on for this fraction of the seconds that it has run
 OVERDUE = 0.1
-#: decimal places of a log cost that count; of widths that differ only by rounding, one that was not tried is chosen
+#: log costs are rounded to this many decimal places; of widths with equal costs, one that was not tried is chosen
 DIGITS = 6
 
 
 def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace], name: str = "slots") -> Width:
-    """Return the setting called `name`, slots or gpus, as a function of drawn params. Raises UsageError unless it gives
-    whole numbers from 1 to MAX_SLOTS.
+    """Return the setting `slots` or `gpus` as a function of drawn params.
+
+    `name` is the name of the setting. Raises UsageError unless the setting gives whole numbers from 1 to MAX_SLOTS.
     """
     space = subspaces[0].space
     if isinstance(slots, (list, tuple)):
@@ -174,7 +188,7 @@ def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace], name: str = "
 
 
 def widest(width: Width, subspaces: Sequence[Subspace]) -> int:
-    """Return the largest width, estimated from some draws of each subspace. Raises UsageError like `make_width`."""
+    """Return the largest width, estimated from draws of each subspace. Raises UsageError like `make_width`."""
     generator = np.random.default_rng(1)
     return max(width(params) for subspace in subspaces for params in subspace.sample(generator, 8 * SAMPLES))
 
@@ -191,12 +205,12 @@ def _count(value: object, name: str) -> int:
 
 
 class Widths:
-    """Chooses among the searched widths for each trial, where it is placed: the one that costs least there.
+    """Chooses a width for each trial when it is placed: the width that costs least on the trial's class.
 
-    A width costs the slot seconds of the trial, and those of free slots that wait until there are enough on a machine.
-    The widest is chosen first, as it needs least of a GPU's memory and tells soonest. On each other width of a class,
-    no second trial of a subspace starts until one has ended there, or its reports show its seconds, because it may take
-    very long.
+    A width costs the slot seconds of the trial, and the idle seconds of free slots until a machine has enough of them.
+    The widest one is tried first, because it needs the least memory of each GPU and gives a result soonest. With
+    another width, a trial may take very long. So a second trial of a subspace starts with this width on a class only
+    when the first one has ended, or its seconds are extrapolated.
     """
 
     def __init__(
@@ -211,7 +225,7 @@ class Widths:
         self._memory_fit = memory_fit
         self._reservations = reservations
         self._classes: Mapping[str, ComputeClass] = {}
-        #: by number and attempt: expected seconds of a live attempt
+        #: by number of the trial and the attempt: expected seconds of a live attempt
         self._expected: dict[tuple[int, int], float] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
@@ -222,7 +236,7 @@ class Widths:
             self._expected = {key: seconds for key, seconds in self._expected.items() if key in live}
 
     def choose(self, trial: Trial, compute_class: ComputeClass) -> int:
-        """Return the number of slots that a trial takes of a class, or of its machines if this is one of them."""
+        """Return the number of slots that a trial takes on a class or on one of its machines."""
         name = compute_class.name
         widths, idle = self._model.widths_on(name), self._idle(name)
         fitting = self._memory_fit.widths(trial, self._classes[name])
@@ -240,7 +254,9 @@ class Widths:
         return -min(known)[2]
 
     def excess(self, trials: Sequence[Trial], compute_class: ComputeClass) -> Array:
-        """Return the log factors by which trials cost more in a free slot of a class than if all of them were free."""
+        """Return for each trial the log of the factor by which it costs more in a free slot of a class than if all
+        slots of the class were free.
+        """
         name = compute_class.name
         costs, evidence = self._model.slot_seconds(trials, name)
         costs[:, :-1][np.isinf(self._tried(trials, name, evidence)[:, :-1])] = math.inf
@@ -248,10 +264,10 @@ class Widths:
         return np.asarray(np.log(now / costs.min(axis=1))) if np.isfinite(now).all() else np.zeros(len(trials))
 
     def _tried(self, trials: Sequence[Trial], compute_class: str, evidence: Array) -> Array:
-        """Return for trials and widths how many trials of the subspace run on a class or have ended there.
+        """Return for each trial and width how many trials of its subspace run on a class or have ended there.
 
-        It is infinite for a width on which no trial may start before the one that runs has ended, or its reports show
-        its seconds. `evidence` is that of the trials' slot seconds.
+        The number is infinite if a first trial with this width runs, and has neither ended nor is extrapolated: no
+        second one may start. `evidence` is as `CostModel.slot_seconds` returns it.
         """
         widths = self._model.widths_on(compute_class)
         running = Counter(
@@ -263,11 +279,12 @@ class Widths:
         return np.where((now > 0) & (evidence == 0), math.inf, now + evidence)
 
     def _idle(self, compute_class: str, *, free_only: bool = False) -> Array:
-        """Return for each width the slot seconds in which free slots would wait on the best machine of a class.
+        """Return for each width the slot seconds that free slots of a class would be idle until the trial can start, on
+        the best machine.
 
-        They are infinite for a width that no machine has which is not reserved. With `free_only`, only machines with
-        free slots count: no slot would wait on a machine whose slots become free together, but a slot that is free now
-        would not be used either.
+        They are infinite for a width for which no machine without a reservation has enough slots. With `free_only`,
+        only machines with free slots are considered. Otherwise a machine whose slots all become free later would seem
+        best, and the slot that is free now would not be used.
         """
         left: defaultdict[str | None, list[float]] = defaultdict(list)
         live = [sent for sent in self._study.live if sent.attempt.compute_class == compute_class]
@@ -280,7 +297,8 @@ class Widths:
             if (free_only and free <= 0) or place.place in self._reservations.reserved:
                 continue
             ends = [0.0] * max(0, free) + sorted(left[place.host])
-            # A trial wider than the study's share of the class would wait until the study uses none of it.
+            # A trial that is wider than the study's share of the class would wait until the study uses no slot of the
+            # class.
             most = min(len(ends), place.room, max(place.limit, widths[0]))
             for row, width in enumerate(widths):
                 if width <= most and ends[width - 1] < math.inf:
@@ -288,7 +306,7 @@ class Widths:
         return least
 
     def _left(self, sent: Sent) -> float:
-        """Return the expected seconds until an attempt ends; inf before any trial has ended."""
+        """Return the expected seconds until an attempt ends; infinity before the model has learned from a trial."""
         attempt = sent.attempt
         if not self._model.has_learned or attempt.subspace not in self._model.row_of:
             return math.inf

@@ -1,7 +1,9 @@
 """Results of a study, also while it runs: its trials, the best trial, exported tables, and its deletion.
 
-`study` is a recorded study, `trial` one of its trials, `report` the results of a study in one record, `schema` its
-JSON. `frame` makes the table of trials, `preferences` finds the params by which trials were placed on classes. Why it
-is so: reading takes no lock and writes nothing, so that it works while the study runs and on a store that cannot be
-written. The command line and Python show the same records.
+`study` has a recorded study, and `trial` its trials, attempts and workers. `report` has all results of a study in one
+record, and finds the params by which trials were placed on classes; `schema` converts it to JSON. `frame` makes the
+table of trials, and `warm_start` reads trials for a new study.
+
+Reading takes no lock and writes nothing, so it works while the study runs, and on a store that cannot be written. The
+command line and Python show the same records.
 """

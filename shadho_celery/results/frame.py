@@ -16,29 +16,31 @@ from shadho_celery.results.trial import TrialResult, Values
 if TYPE_CHECKING:
     import pandas as pd
 
-#: columns before the labels and the metrics
+#: columns of facts, which come before the labels and the metrics
 FACTS = names(Shown.FRONT)
-#: prefix of a further column for a label, with its drawn values, if the objective got other values
+#: prefix of the column with a label's drawn values, which exists if the objective got other values
 DRAWN = "drawn."
-#: columns after labels and metrics: dates, which a store keeps as seconds since the epoch; and at the end texts
+#: columns after labels and metrics: times, which a store keeps as seconds since the epoch; and at the end, texts
 MOMENTS = names(Shown.DATE)
 TEXTS = names(Shown.END)
 #: pandas type of a column of numbers that may be missing
 _KINDS = {"loss": "float", "budget": "float", "seconds": "float", "step": "Int64"}
-#: first characters of texts that a spreadsheet would run as formulas, and the apostrophe that quotes such texts
+#: first characters of texts that get an apostrophe in front: those that begin a formula in a spreadsheet, and the
+#: apostrophe itself
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 #: line end that the module csv writes
 _CSV_END = "\r\n"
 
 
 def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]:
-    """Return the columns by name. Each has one entry per trial: a number, a truth value, a text, or None.
+    """Return the columns by name. Each has one entry per trial: a number, a bool, a text, or None.
 
-    The order of the columns is: facts; losses with a name; labels; metrics; constraints; moments (in seconds since the
+    The order of the columns is: facts; losses by name; labels; metrics; constraints; times (in seconds since the
     epoch); error and warning. A label's column has the values that the objective got. If the drawn values differ from
-    them, they are in the column ``drawn.LABEL``. A constraint's column has the prefix ``constraint.``. If the name of
-    another column is taken, it gets the prefix ``loss.``, ``param.`` or ``metric.``. A column of values of different
-    types, or of lists and dicts, is converted to texts, so that every format can represent it.
+    them, they are in the column ``drawn.LABEL``. A constraint's column has the prefix ``constraint.``. If a loss, label
+    or metric has the name of an earlier column, its column gets the prefix ``loss.``, ``param.`` or ``metric.``. A
+    column with values of different types, or with lists or dicts, is converted to texts, so that every format can
+    represent it.
     """
     rows = list(trials)
     labels = dict.fromkeys(label for trial in rows for label in trial.params)
@@ -53,7 +55,7 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
         if (drawn := [trial.params.get(label) for trial in rows]) != shown:
             columns[_name(f"{DRAWN}{label}", "drawn", taken)] = _column(drawn)
     columns |= _columns([trial.metrics for trial in rows], lambda name: _name(name, "metric", taken))
-    # The prefix is always there, because a reader of the table could not distinguish a constraint from a metric.
+    # Constraints always get the prefix, because otherwise readers of the table could not tell constraints from metrics.
     columns |= _columns([trial.constraints for trial in rows], lambda name: f"constraint.{name}")
     for name in MOMENTS:
         columns[name] = [getattr(trial, name) for trial in rows]
@@ -63,7 +65,7 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
 
 
 def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
-    """Return `table` as a pandas table, with a fitting type for each column."""
+    """Return `table` as a pandas DataFrame, with a suitable type for each column."""
     try:
         import pandas as pd
     except ImportError:
@@ -94,10 +96,10 @@ def write_csv(trials: Iterable[TrialResult], values: Values, file: TextIO, *, pl
 
 
 class _Lines:
-    """File that replaces the line ends of the module csv, a carriage return and a line feed, by line feeds.
+    """File that replaces the line ends of the module csv, carriage return and line feed, by line feeds.
 
-    csv must write both: before Python 3.13 it quotes a text only if that contains a character of the line end, and its
-    reader takes a single carriage return for a line end.
+    The line end that csv knows must have both characters. Before Python 3.13, csv quotes a text with a carriage return
+    only if the line end has one, too; without quotes, its reader would end the line there.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -108,9 +110,9 @@ class _Lines:
 
 
 def quoted(text: str) -> str:
-    """Return a text that no spreadsheet runs as a formula. One that begins like a formula gets an apostrophe in front.
+    """Return a text that no spreadsheet runs as a formula: a text that begins like one gets an apostrophe in front.
 
-    A text that begins with an apostrophe gets a second apostrophe, so that `unquoted` restores every text.
+    A text that begins with an apostrophe gets another one, so that `unquoted` restores every text.
     """
     return f"'{text}" if text.startswith(_FORMULA) else text
 
@@ -127,12 +129,12 @@ def _cell(value: Any, shield: Callable[[str], str]) -> Any:
 
 
 def _printable(text: str) -> str:
-    """Return a text that can be written to a file. Unpaired surrogates, which cannot be encoded, are escaped."""
+    """Return a text that can be written to a file. Unpaired surrogates, which UTF-8 cannot encode, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _columns(found: Sequence[Mapping[str, Any]], named: Callable[[str], str]) -> dict[str, list[Any]]:
-    """Return a column for each key of one mapping per trial."""
+    """Return a column for each key of the mappings, of which each trial has one."""
     keys = dict.fromkeys(key for each in found for key in each)
     return {named(key): _column([each.get(key) for each in found]) for key in keys}
 
@@ -145,7 +147,9 @@ def _name(name: str, kind: str, taken: set[str]) -> str:
 
 
 def _column(column: list[Any]) -> list[Any]:
-    """Return a column of numbers, of truth values or of texts unchanged, and any other column converted to texts."""
+    """Return a column of numbers, a column of bools, or a column of texts. Columns of other or mixed values become
+    texts.
+    """
     kinds = {type(value) for value in column if value is not None}
     whole = [value for value in column if type(value) is int]
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in whole):
@@ -158,7 +162,7 @@ def _column(column: list[Any]) -> list[Any]:
 
 
 def _typed(column: list[Any]) -> Any:
-    """Return a column with its pandas type. Integers and truth values keep their type even if some are missing."""
+    """Return a column with its pandas type. Integers and bools keep their type even if some values are missing."""
     import pandas as pd
 
     kinds = {type(value) for value in column}

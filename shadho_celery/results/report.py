@@ -1,8 +1,8 @@
-"""Report of a study: the record that the live view, the summary at the end of a run, `show` and their JSON display.
+"""Report of a study: the record that the live view, the summary at the end of a run, `show` and JSON display.
 
-It is made from the state of the scheduler that runs the study, or from the store. After the end of the study both ways
-give the same report. For each subspace it has the param that best explains on which compute classes the trials were
-placed.
+It is made from the state of the scheduler that runs the study, or from the store. After the end of the study, both
+reports are equal. The first part of the module finds, for each subspace, the param that best explains on which compute
+classes its trials were placed (`preferences`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from shadho_celery.study.table import FinishedTrials, OnClass, RungSummary, Stud
 
 #: minimum number of trials of a subspace before its params are examined
 LEAST_TRIALS = 60
-#: minimum association (Cramer's V) of param and class for a preference: from 0 for independence to 1 for a fixed rule
+#: minimum association (Cramer's V) of param and class for a preference; 0 means that they are independent, 1 that the
+#: param determines the class
 LEAST_ASSOCIATION = 0.2
 #: maximum p-value of such an association
 SIGNIFICANCE = 1e-3
-#: number of parts into which the values of a numeric param are divided; with no more values than that, one per value
+#: number of parts into which the values of a numeric param are divided; with fewer different values, each is a part
 PARTS = 6
-#: association above which the classes have too few similar trials, so that their seconds cannot be compared
+#: if the association is above this, the seconds of the classes are not compared, because they have too few similar
+#: trials
 SEPARATED = 0.7
 #: minimum standard deviation, in log seconds, of the difference between the param's effects on different classes
 LEAST_GAIN = 0.05
@@ -50,18 +52,19 @@ OPTIONS = 4
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """Trials with similar values of the param."""
+    """Group of trials with similar values of a param, in a `Preference`."""
 
     #: text of the param's values, such as ``24 to 64``
     values: str
     trials: int
-    #: compute class that got the most of these trials compared with its share of all trials; and its share of these
+    #: compute class whose share of these trials exceeds its share of all trials by the greatest factor; and its share
+    #: of these trials
     compute_class: str
     share: float
 
 
 class Preference(Struct, frozen=True, kw_only=True):
-    """Param of a subspace by which its trials were placed on compute classes, in parts of its values."""
+    """A param of a subspace by which its trials were placed on compute classes."""
 
     subspace: str
     label: str
@@ -75,7 +78,7 @@ class Preference(Struct, frozen=True, kw_only=True):
 def preferences(trials: Iterable[Trial], shown: Callable[[Trial, str], Any]) -> list[Preference]:
     """Return the preferences of the subspaces whose COMPLETE trials were placed by a param, the strongest first.
 
-    `shown` returns the value of one active label as the objective got it, from trial and label.
+    `shown` gets a trial and an active label, and returns the label's value as the objective got it.
     """
     by_subspace: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
@@ -95,7 +98,7 @@ def _strongest(
     classes, places = np.unique([str(trial.compute_class) for trial in trials], return_inverse=True)
     if len(trials) < LEAST_TRIALS or len(classes) < 2:
         return None
-    # A label that only some trials have depends on a choice. Then the label of the choice is examined instead.
+    # A label that only part of the trials have depends on a choice. The label of that choice is examined instead.
     labels = [label for label in trials[0].params if all(label in trial.params for trial in trials)]
     strongest: tuple[float, Preference] | None = None
     logs = np.log([max(trial.outcome.seconds or 0.0, 1e-9) for trial in trials])
@@ -113,7 +116,7 @@ def _strongest(
 
 
 def _groups(values: Sequence[Any], parts: int = PARTS) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
-    """Return the group of each value, and for each group its least and greatest number, or its option as text."""
+    """Return the group of each value, and by group: its least and greatest number, or its option as text."""
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         options, groups = np.unique([str(value) for value in values], return_inverse=True)
         return groups, [(str(option),) for option in options]
@@ -142,8 +145,9 @@ def _association(table: NDArray[np.float64]) -> float:
 def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.float64]) -> bool:
     """Return whether the effect of the param on log seconds differs significantly between classes.
 
-    If it does not, placing trials by this param saves no time. This is the F test of the interaction of param and class
-    in an analysis of covariance. The effect of a number is a parabola of its rank, that of an option is a constant.
+    Otherwise placing trials by this param saves no time. The test is the F test of the interaction of param and class
+    in an analysis of covariance. The effect of a number is a quadratic function of its rank; the effect of an option is
+    a constant.
     """
     from scipy.stats import f
 
@@ -155,7 +159,7 @@ def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.flo
     ranks = [int(np.linalg.matrix_rank(design)) for design in (alike, unlike)]
     free, rest = ranks[1] - ranks[0], len(logs) - ranks[1]
     if free < 1 or rest < 1:
-        # The trials of each option went to only one class, so classes cannot be compared.
+        # The trials of each option ran on only one class, so classes cannot be compared.
         return True
     if float(np.std(fits[1] - fits[0])) < LEAST_GAIN:
         return False
@@ -164,7 +168,7 @@ def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.flo
 
 
 def _effect(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the regressors of log seconds: a number's rank and the square of it, or one indicator per option."""
+    """Return the regressors of log seconds: the rank of a number and its square, or one indicator for each option."""
     groups, words = _groups(values, len(values))
     if len(words[0]) > 1:
         ranks = groups / max(1, groups.max()) - 0.5
@@ -173,7 +177,8 @@ def _effect(values: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def _parts(table: NDArray[np.float64], words: Sequence[tuple[Any, ...]], classes: Sequence[str]) -> list[Part]:
-    """Return the parts of a preference: groups that prefer the same class are joined; of numbers, only neighbours.
+    """Return the parts of a preference. Groups that prefer the same class are joined; groups of numbers only if
+    adjacent.
 
     A group prefers the class whose share of the group's trials exceeds its share of all trials by the greatest factor.
     """
@@ -209,15 +214,15 @@ def _in_words(found: Sequence[tuple[Any, ...]]) -> str:
 BEST, WARNINGS = 5, 3
 #: number of latest trials whose placement is examined
 LATEST = 2000
-#: number of ended trials from which on a study without progress in the last half of them is said to stand still, and
-#: number of trials without progress after which it is proposed to end one
+#: least number of ended trials for a notice that the last half of them brought no progress; value of `early_stop` that
+#: the notice proposes
 STILL, ENOUGH = 60, 30
 
 _S = TrialState
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """Counts of ended trials by their final state."""
+    """Numbers of ended trials by final state."""
 
     complete: int
     pruned: int
@@ -225,16 +230,16 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class OfSubspace(Ended, frozen=True, kw_only=True):
-    """Counts of ended trials of one subspace, with its best loss."""
+    """Numbers of ended trials of one subspace, and its best loss."""
 
     #: least loss at the highest budget, as the objective returned it; the first one of several losses
     best: float | None
-    #: counts of the same trials by compute class
+    #: numbers and seconds of the same trials by compute class
     classes: Mapping[str, OnClass]
 
 
 class Recorded(StudyTrials):
-    """The trials of a study as its store had them when this was created."""
+    """The trials of a study, as they were in its store when this object was created."""
 
     def __init__(self, store: SqlStore, record: StudyRecord) -> None:
         # The record is read again, because it has the latest choices of the sampler.
@@ -242,7 +247,7 @@ class Recorded(StudyTrials):
 
 
 class StudyFacts:
-    """The facts of a study that its record has."""
+    """The facts of a study that are in its record."""
 
     record: StudyRecord
 
@@ -278,12 +283,12 @@ class StudyFacts:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Settings that were given for its runs so far."""
+        """Settings that were given in all runs so far; defaults are left out."""
         return self.record.settings
 
     @property
     def in_force(self) -> Mapping[str, Any]:
-        """Settings in force of its latest run, including defaults. The sampler is None if it was a user's own."""
+        """All settings of its latest run, defaults included. The sampler is None if it was a user's own class."""
         return self.record.in_force
 
     @property
@@ -293,12 +298,12 @@ class StudyFacts:
 
     @property
     def is_simulated(self) -> bool:
-        """True if its trials were simulated (`shadho-celery simulate --store`), so that it cannot continue."""
+        """True if its trials were simulated (`shadho-celery simulate --store`). Then it cannot be resumed."""
         return self.record.is_simulated
 
     @property
     def objectives(self) -> Mapping[str, str]:
-        """Direction of each loss by name; empty in a study of one loss without a name."""
+        """Direction of each loss by name, "minimize" or "maximize"; empty in a study with one loss that has no name."""
         return self.record.objectives
 
     @property
@@ -308,41 +313,42 @@ class StudyFacts:
 
     @property
     def tree(self) -> Mapping[str, Any] | None:
-        """The labels of the search space in the form of `space.stored`, or None if the store has none."""
+        """The labels of the search space in the form of `space.stored`; None if they were not recorded."""
         return self.record.tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview(StudyFacts):
-    """Counts of a study's trials, and its best trial. Cheap to create: the live view creates one for each picture."""
+    """Numbers of a study's trials, and its best trial. It is fast to create, because the live view needs it often."""
 
-    #: record of the study; the choices of its sampler are sorted, subspaces with the most trials first
+    #: record of the study; in its `choices`, the subspaces with the most trials come first
     record: StudyRecord
     #: URL of the store without a password
     store: str
     #: number of all trials by state
     counts: Mapping[TrialState, int]
-    #: the best trial; None without a complete one
+    #: the best trial; None if no trial is complete
     best: TrialResult | None
-    #: number of trials on the front; 0 in a study of one loss
+    #: number of trials on the front; 0 in a study with one loss
     on_front: int
     #: number of complete trials by budget
     budgets: Mapping[float, int]
-    #: number of trials that have ended since the best feasible one, or the last change of the front; and since the last
-    #: complete one. Not compared, because the store does not have the order of trials that ended at the same moment
+    #: number of trials that have ended since the best feasible trial, or since the last change of the front; and since
+    #: the last complete trial. They are left out of comparisons, because the order of trials that ended at the same
+    #: time is not recorded
     without_gain: int = field(compare=False)
     without_complete: int = field(compare=False)
 
     @property
     def ended(self) -> int:
-        """Number of ended trials that count against the limit `asked`."""
+        """Number of ended trials that the limit `asked` bounds: all except cancelled ones."""
         return sum(self.counts[state] for state in COUNTED)
 
     @property
     def still_words(self) -> str:
-        """Text if no trial has completed, or none was better, in the last half of the trials; "" if there was progress.
+        """Notice that the last half of the trials brought no complete or no better trial; "" if there was progress.
 
-        A study that ends by itself without progress needs no such text, and neither has one without a complete trial.
+        It is also "" if the study has the setting `early_stop`, or no complete trial at all.
         """
         if self.best is None or self.ended < STILL or self.in_force.get("early_stop"):
             return ""
@@ -366,7 +372,7 @@ class Overview(StudyFacts):
 
     @property
     def best_words(self) -> str:
-        """Text of the best loss so far, with its name if it has one; for several losses, the size of the front."""
+        """Text with the best loss so far and its name; for several losses, also with the size of the front."""
         best = self.best
         if best is None:
             return "no complete trial yet" if self.counts[_S.PRUNED] else "no loss yet"
@@ -381,22 +387,22 @@ class Overview(StudyFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyReport(Overview):
-    """Results of a study, with its counts by class, subspace, budget and machine."""
+    """All results of a study: those of `Overview`, and the numbers by class, subspace, budget and machine."""
 
-    #: host and process of the scheduler that runs it, or None; and its `StudyResults.state`
+    #: host and process of the scheduler that runs the study, or None; and the study's state, see `StudyResults.state`
     running_on: str | None
     state: str
     #: the best trials, the best first
     best_few: Sequence[TrialResult]
-    #: feasible trials that no other trial dominates, sorted by their first loss; empty in a study of one loss
+    #: feasible trials that no other trial dominates, sorted by their first loss; empty in a study with one loss
     front: Sequence[TrialResult]
-    #: hypervolume of the front over time; None for one loss
+    #: hypervolume of the front over time; None in a study with one loss
     coverage: Coverage | None
-    #: ended trials by compute class
+    #: by compute class: numbers of ended trials
     classes: Mapping[str, Ended]
-    #: ended trials by subspace
+    #: by subspace: numbers of ended trials
     subspaces: Mapping[str, OfSubspace]
-    #: ended trials by budget, the lowest first
+    #: summaries of the ended trials by budget, the lowest first
     rungs: Sequence[RungSummary]
     #: params by which the latest trials were placed on classes
     placed_by_params: Sequence[Preference]
@@ -404,33 +410,33 @@ class StudyReport(Overview):
     last_steps: Sequence[tuple[int, int]]
     #: failures by kind, the most frequent first
     failures: Sequence[FailureCount]
-    #: messages to the user, one line each: warnings of trials, lost attempts, trials that wait
+    #: messages to the user, one line each: about warnings of trials, lost attempts and waiting trials
     notices: Sequence[str]
-    #: number of trials by machine, and by version of the code
+    #: number of trials by machine; number of trials by version of the code
     hosts: Mapping[str, int]
     codes: Mapping[str, int]
-    #: what people have asked of it while it ran, with the answers
+    #: actions that users have requested while it ran, with the answers
     actions: Sequence[Action]
-    #: seconds in which trials ran, without the pauses between runs
+    #: seconds from the first start to the last end of a trial, without the pauses between runs
     active_seconds: float
     #: number of trials of earlier studies from which the study learned
     warm_start: int
-    #: money that ended attempts have cost, by class, by the prices that workers announced; empty without prices
+    #: by class: money that ended attempts have cost at the prices of the workers; empty without prices
     money: Mapping[str, float]
-    #: money that had been spent when the best trial ended; None without a best trial or prices
+    #: money that had been spent when the best trial ended; None if there is no best trial or no price
     money_to_best: float | None
-    #: seconds since the epoch at which its last trial ended; None if none has
+    #: time in seconds since the epoch at which the last trial ended; None if no trial has ended
     last_end: float | None
 
     @property
     def is_spent(self) -> bool:
-        """True if the trials have cost the money that the latest limit allows."""
+        """True if the trials have cost as much money as the latest limit allows."""
         most = self.record.settings.get("max_cost")
         return most is not None and sum(self.money.values()) >= most
 
     @property
     def deadline_words(self) -> str:
-        """Text of whether the deadline of a study that is placed by money is kept; "" without such a plan."""
+        """Text that says whether a study that is placed by money keeps its deadline; "" for other studies."""
         plan = self.record.money_plan
         if plan is None:
             return ""
@@ -446,7 +452,7 @@ class StudyReport(Overview):
 
     @property
     def money_words(self) -> str:
-        """Text of the money that the trials have cost; "" without prices."""
+        """Text with the money that the trials have cost; "" without prices."""
         if not self.money:
             return ""
         total, complete = sum(self.money.values()), self.counts[_S.COMPLETE]
@@ -459,7 +465,7 @@ class StudyReport(Overview):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Facts of a run that only the process that runs the study knows."""
+    """Facts of a run that are not in the store, so only the process that runs the study knows them."""
 
     seconds: float
     #: number of trials that have ended in this run
@@ -475,7 +481,7 @@ class Run:
 
 
 def overview_of(known: StudyTrials, values: Values | None = None) -> Overview:
-    """Return counts and best trial of a study, without reading a store."""
+    """Return the `Overview` of a study, without reading its store."""
     return Overview(**_overview(known, values or Values(known.record)))
 
 
@@ -495,8 +501,8 @@ def report_of(
 ) -> StudyReport:
     """Return the report of a study.
 
-    `subspaces` are the names of all subspaces, if known; by default those that have trials. `running_on` is the host
-    and process of the scheduler that runs the study, if any, and `state` what it does.
+    `subspaces` are the names of all subspaces, if known; subspaces with trials are always included. `running_on` and
+    `state` are as in `StudyReport`.
     """
     trials, key = known.trials, known.record.key
     placed, spent = trials.by_subspace(), store.spent(key)
@@ -536,8 +542,8 @@ def report_of(
 def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, int], refused: int = 0) -> Run:
     """Return the facts of a run.
 
-    `trials` is its number of ended trials, `slots` the maximum number of live slots by class, and `refused` the number
-    of refused results.
+    The arguments after `study` are the seconds of the run, its number of ended trials, the maximum number of live slots
+    by class, and the number of refused results.
     """
     counts = {
         f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
@@ -548,7 +554,7 @@ def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, i
 
 
 def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:
-    """Return the params by which the latest trials were placed on classes; empty for a policy that ignores params."""
+    """Return the params by which the latest trials were placed on classes; [] unless the policy is `cost`."""
     if len(known.trials.compute_classes) < 2 or known.record.in_force.get("policy", "cost") != "cost":
         return []
     return preferences(known.trials[-LATEST:], values.outlined)
@@ -578,7 +584,9 @@ def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
 
 
 def _warnings(trials: FinishedTrials) -> list[str]:
-    """Return a line for each of the first few different warnings: the first trial with it, and how many others."""
+    """Return a line for each of the first WARNINGS different warnings of trials: the first trial with it, and how many
+    more.
+    """
     numbers: dict[str, list[int]] = {}
     for trial in trials.warned():
         text = one_line(trial.outcome.warning or "", 300)
@@ -591,8 +599,8 @@ def _warnings(trials: FinishedTrials) -> list[str]:
 
 
 def _faults(known: StudyTrials, *, is_running: bool) -> list[str]:
-    """Return a line for lost attempts and one for waiting trials, if there are any."""
-    # If the study does not run, trials that ran when it was stopped also wait.
+    """Return a line about lost attempts and a line about waiting trials, if there are any."""
+    # If the study does not run, trials that were queued or running at its end wait, too.
     waiting = known.count(_S.WAITING, *(() if is_running else (_S.QUEUED, _S.RUNNING)))
     counts = {
         f"attempts lost and run again: {known.lost}": known.lost,

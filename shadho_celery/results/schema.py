@@ -21,7 +21,7 @@ _S = TrialState
 def trial_json(trial: TrialResult) -> dict[str, Any]:
     """Return a trial as plain values for JSON.
 
-    The loss, which is the first of several losses, has the objective's own direction.
+    `loss` is the first loss, as the objective returned it.
     """
     found = {name: getattr(trial, name) for name in names()}
     loss = next(iter(trial.losses.values()), trial.loss)
@@ -29,18 +29,18 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
 
 
 def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an attempt of `Records.of_trial` as plain values for JSON."""
+    """Return an attempt, as `Records.of_trial` returns it, as plain values for JSON."""
     return {**attempt, "placed": {name: each._asdict() for name, each in attempt["placed"].items()}}
 
 
-#: facts of a report that are shown in JSON under the same name: plain values, and records
+#: attributes of a report that have the same name in JSON: plain values, and records
 _PLAIN = ["state", "running_on", "store", "module", "seed", "created_at", "objectives", "settings", "in_force", "space"]
 _PLAIN += ["command", "warm_start", "money", "money_to_best", "hosts", "codes"]
 _RECORDS = ("rungs", "placed_by_params", "subspaces", "actions")
 
 
 def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
-    """Return a study as plain values for JSON. Only the process that has run the study has a `run`."""
+    """Return a study as plain values for JSON. `run` is given by the process that has run the study."""
     slots = {} if run is None else run.slots
     return {
         "study": report.name,
@@ -68,7 +68,9 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
 
 
 def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
-    """Return the numbers of ended and of open trials by state. The `total` of ended trials excludes cancelled ones."""
+    """Return the numbers of ended and of open trials by state. `total` is the number of ended trials except cancelled
+    ones.
+    """
 
     def numbers(*states: TrialState) -> dict[str, int]:
         return {state.lower(): counts.get(state, 0) for state in states}
@@ -79,7 +81,7 @@ def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
 
 
 def listed_json(study: StudyResults) -> dict[str, Any]:
-    """Return a study's entry in a list of studies: some facts of `study_json`, and the best loss."""
+    """Return a study's entry in a list of studies: a few of the facts in `study_json`, and the best loss."""
     return {
         "study": study.name,
         **{name: getattr(study, name) for name in ("state", "running_on", "module", "command", "created_at")},
@@ -89,7 +91,9 @@ def listed_json(study: StudyResults) -> dict[str, Any]:
 
 
 def plain_json(value: Any) -> Any:
-    """Convert a value to one that JSON can represent. NaN and infinity become null, and any other object its repr."""
+    """Convert a value to plain values for JSON. NaN and infinity become null, and objects of other types become their
+    repr.
+    """
     return _known(plain(value, MAX_LEVELS))
 
 
@@ -108,6 +112,6 @@ def _known(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        # msgspec refuses a subclass, such as that of a value which only the study's module can create.
+        # msgspec refuses subclasses of str, such as `Shown`, so they are converted.
         return str.__str__(value)
     return value if value is None or isinstance(value, (bool, int)) else repr(value)

@@ -1,6 +1,6 @@
-"""A recorded study: its results, and its deletion.
+"""A recorded study: its results, its deletion, and the call of a user's function `on_trial`.
 
-A user's function that is called after each trial: `on_trial(study, trial)`.
+The function is called as `on_trial(study, trial)` after each trial.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ if TYPE_CHECKING:
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
-    """Result of deleting a study: the parts that were removed, and those that are left."""
+    """Result of deleting a study: what was removed, and what is left."""
 
     name: str
     #: the study's key
     key: str
     trials: int
-    #: least number that is greater than the numbers of all its trials
+    #: the greatest number of its trials plus one
     numbers: int
     #: folders of this machine that were removed
     folders: Sequence[str]
     #: folders of this machine that could not be removed
     left: Sequence[str]
-    #: other machines whose workers may have its checkpoints; and the folder below their working directories
+    #: other machines that may have its checkpoints; and the folder of these below the workers' working directories
     hosts: Sequence[str]
     folder_there: str
 
 
 class StudyResults(StudyFacts):
-    """A study as its store has it at the time of each call. Reading takes no lock, so it works during a run."""
+    """A recorded study. Each call reads its store again. Reading takes no lock, so it works while the study runs."""
 
     def __init__(self, store: SqlStore, record: StudyRecord, space: Space | None = None) -> None:
-        """`space` is the study's space, if it is available. Otherwise the values are those that the store has."""
+        """`space` is the study's space, if it is available. Without it, the values of trials are those in the store."""
         self._store = store
-        #: record of the study, as it was read first
+        #: record of the study, as it was when this object was created
         self.record = record
         self._values = Values(record, space)
 
     @property
     def choices(self) -> Mapping[str, str]:
-        """Latest choice of the sampler `auto` and its reason, by subspace; empty with other samplers."""
+        """By subspace: the latest choice of the sampler `auto` and its reason; empty with other samplers."""
         return self._store.find(self.name).choices
 
     @property
     def rungs(self) -> Sequence[RungSummary]:
-        """Summary of the finished trials of each budget, the lowest budget first; empty without budgets."""
+        """Summary of the finished trials at each budget, the lowest budget first; empty in a study without budgets."""
         return self._recorded.trials.rungs()
 
     @property
     def taught(self) -> int:
-        """Number of trials of earlier studies from which it learned (warm start). They are not among its trials."""
+        """Number of trials of earlier studies from which it learns (warm start). They are not among its own trials."""
         return len(self._store.warm_start(self.key))
 
     @property
     def store(self) -> str:
-        """URL of its store, without a password."""
+        """URL of its store, without the password."""
         return self._store.safe_url
 
     @property
@@ -91,12 +91,12 @@ class StudyResults(StudyFacts):
     def state(self) -> str:
         """State in one word: running, paused, stopping, ended, stopped, interrupted or simulated.
 
-        A study is stopped if a request or a signal has ended it before its limit on trials. It is interrupted if its
-        scheduler ended without recording its end, for instance by a crash.
+        A study is stopped if a request or a signal ended it before it reached its limit on trials. It is interrupted if
+        its scheduler ended without recording its end, for instance by a crash.
         """
         asked = self._store.steered(self.key)
         if self.running_on is None:
-            # Counts are read only where they decide.
+            # Numbers of trials are read only if they decide the state.
             at_rest = state_at_rest(self.record, asked, self.count(*COUNTED)) if "stop" in asked else "ended"
             is_interrupted = self._store.is_interrupted(self.key, time.time())
             return "simulated" if self.is_simulated else "interrupted" if is_interrupted else at_rest
@@ -123,7 +123,7 @@ class StudyResults(StudyFacts):
 
     def trial(self, number: int) -> TrialResult:
         """Return the trial with this number. Raises UsageError if there is none, StoreError if it cannot be read."""
-        # A database refuses numbers that are larger than its integers.
+        # Larger numbers are not looked up, because the database refuses integers that are too large for it.
         for trial in self._store.trials(self.key, [number] if 0 <= number <= MAX_COUNT else []):
             return self.result_of(trial)
         numbers = [*self._store.numbers(self.key)]
@@ -132,12 +132,12 @@ class StudyResults(StudyFacts):
 
     @property
     def records(self) -> Records:
-        """The attempts of its trials, and the workers and machines that have run them, as columns."""
+        """The attempts of its trials, and the workers and machines that could run them, as columns."""
         return Records(self._store, self.key)
 
     @property
     def money(self) -> Mapping[str, float]:
-        """Money that its ended attempts have cost, by class, by the prices of the workers; empty without prices."""
+        """By class: money that its ended attempts have cost at the prices of the workers; empty without prices."""
         return self._store.spent(self.key)
 
     @property
@@ -154,9 +154,9 @@ class StudyResults(StudyFacts):
         return self._store.rows_of_attempts(self.key, names, since)
 
     def reports(self, numbers: Collection[int] | None = None) -> list[Report]:
-        """Return the reports of all trials, or of those of `numbers`, by trial, attempt and step.
+        """Return the reports of all trials, or of the trials with these numbers, sorted by trial, attempt and step.
 
-        Their losses are in minimised form.
+        Their losses are negated if the objective is maximised.
         """
         return self._store.reports(self.record.key, numbers)
 
@@ -176,15 +176,15 @@ class StudyResults(StudyFacts):
         return self._numbered(self._store.on_rung(self.key, origin, trial.rung + 1))
 
     def _numbered(self, number: int | None) -> TrialResult | None:
-        """Return the trial with a number, or None if there is none."""
+        """Return the trial with this number, or None if there is no such trial."""
         return next(map(self.result_of, () if number is None else self._store.trials(self.key, [number])), None)
 
     @property
     def best(self) -> TrialResult:
         """The COMPLETE trial with the least loss among those with the highest budget.
 
-        Feasible trials precede all others. If no trial is feasible, it is the trial with the smallest violation. With
-        several losses it is the first trial of the front. Raises NoSuccessfulTrial, with the reason, if there is none.
+        If no trial is feasible, it is the trial with the smallest violation. With several losses, it is the first trial
+        of the front. Raises NoSuccessfulTrial, with the reason, if no trial is COMPLETE.
         """
         found = self.best_or_none
         if found is None:
@@ -193,7 +193,7 @@ class StudyResults(StudyFacts):
 
     @property
     def best_or_none(self) -> TrialResult | None:
-        """The trial that `best` returns, or None as long as there is none."""
+        """The trial that `best` returns; None if no trial is COMPLETE."""
         if front := self.front:
             return front[0]
         number = self._store.best(self.key)
@@ -201,23 +201,24 @@ class StudyResults(StudyFacts):
 
     @property
     def best_params(self) -> Mapping[str, Any]:
-        """Value of each active label in the best trial as the objective got it, as other tools have it.
+        """By active label: its value in the best trial, as the objective got it.
 
-        An option that has labels itself is its name, and a label within an expression has its drawn value.
+        For an option that contains labels, the value is the name of the option. A label within an expression has its
+        drawn value.
         """
         return self._values.by_label(self.best.record)
 
     @property
     def best_loss(self) -> float | None:
-        """Loss of the best trial as the objective returned it; the first one of several losses.
+        """Loss of the best trial, as the objective returned it; with several losses, the first one.
 
-        None without a feasible trial.
+        None if no trial is feasible.
         """
         best = self.best_or_none
         return None if best is None or not best.is_feasible else next(iter(best.losses.values()), best.loss)
 
     def why_no_best(self) -> str | None:
-        """Return why the study has no best trial, with its most frequent failure. Return None if it has one."""
+        """Return why the study has no best trial, with its most frequent failure; None if it has a best trial."""
         if self.best_or_none is not None:
             return None
         states = {name.lower(): count for name, count in self.counts.items()}
@@ -227,7 +228,7 @@ class StudyResults(StudyFacts):
         return f"study {self.name} has no successful trial ({counts}){why}"
 
     def shown(self, trial: TrialResult) -> Mapping[str, Any]:
-        """Return the value of each active label as a table shows it."""
+        """Return the value of each active label of a trial as tables show it."""
         return self._values.shown(trial.record)
 
     def option(self, label: str, drawn: Any) -> Any:
@@ -236,14 +237,14 @@ class StudyResults(StudyFacts):
 
     @property
     def front(self) -> list[TrialResult]:
-        """Feasible trials that no other trial dominates, sorted by the first loss; empty in a study of one loss.
+        """Feasible trials that no other trial dominates, sorted by the first loss; empty in a study with one loss.
 
         A trial dominates another if it is as good in all losses, and better in at least one.
         """
         return [self.result_of(trial) for trial in self._recorded.trials.front] if len(self.objectives) > 1 else []
 
     def coverage(self, reference: Mapping[str, float] | None = None) -> Coverage | None:
-        """Return the hypervolume of the front over time. Return None for one loss, or without a feasible trial.
+        """Return the hypervolume of the front over time; None for a study with one loss, or without a feasible trial.
 
         The `reference` point has a loss for each name, as the objective returns it. By default it is worse than the
         worst value of each loss so far, by a tenth of the loss's range. Raises UsageError unless it has a finite number
@@ -257,20 +258,22 @@ class StudyResults(StudyFacts):
 
     @property
     def _recorded(self) -> Recorded:
-        """The trials of the study as the store has them now."""
+        """The trials of the study as they are in the store now."""
         return Recorded(self._store, self.record)
 
     def result_of(self, trial: Trial) -> TrialResult:
-        """Return a trial of the study, as the store has it, for users."""
+        """Return the `TrialResult` of a trial that was read from the store."""
         return TrialResult(trial, self._values, self._store, self.record)
 
     @property
     def values_note(self) -> str | None:
-        """Reason why some of the values that were read so far are only texts, or None."""
+        """Reason why some values that were read so far are texts instead of the objective's values; None if there are
+        none.
+        """
         return self._values.note
 
     def dataframe(self) -> pd.DataFrame:
-        """Return the trials as a pandas table: one row per trial, one column per label (its value) and per metric."""
+        """Return the trials as a pandas DataFrame: one row per trial, one column per label and per metric."""
         return make_frame(self.trials, self._values)
 
     def write_csv(self, file: TextIO, *, plain: bool = False) -> None:
@@ -283,9 +286,9 @@ class StudyResults(StudyFacts):
     def delete(self) -> Deleted:
         """Delete the study with its trials and reports, and its folders below this working directory.
 
-        It waits for workers of this folder that are still ending. Raises StudyLocked if the study runs. The result
-        lists the folders on the disks of other machines. A fleet may still have trials of it, which `fleet.executor`
-        and `rm` stop.
+        The call waits a few seconds for embedded workers that are still ending. Raises StudyLocked if they have not
+        ended, or if the study runs. The result names other machines that may have its checkpoints. Trials that still
+        run on a fleet are not stopped here; the command `rm` stops them.
         """
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)
@@ -297,7 +300,7 @@ class StudyResults(StudyFacts):
             trials, numbers = sum(store.counts(self.key).values()), max(store.numbers(self.key), default=-1) + 1
             hosts = store.tally(self.key, "host")
             store.delete(self.key, fence)
-        # If this folder has no checkpoints of the study, workers of this machine have stored them in another folder.
+        # If there are no checkpoints of the study here, workers of this machine may have stored them in another folder.
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
         found = [folder for each in FOLDERS if (folder := each / self.key).is_dir()]
         for folder in found:
@@ -316,7 +319,7 @@ class StudyResults(StudyFacts):
         )
 
     if not TYPE_CHECKING:
-        # Hidden from type checkers, which would otherwise accept any name.
+        # Type checkers do not see this method, because they would then accept any name.
 
         def __getattr__(self, name: str) -> Any:
             hint = guess(name, dir(type(self))).rstrip("; ")
@@ -327,7 +330,7 @@ class StudyResults(StudyFacts):
 
 
 class RunningStudy(StudyResults):
-    """A study while it runs, as passed to `on_trial`: its results so far, and a way to end it."""
+    """A study that runs, as it is passed to `on_trial`: its results so far, and the method `stop`."""
 
     def __init__(self, store: SqlStore, record: StudyRecord, space: Space, end: Callable[[], None]) -> None:
         super().__init__(store, record, space)
@@ -336,7 +339,7 @@ class RunningStudy(StudyResults):
         self.is_stopped = False
 
     def stop(self) -> None:
-        """End the study as if it had reached a limit: no further trial is sent, and running trials finish."""
+        """End the study as if it had reached a limit: no more trials are sent, and running trials finish."""
         self.is_stopped = True
         self._end()
 

@@ -1,6 +1,6 @@
-"""A recorded trial with the values that its objective got, and the sequence of a study's trials.
+"""A recorded trial with the values that its objective got, the sequence of a study's trials, and other records.
 
-`Records` has the study's attempts, workers and machines as columns, from which pictures are drawn. Reading takes no
+`Records` has the attempts, workers and machines of a study as columns, from which charts are made. Reading takes no
 lock.
 """
 
@@ -31,18 +31,19 @@ from shadho_celery.store.sql import PAGE, SqlStore
 
 
 class Values:
-    """Reads the recorded values of a study's trials, and gets objects from the space of the study's own module."""
+    """Finds the values that a study's objective got: from the store, or by the space of the study's own module."""
 
     def __init__(self, record: StudyRecord, space: Space | None = None) -> None:
-        """`space` is the study's space, if it is available: then the values are computed with it."""
+        """`space` is the study's space, if it is available. Values are then computed with it."""
         self._record = record
         self._space = space
         self._labels = read_labels(record.tree)
-        #: reason why some values are texts, with the remedy; None as long as all are the values that the objective got
+        #: reason why some values are only texts, with the remedy; None as long as all values are those that the
+        #: objective got
         self.note: str | None = None
 
     def of(self, trial: Trial) -> Any:
-        """Return the values of a trial; `note` then says whether they are texts."""
+        """Return the values of a trial. If they can only be shown as texts, `note` says why."""
         if self._space is not None:
             return self._space.evaluate(trial.params)
         value, is_exact = read_given(trial.given, trial.params)
@@ -58,7 +59,8 @@ class Values:
     def by_label(self, trial: Trial) -> dict[str, Any]:
         """Return the value of each active label as the objective got it: an option of a choice, or a number.
 
-        An option that has labels itself is its name. A label within an expression has its drawn value.
+        For an option that contains labels, the value is the name of the option. A label within an expression has its
+        drawn value.
         """
         found = {}
         for label, drawn in trial.params.items():
@@ -81,7 +83,9 @@ class Values:
         return {label: "None" if found[label] is None else found[label] for label in trial.params}
 
     def outlined(self, trial: Trial, label: str) -> Any:
-        """Return the same of one label, but a tuple or dict among the options of a choice in the form of `brief`."""
+        """Return the value of one label as in `shown`, but an option that is a tuple or dict in the short form of
+        `brief`.
+        """
         shown = read_shown(trial.given)
         return shown[label] if label in shown else self.option(label, trial.params[label])
 
@@ -93,9 +97,9 @@ class Values:
 
     @cached_property
     def _of_module(self) -> Space | None:
-        """The space of the study's module; None, with a note, if there is none.
+        """The space of the study's module. If it is not available, this is None, and `note` says why.
 
-        The module is used only if this program has imported it itself, because a stranger's store may name any module.
+        The module is used only if this program has already imported it, because a stranger's store may name any module.
         """
         name = self._record.module
         if not name:
@@ -128,7 +132,9 @@ class TrialResult(TrialFacts):
 
     @cached_property
     def values(self) -> Any:
-        """Values that the objective got, in the space's own shape; see `StudyResults.values_note`."""
+        """Values that the objective got, in the shape of the space. They may be only texts, see
+        `StudyResults.values_note`.
+        """
         return self._values.of(self._trial)
 
     @property
@@ -138,7 +144,7 @@ class TrialResult(TrialFacts):
 
     @property
     def merit(self) -> Merit:
-        """Sort key, which is least for the best trial; see `core.columns.merit`."""
+        """Sort key: the less, the better the trial; see `core.columns.merit`."""
         return merit(self._trial)
 
     @property
@@ -148,13 +154,13 @@ class TrialResult(TrialFacts):
 
     @cached_property
     def reports(self) -> Sequence[Report]:
-        """Intermediate losses as the objective reported them, each with `.attempt`, `.step`, `.loss` and `.at`."""
+        """Reports of the objective, each with `.attempt`, `.step`, `.loss` (as it was reported) and the time `.at`."""
         reports, objectives = self._store.reports(self._record.key, [self.number]), self._record.objectives
         return tuple(replace(each, loss=turned_first(each.loss, objectives)) for each in reports)
 
     @property
     def record(self) -> Trial:
-        """The trial as the store has it, with losses in minimised form."""
+        """The trial as the store has it. Its losses are negated if they are maximised."""
         return self._trial
 
     def __eq__(self, other: object) -> bool:
@@ -171,7 +177,7 @@ class TrialResult(TrialFacts):
 
 
 def given(trial: TrialResult) -> str:
-    """Return a trial's values in short form, as all tables and pages show them."""
+    """Return the values of a trial in the short form that tables and pages show."""
     try:
         return brief(trial.values)
     except Exception as error:  # a space may call any function, which may fail on these params
@@ -179,16 +185,16 @@ def given(trial: TrialResult) -> str:
 
 
 class TrialResults(Sequence[TrialResult]):
-    """Trials of a study in the order of their numbers, finished or not: those recorded when this was created.
+    """Sequence of a study's trials, sorted by number, finished or not.
 
-    They are read from the store in pages when they are needed.
+    It has the trials that were recorded when it was created. They are read from the store in blocks when needed.
     """
 
     def __init__(self, store: SqlStore, record: StudyRecord, values: Values) -> None:
         self._store = store
         self._record = record
         self._values = values
-        #: numbers of the trials; they have gaps if rows were deleted
+        #: numbers of the trials; numbers are missing if rows were deleted
         self._numbers = [*store.numbers(record.key)]
 
     def __len__(self) -> int:
@@ -218,7 +224,7 @@ class TrialResults(Sequence[TrialResult]):
 
     def _of(self, numbers: Sequence[int]) -> Iterator[TrialResult]:
         where = self._values, self._store, self._record
-        # Returned in the order of `numbers`, because the store returns another order.
+        # The store returns trials in another order than `numbers`.
         found = {trial.number: trial for trial in self._store.trials(self._record.key, numbers)}
         return (TrialResult(found[number], *where) for number in numbers if number in found)
 
@@ -228,20 +234,20 @@ Columns = Mapping[str, list[Any]]
 
 
 class Records:
-    """The records of one study as the store has them at the time of each call."""
+    """The attempts, workers and machines of one study as columns. Each call reads the store again."""
 
     def __init__(self, store: SqlStore | MemoryStore, key: str) -> None:
         """`key` is the study's key."""
         self._store, self._key = store, key
 
     def attempts(self, numbers: Collection[int] | None = None) -> Columns:
-        """Return the attempts of all trials, or of those with these numbers, in the order of both numbers.
+        """Return the attempts of all trials, or of the trials with these numbers, sorted by trial and attempt.
 
-        The columns are the fields of `AttemptRecord`. `placed` has by compute class a tuple of the predicted seconds,
-        the backlog in seconds and the price, each None if it was not known; {} for an attempt without a prediction.
+        The columns are the fields of `AttemptRecord`. An entry of `placed` has by compute class the predicted seconds,
+        the backlog in seconds and the price, each None if it was not known; it is {} if nothing was recorded.
         """
         columns = _columns(AttemptRecord, self._store.attempts(self._key, numbers))
-        # Read after the attempts, because classes are added while the study runs.
+        # The classes are read after the attempts, because classes may be added in between.
         order = self.class_order()
         columns["placed"] = [unpack(packed, order) for packed in columns["placed"]]
         columns["end"] = [None if end is None else str(end) for end in columns["end"]]
@@ -252,18 +258,20 @@ class Records:
         return self._store.class_order(self._key)
 
     def of_trial(self, number: int) -> list[dict[str, Any]]:
-        """Return the attempts of one trial, each with the names of the columns."""
+        """Return the attempts of one trial, each as a dict with the names of the columns."""
         columns = self.attempts([number])
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def sessions(self) -> Columns:
-        """Return the times in which workers could run trials of the study: the fields of `SessionRecord`."""
+        """Return the periods in which workers could run trials of the study. The columns are the fields of
+        `SessionRecord`.
+        """
         columns = _columns(SessionRecord, self._store.sessions(self._key))
         columns["reason"] = [None if reason is None else str(reason) for reason in columns["reason"]]
         return columns
 
     def machines(self) -> Columns:
-        """Return the machines of these workers: the fields of `MachineRecord`, with GPUs as mappings."""
+        """Return the machines of these workers. The columns are the fields of `MachineRecord`, with GPUs as dicts."""
         columns = _columns(MachineRecord, self._store.machines(self._key))
         columns["gpus"] = [[*map(to_builtins, gpus)] for gpus in columns["gpus"]]
         return columns

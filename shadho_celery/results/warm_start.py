@@ -1,8 +1,8 @@
-"""Warm start: a new study learns from those finished trials of another search that fit its space.
+"""Warm start: the samplers of a new study learn from trials of another search.
 
-The trials come from a recorded study, a table as `export` writes it, hyperopt's Trials or a list. They are not part of
-the study. If a trial lacks a label of the space, its value is drawn. A label that the space lacks is dropped. A trial
-with a value outside the space is left out.
+The trials come from a recorded study, a table as `export` writes it, hyperopt's Trials or a list. They do not become
+trials of the new study. If a trial lacks a label of the space, a value is drawn for it. A label that the space lacks is
+dropped. A trial with a value outside the space is left out.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from shadho_celery.space.stored import shown_options
 from shadho_celery.space.tree import Switch, evaluate
 from shadho_celery.store.sql import SqlStore
 
-#: for each trial, its params by label, and its loss as the objective returned it
+#: trials, each as its params by label and its loss as the objective returned it
 Known: TypeAlias = Iterable[tuple[Mapping[str, Any], float]]
 #: a study's name, STORE_URL#STUDY or a file; or an object that contains the trials
 WarmStartSource: TypeAlias = str | Path | StudyResults | hyperopt.Trials | Known
 
 #: seed of the generator that draws values for missing labels
 _STREAM = 0x77
-#: maximum number of reasons for leaving trials out, and of labels, that a line names
+#: maximum number of labels, and of reasons for leaving trials out, that a line names
 _LISTED = 4
-#: relative difference up to which two numbers are taken as equal
+#: numbers that differ relatively by at most this count as equal
 _EQUAL = 1e-9
 #: prefix of the column of a constraint
 _CONSTRAINT = "constraint."
@@ -55,13 +55,13 @@ _CONSTRAINT = "constraint."
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """A trial of another search to learn from."""
+    """A trial of another search, from which a study may learn."""
 
     #: params in the form that `enqueue` accepts
     point: Mapping[str, Any]
-    #: loss, the first one of several losses; None if it is not known
+    #: the loss, or the first of several losses; None if it is not known
     loss: Any = None
-    #: False if `loss` is as an objective returned it, and a study may maximise it
+    #: True if a lower `loss` is better; False if `loss` is as an objective returned it, and may be one to maximise
     is_minimised: bool = True
     #: losses by name, as the objective returned them
     losses: Mapping[str, Any] = field(default_factory=dict)
@@ -71,23 +71,23 @@ class Lesson:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Trials of another search, before they are fitted to the space of a study."""
+    """Trials of another search, before they are compared with the space of a study."""
 
     #: description, such as "study svm-1a2b"
     name: str
     trials: Sequence[Lesson]
-    #: number of its trials that cannot be used, such as failed ones, by reason
+    #: by reason: number of trials that cannot be used, such as failed ones
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Trials of earlier studies from which a study learns, and a description of the trials left out."""
+    """The trials from which a new study learns, and a description of the trials that were left out."""
 
     trials: Sequence[Trial]
-    #: one line about the trials and what was left out
+    #: line about the trials that are used and those that were left out
     words: str
-    #: False if some trials were left out, or labels dropped or drawn
+    #: True if no trial was left out, no label was dropped, and no value was drawn
     is_whole: bool
 
 
@@ -96,7 +96,7 @@ _Row = tuple[Lesson, str, Any]
 
 
 def refuse_if_resumed(given: object, *, resume: bool) -> None:
-    """Raise UsageError for a warm start of a study that is resumed."""
+    """Raise UsageError if a warm start is given for a study that is resumed."""
     if given is not None and resume:
         raise UsageError("a study gets its warm start when it begins, and keeps it; leave out warm_start or resume")
 
@@ -138,12 +138,14 @@ def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, 
 
 
 def _learned(lesson: Lesson, objectives: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return loss, losses and constraints in the form of the study. Raises SpaceError, which names what is missing."""
+    """Return loss, losses and constraints as the study records them. Raises SpaceError if one of them is missing or not
+    finite.
+    """
     constraints = {name: _finite(value, "constraint") for name, value in lesson.constraints.items()}
     if not objectives:
         return {"loss": _finite(lesson.loss, "loss"), "constraints": constraints}
     if not lesson.losses and len(objectives) == 1:
-        # A loss without a name is that of the only objective.
+        # The loss has no name, and the study has only one objective, so it is the loss of this objective.
         losses = dict.fromkeys(objectives, _finite(lesson.loss, "loss"))
         losses = losses if lesson.is_minimised else turned(losses, objectives)
     elif {*objectives} <= {*lesson.losses}:
@@ -164,7 +166,7 @@ def _finite(value: Any, what: str) -> float:
 def _fitted(
     space: Space, subspaces: Sequence[Subspace], known: Mapping[str, Any], generator: np.random.Generator
 ) -> tuple[str, Params]:
-    """Return the subspace and the params of a known point. Raises SpaceError, which says why it does not fit."""
+    """Return the subspace and the params of a known point. Raises SpaceError with the reason if it does not fit."""
     if space.domains and not known:
         raise SpaceError("without a label of the space")
     for label, value in known.items():
@@ -184,7 +186,7 @@ def _fitted(
 
 
 def _listed(left_out: Mapping[str, int]) -> str:
-    """Return text with the numbers of trials that were left out by reason, the most frequent reasons first."""
+    """Return a text with the most frequent reasons for leaving trials out, and their numbers of trials."""
     most = sorted(left_out.items(), key=lambda each: -each[1])
     more = f" and {sum(count for _, count in most[_LISTED:])} for other reasons" if len(most) > _LISTED else ""
     said = ", ".join(f"{count} {reason}" for reason, count in most[:_LISTED])
@@ -200,9 +202,10 @@ def read_source(
 ) -> Source:
     """Return the trials that `given` names: a study in `store`, ``STORE_URL#STUDY``, or a CSV file.
 
-    If it is another object, it contains the trials, see `of_object`. Only trials at one budget are used, because losses
-    at different budgets cannot be compared: at `least`, the lowest budget of the new study, if there are any, else at
-    the greatest one. `objectives` are those of the new study. Raises UsageError, StudyNotFound or StoreError.
+    Another object contains the trials itself, see `of_object`. Only trials with the same budget are used, because
+    losses at different budgets cannot be compared: those with the budget `least`, which is the lowest budget of the new
+    study, or else those with the greatest budget. `objectives` are the objectives of the new study. Raises UsageError,
+    StudyNotFound or StoreError.
     """
     if not isinstance(given, (str, Path)):
         return of_object(given, space, least)
@@ -226,14 +229,14 @@ def read_source(
 
 
 def _is_named(_: str) -> None:
-    """Ignore a message about which study a shortened name stands for, because the line of a warm start names it."""
+    """Ignore the message about a shortened name of a study, because the line of the warm start has the whole name."""
 
 
 def of_study(study: StudyResults, space: Space, least: float | None = None) -> Source:
     """Return the trials of a recorded study.
 
-    If the domain of a label has changed, its drawn value is used if the objective gets the same value for it as before.
-    An option of a choice is found by its name.
+    If the domain of a label has changed, a drawn value is used only if the objective gets the same value for it as
+    before. An option of a choice is found by its text.
     """
     reader, described = _Reader(space), space.describe()
 
@@ -258,7 +261,7 @@ def of_table(
     """Return the trials of a CSV file, which has a column with the drawn values of each label, and the column `loss`.
 
     In a file of `export`, a label's column has the values that the objective got, and the column ``drawn.LABEL`` the
-    drawn values where they differ. An empty cell stands for an inactive label. The cell of a choice is an option as
+    drawn values where they differ. The cell of an inactive label is empty. The cell of a choice is an option as
     `export` writes it. With `objectives`, the column of each objective replaces the column `loss`. The columns have the
     losses that the objective returned, except that `loss` in a file of `export` is the loss that was minimised. The
     columns `state`, `budget` and ``constraint.NAME`` of `export` are used if they exist.
@@ -305,13 +308,15 @@ def of_table(
 
 
 def _columns(wanted: Iterable[str], kind: str, names: Collection[str], taken: Collection[str]) -> dict[str, str]:
-    """Return the columns of labels or objectives, by name. `export` gives a column a prefix if its name is taken."""
+    """Return the column names of labels or objectives, by name. `export` adds the prefix `kind` if a name is taken."""
     plain = {name: name for name in wanted if name in names and name not in taken}
     return plain | {name: column for name in wanted if (column := f"{kind}.{name}") in names}
 
 
 def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
-    """Return a source with the COMPLETE trials at one budget. The other trials are counted as left out."""
+    """Return a source with the COMPLETE trials at one budget, as in `read_source`. Other trials are counted as left
+    out.
+    """
     if not rows:
         raise UsageError(f"the warm start {name} has no trials; give another source, or leave it out")
     complete = [row for row in rows if row[1] == TrialState.COMPLETE]
@@ -325,7 +330,7 @@ def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
 
 
 class _Options:
-    """Finds the option of a choice from its value or text. Options with equal texts are never found."""
+    """Finds an option of a choice by its value or text. Options with equal texts are never found."""
 
     def __init__(self, label: str, switch: Switch) -> None:
         options, alike = shown_options(label, switch)
@@ -335,14 +340,16 @@ class _Options:
         self._written = {json.dumps(option): place for place, option in self._options.items()} | self._places
 
     def of_value(self, shown: Any) -> int | None:
-        """Return the index of the option that has this value, else of the option that equals this number, or None."""
+        """Return the index of the option with this value, or of the only option that equals this number, or None."""
         place = self._places.get(str(shown))
         if place is not None and type(self._options[place]) in {type(shown), type(None)}:
             return place
         return self._of_number(shown)
 
     def of_cell(self, cell: str) -> int | None:
-        """Return the index of the option that `export` writes like this, else of the option that equals this number."""
+        """Return the index of the option that `export` writes like this, or of the only option that equals this number,
+        or None.
+        """
         return self._written[cell] if cell in self._written else self._of_number(_number(cell))
 
     def _of_number(self, number: Any) -> int | None:
@@ -351,7 +358,7 @@ class _Options:
 
 
 class _Reader:
-    """Finds drawn values with which the objective gets the values that it got in another search."""
+    """Finds the drawn values for which the objective gets the same values as in another search."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -359,19 +366,19 @@ class _Reader:
         self._options = {label: _Options(label, switch) for label, switch in space.switches.items()}
 
     def of_cell(self, label: str, cell: str, drawn: str | None) -> Any:
-        """Return the drawn value that a table's cell stands for, like `draw`.
+        """Return the drawn value for the cell of a table, as `draw` does.
 
-        `drawn` is the text of the drawn value in a table of `export`; None for a table written by hand.
+        `drawn` is the text of the drawn value in a table of `export`; None for another table.
         """
         if label in self._options:
             return self._options[label].of_cell(cell)
         return _number(cell) if drawn is None else self.draw(label, _number(drawn), _number(cell))
 
     def draw(self, label: str, drawn: Any, shown: Any) -> Any:
-        """Return the drawn value of `label` with which the objective gets the value `shown`.
+        """Return the drawn value of `label` for which the objective gets the value `shown`.
 
-        `drawn` is the value that was drawn in the other search. If there is no such value, return None or a text, which
-        no domain contains.
+        `drawn` is the value that was drawn in the other search. If there is no such value, None or a text is returned,
+        which no domain contains.
         """
         if label in self._options:
             return self._options[label].of_value(shown)
@@ -379,9 +386,10 @@ class _Reader:
         return drawn if is_same else str(shown)
 
     def _shown(self, label: str, drawn: Any) -> Any:
-        """Return what the objective gets for a drawn value: that of the label's only expression, if there is one.
+        """Return the value that the objective gets for a drawn value: computed by the label's expression, if it has
+        exactly one.
 
-        Return None if the expression fails.
+        Returns None if the expression fails.
         """
         calls = {*self._calls.get(label, ())}
         if len(calls) != 1:
@@ -393,15 +401,15 @@ class _Reader:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    # A whole number may be too long for a float.
+    # An int may be too large for a float.
     with suppress(OverflowError):
         return _is_number(one) and _is_number(other) and math.isclose(one, other, rel_tol=_EQUAL)
     return False
 
 
 def _number(cell: str) -> Any:
-    """Return the number in a cell, as int if it is a whole number. Return any other text unchanged."""
-    # Python also reads 1_000 and the digits of other scripts.
+    """Return the number in a cell, as int if possible. A text that is not a number is returned unchanged."""
+    # Python would also accept 1_000 and the digits of other scripts, which are excluded here.
     for kind in (int, float) if cell.isascii() and "_" not in cell else ():
         with suppress(ValueError):
             return kind(cell)

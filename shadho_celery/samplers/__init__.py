@@ -1,9 +1,10 @@
 """Samplers propose params and learn from losses (ask and tell), within one subspace or in the whole space.
 
-`random` has the protocol. A sampler is one file and one line of `core.names`.
+`random` has the protocol `Sampler`. Each sampler is a module of its own and a line of `core.names`; `find_sampler`
+finds it by name. `wrapped` has samplers around other samplers, `gaussian_process` the model of `gp`, and `avoidance`
+how `gp` and `tpe` avoid failures.
 
-A sampler takes values and returns proposals. All its random draws come from its seed, so the trials of a random search
-do not depend on the machines. All samplers learn from failures in the same way (`avoidance`).
+All random draws of a sampler come from its seed, so the trials of a random search do not depend on the machines.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shadho_celery.samplers.random import MakeSampler, Sampler, spans_space
 from shadho_celery.samplers.wrapped import ByBudget, Unrepeated, make_own_sampler
 from shadho_celery.space.split import Subspace
 
-#: samplers that learn the losses of each budget separately, as those of other libraries do
+#: samplers that learn the losses of each budget separately; samplers of Optuna do so, too
 BY_BUDGET = ("auto", "tpe", "gp", "cma")
 #: samplers that cannot learn several losses
 OF_ONE_LOSS = ("gp", "cma", "optuna:CmaEsSampler")
@@ -31,16 +32,19 @@ OPTUNA = "optuna:"
 
 @dataclass(frozen=True)
 class Maker:
-    """Factory of samplers, which are wrapped in others: by budget, and so that no point is repeated."""
+    """Factory of samplers.
+
+    It wraps them so that they learn by budget (`ByBudget`) and repeat no point (`Unrepeated`).
+    """
 
     #: creates the sampler itself
     make: MakeSampler
-    #: True if it makes one sampler for the whole space
+    #: True if it makes one sampler that draws in the whole space
     spans_space: bool
     _: KW_ONLY
-    #: budgets of which the sampler learns the losses separately, the lowest first; () if it does not
+    #: budgets whose losses the sampler learns separately, the lowest first; () if it does not distinguish budgets
     budgets: Sequence[float] = ()
-    #: True if the sampler learns in the whole space, and no point of a finite subspace is tried twice
+    #: True for a `WholeSampler`, which learns in the whole space, and repeats no point of a finite subspace
     is_whole: bool = False
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
@@ -49,7 +53,9 @@ class Maker:
         return Unrepeated(sampler, subspace, entropy) if self.is_whole else sampler
 
     def learner(self, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
-        """Return the sampler that learns. If it `is_whole`, subspaces may share it, each with an `Unrepeated`."""
+        """Return the sampler without `Unrepeated`. If `is_whole`, several subspaces may share it, each with an
+        `Unrepeated`.
+        """
         return ByBudget(self.make, self.budgets, subspace, entropy) if self.budgets else self.make(subspace, entropy)
 
 
@@ -58,8 +64,8 @@ def find_sampler(
 ) -> Maker:
     """Return a factory of the samplers called `name`, in a study of at most `limit` trials and this many `objectives`.
 
-    With `budgets`, the lowest first, samplers that learn from losses do so separately by budget. A name may be a user's
-    own class. Raises UsageError for an unknown name, and for a sampler that does not support several objectives.
+    With `budgets`, the lowest first, samplers that learn from losses learn each budget separately. `name` may also be a
+    user's own class. Raises UsageError for an unknown name, and for a sampler that does not support several objectives.
     """
     if not isinstance(name, str):
         return Maker(partial(make_own_sampler, name), spans_space(name))
@@ -75,5 +81,5 @@ def find_sampler(
 
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
-    """Return the sampler called `name` for `subspace`, seeded with `entropy`. Raises UsageError for an unknown one."""
+    """Return the sampler called `name` for `subspace`, seeded with `entropy`. Raises UsageError for an unknown name."""
     return find_sampler(name)(subspace, entropy)

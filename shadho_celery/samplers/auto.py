@@ -1,14 +1,13 @@
-"""Choice of a sampler by the space and the history: `gp`, `tpe`, or both in turn. The start covers the space.
+"""The sampler `auto`, which uses `gp`, `tpe` or both in turn, and the time that its proposals may take.
 
-A Gaussian process learns fastest if losses are a smooth function of few labels. Before its proposals, its leave-one-out
-predictions of the losses are checked. Density estimates work with more labels, discontinuities, noise and long
-histories, and cost less. With short trials, the process would take longer than the trials. The choice depends on the
-limit, the counts and the decade of the trials' seconds, never on a clock.
+The Gaussian process of `gp` learns fastest if losses are a smooth function of few labels. Its leave-one-out predictions
+of the losses are checked before it is used alone. The density estimates of `tpe` work with more labels,
+discontinuities, noise and long histories, and take less time. If trials are short, `gp` would take longer than the
+trials.
 
-How long trials take, as a decade, and what a proposal of `auto` may therefore cost.
-
-The decade follows from the first trials of a study and is recorded once. All rules are functions of the decade and of
-counts, never of a clock, so equal seeds and equal decades give equal studies.
+How long trials take is expressed as a decade, a power of ten seconds. It follows from the first trials of a study and
+is recorded once. All rules depend on the space, the limit, the decade and numbers of trials, never on a clock, so equal
+seeds and equal decades give equal studies.
 """
 
 from __future__ import annotations
@@ -25,44 +24,45 @@ from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace, parts_of
 
-#: number of the first trials whose median duration determines the decade; until then, EARLY of them determine it
+#: the median seconds of the first FIRST trials determine the decade; until then, those of the first EARLY trials
 FIRST, EARLY = 20, 10
-#: least decade in seconds, which also stands for shorter trials
+#: least decade in seconds, which is also used for shorter trials
 LEAST = 0.01
-#: a proposal may take this part of the decade, and LEAST_MS milliseconds in any case, on average
+#: a proposal may take this fraction of the decade on average, but at least LEAST_MS milliseconds
 PART, LEAST_MS = 0.1, 2.0
-#: allowed milliseconds below which `gp` makes quick proposals
+#: `gp` makes quick proposals if a proposal may take less than this
 QUICK_MS = 50.0
-#: milliseconds of a quick proposal by `gp` for the loss, and for each constraint: of a space without labels, and for
-#: each label; they grow by the same amount with every GP_RESULTS results, up to GP_MOST of them
+#: a quick proposal by `gp` takes GP_MS plus GP_MS_PER_LABEL milliseconds for each label, for the loss and again for
+#: each constraint. The same time is added for every GP_RESULTS results, up to GP_MOST results
 GP_MS, GP_MS_PER_LABEL, GP_RESULTS, GP_MOST = 3.0, 0.25, 100, 300
-#: factors on them: of full proposals, and of quick ones, in reserve for the first trials, fits and slower machines
+#: factors of this time: for full proposals; and for quick ones, as a reserve for the first trials, for fits and for
+#: slower machines
 FULL, RESERVE = 3.0, 6.0
-#: seconds of a typical trial, in those of its decade
+#: seconds of a typical trial, as a multiple of the decade
 TYPICAL = 6.0
-#: milliseconds of a proposal by `tpe`: of a space without labels, and for each label
+#: milliseconds of a proposal by `tpe`: a constant, and an amount for each label
 TPE_MS, TPE_MS_PER_LABEL = 0.3, 0.03
 
 
 class Decade:
-    """Decade of the seconds of a study's trials. All samplers `auto` of a study share one."""
+    """Decade of the seconds of a study's trials, shared by all samplers `auto` of the study."""
 
     def __init__(self, recorded: float | None = None) -> None:
         """`recorded` is the decade in the study's record, such as 0.1; None if it is not known yet."""
-        #: decade of the first trials, for the study's record
+        #: decade for the study's record; None until FIRST trials have ended
         self.recorded = recorded
-        #: decade by what is known so far; None at the start
+        #: decade by the trials so far; None until it is known
         self.seconds = recorded
         self._first: list[float] = []
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Count finished trials. Failed and cancelled ones are ignored, because they may have ended at once."""
+        """Learn from finished trials. Failed and cancelled ones are ignored, because they may have ended at once."""
         if self.recorded is not None:
             return
         told = [trial.outcome.seconds for trial in trials if trial.state in WELL]
         self._first += [seconds for seconds in told if seconds is not None]
         if len(self._first) >= EARLY:
-            # By the first ones only: a resumed study may learn of more of them at once.
+            # Only the first trials are used, because a resumed study may tell many trials at once.
             self.seconds = decade_of(self._first[: FIRST if len(self._first) >= FIRST else EARLY])
         if len(self._first) >= FIRST:
             self.recorded = self.seconds
@@ -79,14 +79,15 @@ class Decade:
 
 
 def decade_of(seconds: Sequence[float]) -> float:
-    """Return the greatest of .01, .1, 1, 10 and so on that is not above the median, or .01."""
+    """Return the greatest power of ten that is not above the median, but at least .01."""
     return float(f"1e{math.floor(math.log10(max(statistics.median(seconds), LEAST)))}")
 
 
 def turn_of_gp(allowed_ms: float, labels: int, results: int, functions: int = 1) -> int:
-    """Return k if `gp` may propose the params of every k-th trial and `tpe` of the others; 0 if `gp` takes too long.
+    """Return k if `gp` may propose the params of every k-th trial, and `tpe` those of the others; 0 if `gp` takes too
+    long.
 
-    `results` and `functions` are the numbers of results and of modelled functions.
+    `results` is the number of results. `functions` is the number of modelled functions: the loss and the constraints.
     """
     spare = allowed_ms - TPE_MS - TPE_MS_PER_LABEL * labels
     factor = RESERVE if allowed_ms < QUICK_MS else FULL
@@ -95,9 +96,9 @@ def turn_of_gp(allowed_ms: float, labels: int, results: int, functions: int = 1)
 
 
 def keeps_up(seconds: float | None, trials: int, labels: int, results: int, functions: int = 1) -> bool:
-    """Return True if full proposals by `gp` for so many trials take at most a tenth of the seconds of one.
+    """Return True if full proposals by `gp` for this number of trials take at most a tenth of one trial's seconds.
 
-    Then slots hardly wait for them. `seconds` is the decade of the trials, and None if it is unknown. The other
+    Then slots hardly wait for proposals. `seconds` is the decade of the trials; None if it is unknown. The other
     arguments are as in `turn_of_gp`.
     """
     tenth_ms = 1000 * PART * (seconds or 0.0)
@@ -105,9 +106,9 @@ def keeps_up(seconds: float | None, trials: int, labels: int, results: int, func
 
 
 def allows_outlook(allowed_ms: float, subspaces: int, labels: int, results: int, functions: int = 1) -> bool:
-    """Return True if `gp` may estimate after each result what it expects of so many subspaces.
+    """Return True if `gp` may compute its outlook for this number of subspaces after each result.
 
-    For one subspace this takes as long as a quick proposal. The other arguments are as in `turn_of_gp`.
+    For each subspace this takes as long as a quick proposal. The other arguments are as in `turn_of_gp`.
     """
     return allowed_ms >= max(QUICK_MS, subspaces * _by_gp(labels, results, functions))
 
@@ -118,19 +119,19 @@ def _by_gp(labels: int, results: int, functions: int) -> float:
     return (GP_MS + GP_MS_PER_LABEL * labels) * growth * functions
 
 
-#: maximum number of labels of a trial for a Gaussian process, and of the space, in whose branches there may be more
+#: maximum number of labels for `gp`: of a trial, and of the space with all its branches
 MOST_LABELS, MOST_IN_ALL = 30, 1000
-#: a Gaussian process is used, however short the trials are, in studies of up to MOST_TRIALS trials, and for the first
-#: AT_FIRST trials of longer studies, running trials included; afterwards, if it keeps up with all running trials
+#: `gp` is used in studies with a limit of up to MOST_TRIALS trials, and for the first AT_FIRST trials of other studies,
+#: running trials included. Afterwards, it is used if it `keeps_up` with the running trials
 MOST_TRIALS, AT_FIRST = 500, 100
-#: leave-one-out R² of the process below which every second proposal comes from the Parzen estimator
+#: if the leave-one-out R² of `gp` is below this, every second proposal comes from `tpe`
 LEAST_R_SQUARED = 0.1
-#: maximum number of labels that a line names, and of letters of each
+#: maximum number of labels that a line names, and of characters of each
 NAMED, MOST_LETTERS = 3, 30
 
 
 class AutoSampler:
-    """Uses a Gaussian process, a Parzen estimator, or both in turn. Both learn from every trial."""
+    """Sampler `auto`: it uses `gp`, `tpe`, or both in turn. Both learn from all trials."""
 
     adaptive = True
 
@@ -143,15 +144,16 @@ class AutoSampler:
         self._widest = max(part.most_drawn for part in parts_of(subspace))
         self._sharing = _Sharing(subspace)
         self._limit = limit
-        #: number of trials passed to `tell`, and of those before the first one with seconds: trials of a warm start
+        #: number of trials passed to `tell`; and number of these that came before the first one with seconds, which are
+        #: from a warm start
         self._told = self._earlier = 0
-        #: number of losses of a trial, more than one in a study of several objectives; and of its constraints
+        #: number of losses of a trial; number of its constraints
         self._losses, self._constraints = 1, 0
         #: decade of the trials' seconds; the scheduler sets one that is shared by all subspaces of a study
         self.decade = Decade()
-        #: for each of the latest params: the name of the sampler that proposed them, or `start`
+        #: for each of the params proposed last: the name of the sampler that proposed them, or `start`
         self.proposed_by: Sequence[str] = ()
-        #: which sampler proposed the latest params, and why
+        #: text that says which sampler proposed params last, and why
         self.choice = "the first trials cover the space"
 
     def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
@@ -194,7 +196,7 @@ class AutoSampler:
         self._tpe.tell(trials)
 
     def _why_not_gp(self, pending: Collection[Trial]) -> str | None:
-        """Return the reason not to use a Gaussian process, or None if it may be used."""
+        """Return the reason not to use `gp`, or None if it may be used."""
         if self._losses > 1:
             return f"it learns {self._losses} losses at once"
         if self._widest > MOST_LABELS:
@@ -212,7 +214,7 @@ class AutoSampler:
         return turn_of_gp(self.decade.allowed_ms, self._labels, self._told, 1 + self._constraints)
 
     def _share_of_gp(self) -> tuple[int, str]:
-        """Return k if the process proposes the params of every k-th trial, and the words for it."""
+        """Return k if `gp` proposes the params of every k-th trial, and the text for `choice`."""
         self._set_pace()
         every = self._allowed_turn()
         if every > 1:
@@ -226,12 +228,12 @@ class AutoSampler:
         return 2, f"gp and tpe alternating{shared}: gp predicts {little}"
 
     def _set_pace(self) -> None:
-        """Let the process make quick proposals if trials are short."""
+        """Let `gp` make quick proposals if trials are short."""
         self._gp.is_quick, self._gp.rare_from = self.decade.allowed_ms < QUICK_MS, self._earlier + FIRST
 
 
 class _Sharing:
-    """Which labels the subspaces share, in words."""
+    """Finds the labels that several subspaces have, and describes them in words."""
 
     def __init__(self, subspace: Subspace) -> None:
         found = parts_of(subspace)
@@ -242,9 +244,9 @@ class _Sharing:
         self._sources = f"all {self._parts}" if are_everywhere else f"several of the {self._parts}"
 
     def words(self, *, is_shared: bool = True) -> str:
-        """Return a comma and what the subspaces learn from each other, or "" for one subspace.
+        """Return a text that says which labels are learned from several subspaces, or "" for one subspace.
 
-        `is_shared` is False if each subspace learns from its own trials only.
+        It begins with a comma. `is_shared` is False if each subspace learns only from its own trials.
         """
         if not self._parts:
             return ""

@@ -1,15 +1,16 @@
-"""Avoidance of failures, except for a few trials that test whether a region still fails.
+"""Models of failing params: samplers avoid params that would probably fail, and placement classes with too little
+memory.
 
-The model predicts the probability that params lead to an outcome, such as a failure or too little memory, from finished
-trials. It is a Gaussian process classifier at its mode. The log odds are a sum of functions of single labels and of
-pairs of labels. A bad option of one label is therefore found as fast among ten labels as among three, and a limit on
-the product of two labels is found, too. Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
-algorithms 3.1 and 3.2.
+A `FailureModel` predicts the probability of an outcome, such as a failure, from the params of finished trials. It is a
+Gaussian process classifier at its mode. The log odds are a sum of functions of single labels and of pairs of labels.
+Therefore a bad option of one label is found as fast among ten labels as among three. A limit on the product of two
+labels is found, too. Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithms 3.1 and
+3.2.
 
-The expected improvement is multiplied by the probability that the trial succeeds. Sources: Gardner, Kusner, Xu,
-Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014, and Gelbart, Snoek, Adams,
-"Bayesian Optimization with Unknown Constraints", UAI 2014. Our addition is a limit: the number of failures that random
-search would have.
+`FailureAvoidance` multiplies the expected improvement by the probability that a trial succeeds. Sources: Gardner,
+Kusner, Xu, Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014, and Gelbart, Snoek,
+Adams, "Bayesian Optimization with Unknown Constraints", UAI 2014. We added a limit: a few trials may ignore the model,
+to test whether a region still fails, as long as there are fewer failures than in random search.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ from shadho_celery.space.split import Subspace
 LEVEL, SINGLE, PAIR = 4.0, 100.0, 50.0
 #: maximum number of Newton steps, and step size below which the mode is reached
 STEPS, SMALL_STEP = 30, 1e-3
-#: number of trials kept after a fit, and maximum number with those since the fit: a fit then takes a millisecond or
-#: two, and linear algebra libraries do not use threads for it
+#: number of trials that are kept after a fit; and maximum number of trials including those since the fit. So a fit
+#: takes a millisecond or two, and linear algebra libraries use no threads for it
 MEMORY, MOST = 50, 60
-#: a trial whose effect on the log odds is smaller than this (of at most 1) adds little information
+#: a trial with a smaller effect on the log odds, which is at most 1, adds little information
 LITTLE_PULL = 0.05
-#: a new fit is made after each trial with the outcome, and when the trials have grown by this fraction
+#: a new fit is made after each trial with the outcome, and when the number of trials has grown by this fraction
 GROWTH = 0.1
-#: prior probability that a trial does not fit a class's memory, once a first trial has not fitted
+#: prior probability that a trial runs out of memory on a class, used once a first trial has run out of memory
 TOO_LARGE = 0.1
 #: number of latest trials from which the model of a new compute class learns
 LOG = 200
 
 
 class FailureModel:
-    """Probability of an outcome, such as a failure, by the params of one subspace. The model is fitted when needed."""
+    """Predicts the probability of an outcome, such as a failure, from the params of one subspace. It is fitted when
+    needed.
+    """
 
     def __init__(self, domains: Mapping[str, Domain], prior: float) -> None:
         """`prior` is the probability of the outcome before there are trials."""
@@ -56,7 +59,7 @@ class FailureModel:
         self._prior = prior
         self._rows: list[Array] = []
         self._outcomes: list[bool] = []
-        #: rows of the last fit, and the effect of each trial on the log odds
+        #: features of the trials in the last fit, and the effect of each of them on the log odds
         self._fitted: tuple[Array, Array] = np.empty((0, len(domains))), np.empty(0)
         #: True once a trial has had the outcome
         self.any = False
@@ -79,7 +82,9 @@ class FailureModel:
             self._fit() if self.any else self._forget(np.ones(len(self._rows)))
 
     def chances(self, params_list: Sequence[Params]) -> Array:
-        """Return the probability of the outcome for n sets of params, shape (n,). It is 0 until a trial has had it."""
+        """Return the probability of the outcome for n sets of params, shape (n,). It is 0 until a trial has had the
+        outcome.
+        """
         if not self.any:
             return np.zeros(len(params_list))
         if self._due:
@@ -92,7 +97,10 @@ class FailureModel:
 
     @one_blas_thread()
     def _fit(self) -> None:
-        """Find the mode by Newton's method. A trial's effect, from -1 to 1, is small if its outcome was expected."""
+        """Find the mode by Newton's method.
+
+        The effect of a trial, from -1 to 1, is small if its outcome was expected.
+        """
         rows, values = np.array(self._rows), np.array(self._outcomes).astype(float)
         kernel = self._kernel(rows, rows)
         odds = pulls = np.zeros(len(rows))
@@ -111,13 +119,16 @@ class FailureModel:
         self._forget(np.abs(pulls))
 
     def _kernel(self, left: Array, right: Array) -> Array:
-        """Return covariances of the log odds, shape (left, right): constant plus single labels plus pairs of labels."""
+        """Return the covariances of the log odds, shape (left, right): a constant plus single labels plus pairs of
+        labels.
+        """
         single, pairs = likeness(left, right, self._is_numeric)
         return LEVEL + SINGLE * single + PAIR * pairs
 
     def _forget(self, pulls: Array) -> None:
-        """Drop trials until MEMORY are left: those with the least effects. If all have an effect, drop the oldest ones,
-        which keeps the ratio of outcomes.
+        """Drop the trials with the least effects until MEMORY are left.
+
+        If all trials have an effect, the oldest ones are dropped, so that the ratio of outcomes stays about the same.
         """
         kept = list(range(len(pulls)))
         while len(kept) > MEMORY:
@@ -128,10 +139,10 @@ class FailureModel:
 
 
 class MemoryBound:
-    """Probability that params of one subspace run out of memory on a class. It does not need numbers of bytes.
+    """Predicts the probability that params of one subspace run out of memory on a class, without knowing bytes.
 
-    A trial that is too large for a class is too large for every smaller one. A trial that fits a class fits every
-    larger one.
+    A trial that is too large for a class is too large for all smaller classes. A trial that fits a class fits all
+    larger classes.
     """
 
     def __init__(self, domains: Mapping[str, Domain]) -> None:
@@ -141,12 +152,12 @@ class MemoryBound:
         self._told = 0
         #: True once a trial has run out of memory
         self._any = False
-        #: by tuples of a class with all larger classes, and of the class with all smaller ones: the model of the class,
-        #: and the number of trials that it has read
+        #: by a class with all larger classes, and the class with all smaller ones: the model of the class, and the
+        #: number of trials from which it has learned
         self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[FailureModel, int]] = {}
 
     def tell(self, params: Params, compute_class: str, *, fits: bool) -> None:
-        """Learn whether a trial of these params fitted in the memory of `compute_class` or ran out of it."""
+        """Learn from a trial. `fits` is False if it ran out of memory on `compute_class`."""
         self._log.append((params, compute_class, not fits))
         self._told += 1
         self._any |= not fits
@@ -154,7 +165,7 @@ class MemoryBound:
     def chance(self, params: Params, compute_class: str, classes_by_memory: Sequence[str]) -> float:
         """Return the probability that params run out of memory on a class.
 
-        It is 0 until a trial has run out of memory on this class or a larger one.
+        The probability is 0 until a trial has run out of memory on this class or a larger one.
         """
         if not self._any:
             return 0.0
@@ -176,15 +187,15 @@ class MemoryBound:
 
 #: prior probability that a trial fails, used once a first trial has failed
 FAILS = 0.2
-#: number of draws from the prior, of which one that is likely to succeed is taken
+#: number of draws from the prior among which one that is likely to succeed is chosen
 DRAWS = 32
-#: fraction of the failures of random search that may be spent on proposals that ignore failures, so that a region
-#: behind failing ones is reached slowly
+#: proposals may ignore failures until there are this fraction of the failures that random search would have had. So
+#: regions beyond failing ones are reached, but slowly
 BOLD = 0.3
-#: smaller probabilities of success count as this
+#: least probability of success that is used
 _LEAST = 1e-9
 
-#: maximum number of failed trials, and of other trials, from which is learned at a time
+#: maximum number of failed trials, and of other trials, from which the model learns at a time
 LATEST = 100
 
 
@@ -194,13 +205,13 @@ class FailureAvoidance:
     def __init__(self, subspace: Subspace) -> None:
         self._subspace = subspace
         self._failures = FailureModel(subspace.domains, FAILS)
-        #: params of trials that have finished since the last proposal, and True if they failed
+        #: params of the trials that have finished since the last proposal, each with True if the trial failed
         self._untold: list[tuple[Params, bool]] = []
-        #: number of trials since the first proposal by a model, and how many of them failed
+        #: number of finished trials that a model had proposed, and number of these that failed
         self._guessed = self._failed = 0
 
     def tell(self, trial: Trial, guessed: bool) -> None:
-        """Record a finished trial. `guessed` is True if it was not a random draw."""
+        """Record a finished trial. `guessed` is True if a model has proposed it."""
         failed = trial.state is TrialState.FAILED
         self._untold.append((trial.params, failed))
         if guessed:
@@ -214,7 +225,7 @@ class FailureAvoidance:
         return self._failures.any
 
     def draw(self, generator: np.random.Generator, within: Subspace | None = None) -> Params:
-        """Return a draw from the prior of a subspace, by default of the whole.
+        """Return a draw from the prior of `within`, by default of the sampler's subspace.
 
         Draws that are likely to fail are accepted less often.
         """
@@ -230,9 +241,9 @@ class FailureAvoidance:
     def weights(
         self, candidates: Sequence[Params], generator: np.random.Generator, within: Subspace | None = None
     ) -> Array:
-        """Return the terms, shape (n,), that account for failures in the log expected improvement of candidates.
+        """Return terms for failures, shape (n,), to be added to the log expected improvement of n candidates.
 
-        These are params of one subspace, by default of the whole.
+        The candidates are from the subspace `within`, by default from the sampler's subspace.
         """
         self._read()
         weights = np.zeros(len(candidates))
@@ -249,8 +260,9 @@ class FailureAvoidance:
         return weights
 
     def _read(self) -> None:
-        """Learn from the trials since the last call. Of many trials of an earlier run, use the latest of either
-        outcome.
+        """Learn from the trials since the last call.
+
+        If there are many, as after a resumption, only the latest failed and the latest other trials are used.
         """
         counts = [0, 0]
         kept: list[tuple[Params, bool]] = []

@@ -5,8 +5,8 @@ Hansen, "Injecting External Solutions Into CMA-ES", arXiv 1110.4181; [R] Auger, 
 Strategy With Increasing Population Size", CEC 2005. The idea of the margin is from Hamano, Saito, Nomura, Shirakawa,
 "CMA-ES with Margin", GECCO 2022; here it is a minimum width.
 
-Finished trials form generations in the order in which they are told, whichever sampler proposed them. A trial that took
-long, a known point, or a trial of an earlier run counts if the Gaussian could have drawn it ([I]).
+Finished trials form generations in the order in which they are told, whichever sampler proposed them. A trial that the
+present Gaussian has not drawn, such as a known point or a long trial, is moved to where it could have been drawn ([I]).
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from shadho_celery.space.split import Subspace
 
 Array = NDArray[np.float64]
 
-#: the Gaussian's initial width, and the width below which it has converged, in units of the ranges
+#: initial width of the Gaussian, and width below which it has converged, as fractions of the labels' ranges
 FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-7
-#: minimum width of a rounded number, in distances between two values, so that neighbours are drawn now and then
+#: minimum width for a rounded number, as a fraction of the distance between two values, so that neighbouring values are
+#: drawn, too
 MARGIN = 0.25
-#: probability that a choice is drawn from its distribution instead of a better trial of the last generation
+#: probability that an option is drawn from its distribution. Otherwise it is that of one of the better trials of the
+#: last generation
 BY_LAW = 0.2
-#: maximum number of draws until one differs from all trials so far
+#: maximum number of draws to find params that differ from all trials so far
 TRIES = 10
-#: maximum number of draws until one lies in the ranges
+#: maximum number of draws to find a point within the ranges
 DRAWS = 10
 #: maximum number of draws from the Gaussian until the space's `where` allows one
 REFUSED = 100
-#: larger losses count as this, so that differences of losses are finite
+#: larger losses are replaced by this, so that differences of losses are finite
 LARGEST = 1e300
 
 
 class CmaSampler(Learner):
-    """CMA-ES within one subspace. A subspace without numbers is drawn from its distribution."""
+    """CMA-ES within one subspace. If the subspace has no numbers, params are drawn from its distribution."""
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
-        #: time of the latest restart: trials proposed before it are ignored
+        #: time of the latest restart; trials that were proposed before it are ignored
         self._since = -math.inf
         self._numbers = {label: domain for label, domain in subspace.domains.items() if domain.is_numeric}
         self._options = {label: domain for label, domain in subspace.domains.items() if not domain.is_numeric}
@@ -56,7 +58,7 @@ class CmaSampler(Learner):
         if self._numbers:
             self._evolution = self._begun(np.full(len(self._numbers), 0.5))
             self._least = self._least_widths()
-        #: the current generation, each trial with its loss; and the better half of the last one
+        #: the current generation, with the loss of each trial; and the better half of the last generation
         self._generation: list[tuple[float, Params]] = []
         self._better: list[Params] = []
 
@@ -83,7 +85,7 @@ class CmaSampler(Learner):
     def _evolve(self, last: Trial) -> None:
         """Update the Gaussian from a complete generation.
 
-        If it has converged or all trials failed, restart it elsewhere.
+        If it has converged or all trials failed, start again with a Gaussian at another point.
         """
         ranked = sorted(self._generation, key=lambda each: each[0])
         losses = np.array([loss for loss, _ in ranked])
@@ -106,13 +108,15 @@ class CmaSampler(Learner):
         return _Evolution(mean, FIRST_WIDTH, population_size=self._population)
 
     def _least_widths(self) -> Array:
-        """Return the minimum width of each number: a fraction of the grid's step at the mean, or 0 without a grid."""
+        """Return the minimum width for each number: MARGIN times the step of its grid at the mean; 0 for a number
+        without a grid.
+        """
         means = zip(self._numbers.values(), self._evolution.mean, strict=True)
         cells = [cell(domain, domain.from_unit([mean]).tolist()[0]) for domain, mean in means]
         return MARGIN * np.diff(cells)[:, 0]
 
     def _draw(self, generator: np.random.Generator) -> Params:
-        """Return a draw that the space's `where` allows: from the Gaussian, or after REFUSED others from the prior."""
+        """Draw params that the space's `where` allows: from the Gaussian, but after REFUSED draws from the prior."""
         if self._numbers:
             draws = (self._of_gaussian(generator) for _ in range(REFUSED))
             if (found := next(self._subspace.space.allowed(draws), None)) is not None:
@@ -131,17 +135,22 @@ class CmaSampler(Learner):
         return {label: params[label] for label in self._subspace.space.active(params)}
 
     def _cells(self, params: Params) -> list[tuple[float, float]]:
-        """Return the known interval of each number in units of its range; for an inactive label, the whole range."""
+        """Return the interval of each number that is rounded to its value, in units of its range; for an inactive
+        label, the whole range.
+        """
         return [
             cell(domain, params[label]) if label in params else (0.0, 1.0) for label, domain in self._numbers.items()
         ]
 
 
 class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
-    """The Gaussian of cmaes, extended to learn from points that it did not draw, and from rounded points."""
+    """The Gaussian of the package cmaes.
+
+    It can also learn from points that it did not draw, and from rounded points.
+    """
 
     def draw(self, generator: np.random.Generator, least: Array) -> Array:
-        """Return a draw in [0, 1]^n. The width of each coordinate is at least that in `least`."""
+        """Return a draw in [0, 1]^n. `least` has the minimum width of each coordinate."""
         axes, lengths = self._eigen_decomposition()
         wider = np.maximum(least / self.widths, 1.0)
         point = np.empty(0)
@@ -152,10 +161,10 @@ class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
         return np.asarray(point.clip(0.0, 1.0))
 
     def learn(self, cells: Array, losses: Array, generator: np.random.Generator) -> None:
-        """Learn from ranked points, given the interval of each coordinate.
+        """Learn from points, the best first.
 
-        Within its interval, a point is placed where this Gaussian could have drawn it. `cells` have shape (points, n,
-        2).
+        `cells`, shape (points, n, 2), has the interval of each coordinate that is rounded to its value. Within the
+        intervals, a point is placed where this Gaussian could have drawn it.
         """
         with np.errstate(all="ignore"):
             ends = (cells - self.mean[:, None]) / self.widths[:, None]
@@ -176,7 +185,7 @@ class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
 
     @property
     def has_converged(self) -> bool:
-        """True if the Gaussian is too narrow, or numerically unable, to continue."""
+        """True if the Gaussian is too narrow to continue, or has numerical problems."""
         if not (np.isfinite(self.mean).all() and np.isfinite(self.widths).all()):
             return True
         with np.errstate(all="ignore"):

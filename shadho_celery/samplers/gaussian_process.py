@@ -1,20 +1,20 @@
-"""Gaussian process regression of losses: an estimate of the loss as a function of the params, with its uncertainty.
+"""Gaussian process regression: an estimate of the loss, or of a constraint, as a function of the params.
 
-The kernel is Matérn 5/2 with one length scale per label (automatic relevance determination), plus noise. Both are
-fitted to the most likely values under priors. The prior of the length scales grows with the root of the number of
-labels, as in Hvarfner, Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024,
-section 4. Everything else follows Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1
-and equation 5.9.
+The kernel is Matérn 5/2 with one length scale per label (automatic relevance determination), plus noise. Length scales
+and variances are set to their most likely values under priors. The prior of the length scales grows with the root of
+the number of labels, as in Hvarfner, Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High
+Dimensions", ICML 2024, section 4. Everything else follows Rasmussen, Williams, "Gaussian Processes for Machine
+Learning", 2006, algorithm 2.1 and equation 5.9.
 
-A label that is inactive in a trial stands at the middle of its range. Lévesque, Durand, Gagné, Sabourin, "Bayesian
-Optimization for Conditional Hyperparameter Spaces", IJCNN 2017, compare this and other treatments. How much the
-branches of a choice differ is the length scale of the choice. The distances are Euclidean, as in the arc kernel of
-Hutter, Osborne, "A Kernel for Hierarchical Parameter Spaces", arXiv 1310.5738, so the kernel is positive definite. It
-would not be if inactive labels were left out of the distance.
+A label that is inactive in a trial gets the middle of its range. Lévesque, Durand, Gagné, Sabourin, "Bayesian
+Optimization for Conditional Hyperparameter Spaces", IJCNN 2017, compare this and other treatments. The length scale of
+a choice says how much its branches differ. The distances are Euclidean, as in the arc kernel of Hutter, Osborne, "A
+Kernel for Hierarchical Parameter Spaces", arXiv 1310.5738, so the kernel is positive definite. If inactive labels were
+left out of the distance, it would not be positive definite.
 
-The probability that params are feasible has one process for each constraint. Source: Gardner, Kusner, Xu, Weinberger,
-Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014: the expected improvement is multiplied by
-that probability (equation 6), the product over constraints.
+`ConstraintModel` has one process for each constraint, from which it computes the probability that params are feasible.
+Source: Gardner, Kusner, Xu, Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014: the
+expected improvement is multiplied by this probability (equation 6), which is a product over constraints.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from shadho_celery.space.features import INACTIVE
 
 Array = NDArray[np.float64]
 
-#: priors of the logarithms of length scale (plus half the logarithm of the number of labels), variance and noise
-#: variance: mode and standard deviation
+#: mean and standard deviation of the priors of the logarithms of length scale, variance and noise variance. Half the
+#: logarithm of the number of labels is added to the first mean
 LENGTH, VARIANCE, NOISE = (math.sqrt(2.0) - 3.0, math.sqrt(3.0)), (0.0, 1.0), (-9.0, 3.0)
 #: bounds of these logarithms
 LENGTHS, VARIANCES, NOISES = (-4.0, 7.0), (-4.0, 4.0), (-14.0, 1.0)
 #: number of steps of the first fit, and of later fits, which start from the last estimates
 FIRST_STEPS, STEPS = 60, 15
-#: added to the diagonal so that rounding leaves the matrix positive definite
+#: added to the diagonal, so that the matrix stays positive definite despite rounding errors
 JITTER = 1e-8
 ROOT_5 = math.sqrt(5.0)
 
 
 class GaussianProcess:
-    """Gaussian process over rows of features. Values are not scaled, so they should be standardised."""
+    """Gaussian process over rows of features. Standardise the values, because they are not scaled here."""
 
     def __init__(self, is_numeric: Sequence[bool], apart: Collection[int] = (), active: int | None = None) -> None:
-        """`is_numeric` is False for a label whose values have no order: two of its options are either equal or not.
+        """`is_numeric` is False for a label with options, which have no order: two of them are either equal or not.
 
-        Trials with different options of the labels at the places `apart` are unrelated. `active` is the number of
-        labels that a trial has, by default all.
+        Trials that differ in a label at one of the places `apart` are independent. `active` is the number of labels
+        that a trial has, by default all.
         """
         self._apart = sorted(apart)
         self._is_numeric = list(is_numeric)
@@ -58,7 +58,7 @@ class GaussianProcess:
         self._middles = np.where(self._is_numeric, INACTIVE, -1.0)
         self._length_mean = LENGTH[0] + 0.5 * math.log(max(labels if active is None else active, 1))
         self._is_fitted = False
-        #: rows of the known trials, with NaN for inactive labels, and the same rows as `_placed`
+        #: rows of the known trials, with NaN for inactive labels; and the same rows after `_placed`
         self.rows = self._known = np.empty((0, labels))
         self.values = np.empty(0)
         logs = np.array([self._length_mean] * labels + [0.0, -6.0])
@@ -95,14 +95,14 @@ class GaussianProcess:
         self._condition()
 
     def suppose(self, rows: Array) -> None:
-        """Treat the predicted values at these rows, of trials without a result, as observed (kriging believer)."""
+        """Treat the predicted values at the rows of trials without a result as observed (kriging believer)."""
         values, _ = self.predict(rows)
         self.rows, self.values = np.concatenate([self.rows, rows]), np.concatenate([self.values, values])
         self._condition()
 
     @property
     def r_squared(self) -> float:
-        """Leave-one-out R² of the process; Rasmussen, Williams, 5.12."""
+        """Leave-one-out R² of the predictions; Rasmussen, Williams, equation 5.12."""
         errors = self._weights / self._inverse.diagonal()
         total = float(np.square(self.values - self.values.mean()).sum())
         return 1.0 - float(np.square(errors).sum()) / total if total > 0 else 0.0
@@ -117,10 +117,11 @@ class GaussianProcess:
     def slopes(self, row: Array) -> tuple[float, float, Array, Array]:
         """Return the mean and the standard deviation at one row, and their derivatives by features, shapes (labels,).
 
-        The derivative by a label that is not numeric is 0.
+        The derivatives by labels with options are 0.
         """
         differences = self._placed(row[None]) - self._known
-        # The same sums as in `_distances`, for all labels at once: a local maximisation calls this hundreds of times.
+        # These are the sums of `_distances`, for all labels at once, because a local maximisation calls this hundreds
+        # of times.
         squares = np.square(differences.T, order="C")
         if self._has_options:
             options = np.logical_not(self._is_numeric)
@@ -128,7 +129,7 @@ class GaussianProcess:
             differences[:, options] = 0.0
         squares *= self._by_length[:, None]
         scaled = ROOT_5 * np.sqrt(np.add.reduce(squares, axis=0))
-        # The functions `_matern` and `_steepness`, which share the exponential.
+        # The functions `_matern` and `_steepness`, with the exponential computed only once.
         decay, linear = np.exp(-scaled), 1.0 + scaled
         kernel = self._variance * ((linear + scaled**2 / 3.0) * decay)
         steep = 5.0 / 3.0 * linear * decay * self._variance
@@ -140,13 +141,13 @@ class GaussianProcess:
         return float(kernel @ self._weights), deviation, by_mean, by_deviation
 
     def _estimate(self, logs: Array) -> None:
-        """Use these logarithms of the length scales, of the variance and of the noise variance."""
+        """Set the logarithms of the length scales, of the variance and of the noise variance."""
         self._logs = logs
         self._squared_lengths = np.exp(logs[:-2]) ** 2
         self._by_length, self._variance = np.exp(-2.0 * logs[:-2]), math.exp(logs[-2])
 
     def _cost(self, logs: Array, squares: Array, values: Array) -> tuple[float, Array]:
-        """Return the negative logarithm of likelihood times prior, and its gradient."""
+        """Return the negative logarithm of the likelihood times the prior, and its gradient."""
         weights, variance, noise = np.exp(-2.0 * logs[:-2]), math.exp(logs[-2]), math.exp(logs[-1])
         distances = np.sqrt(
             np.tensordot(weights, squares, axes=1) if len(weights) else np.zeros_like(squares[:0].sum(0))
@@ -161,7 +162,8 @@ class GaussianProcess:
         half = scipy.linalg.solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
         inverse = half.T @ half
         pulls = inverse @ values
-        # Rasmussen, Williams, equation 5.9: half the trace of this times the kernel's derivative.
+        # Rasmussen, Williams, equation 5.9: the gradient is half the trace of this matrix times the kernel's
+        # derivative.
         pull = np.outer(pulls, pulls) - inverse
         by_squares = variance * _steepness(distances) * pull
         gradient = np.empty_like(logs)
@@ -199,32 +201,38 @@ class GaussianProcess:
         return np.sqrt(found)
 
     def _squares(self, left: Array, right: Array, place: int) -> Array:
-        """Return squared distances in one label. It is 1 for two options."""
+        """Return squared distances in one label: 1 for two different options."""
         one, two = left[:, place, None], right[None, :, place]
         return np.asarray(np.square(one - two) if self._is_numeric[place] else (one != two).astype(float))
 
     def _placed(self, rows: Array) -> Array:
-        """Return rows in which each inactive label has a place: the middle of its range, or an option of its own."""
+        """Return rows in which each inactive label has a value: the middle of its range, or an option that means
+        inactive.
+        """
         missing = np.isnan(rows)
         return np.where(missing, self._middles, rows) if missing.any() else rows
 
 
 class ConstraintModel:
-    """Probability that params are feasible, from a process for each constraint. It is 1 until a constraint is known."""
+    """Predicts the probability that params are feasible, by a process for each constraint.
+
+    It is 1 without constraints.
+    """
 
     def __init__(self, is_numeric: Sequence[bool], active: int | None = None) -> None:
         self._is_numeric, self._active = is_numeric, active
-        #: by name of a constraint: its process, and the scaled value up to which a trial is feasible
+        #: by name of a constraint: its process, and the greatest scaled value of a feasible trial
         self._processes: dict[str, tuple[GaussianProcess, float]] = {}
 
     @property
     def any(self) -> bool:
-        """True once a trial has had a constraint."""
+        """True once a constraint is known from a trial."""
         return bool(self._processes)
 
     def learn(self, rows: Array, told: Sequence[Mapping[str, float]], *, fit: bool) -> None:
-        """Learn from n trials, features of shape (n, labels), and forget earlier ones. With `fit`, estimate length
-        scales.
+        """Learn from n trials, and forget earlier ones. `rows` are features, shape (n, labels); `told` are constraints.
+
+        If `fit`, also estimate the length scales and variances.
         """
         for name in dict.fromkeys(name for constraints in told for name in constraints):
             known = np.array([name in constraints for constraints in told])
@@ -261,9 +269,9 @@ class ConstraintModel:
 
 
 def scaled(values: Array) -> tuple[Array, float]:
-    """Return values of a constraint with mean 0 and variance 1, and the scaled value of the limit 0.
+    """Return the values of a constraint scaled to mean 0 and variance 1, and the scaled value of its limit, 0.
 
-    Large values are moved closer together, because it matters little how far a constraint is violated.
+    The scale is compressed for large values, because it matters little how much a constraint is violated.
     """
     unit = float(np.median(np.abs(values))) or float(np.abs(values).max(initial=0.0)) or 1.0
     bent = np.arcsinh(values / unit)

@@ -1,8 +1,8 @@
 """Bayesian optimisation with a Gaussian process: propose the params with the greatest expected improvement.
 
-Sources: Jones, Schonlau, Welch, "Efficient Global Optimization of Expensive Black-Box Functions", 1998. Its logarithm,
-which has slopes everywhere, is from Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements to Expected
-Improvement for Bayesian Optimization", NeurIPS 2023. Constraints: see `gaussian_process`.
+Sources: expected improvement, Jones, Schonlau, Welch, "Efficient Global Optimization of Expensive Black-Box Functions",
+1998; its logarithm, whose gradient never vanishes, Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements
+to Expected Improvement for Bayesian Optimization", NeurIPS 2023. For constraints see `gaussian_process`.
 """
 
 from __future__ import annotations
@@ -29,41 +29,45 @@ from shadho_celery.space.split import Key, Subspace, parts_of
 
 Array = NDArray[np.float64]
 
-#: number of results before the model proposes: for the whole space (maximum), and for a small subspace (minimum)
+#: number of results before the model proposes params: for the whole space; and at least, for a subspace
 MOST_RANDOM, LEAST_RANDOM = 10, 4
-#: maximum number of trials from which the process learns, the best third and the latest others; and maximum number of
-#: cells in the matrices of the labels, which may reduce it
+#: maximum number of trials from which the process learns: the best ones, a third, and the latest others. With many
+#: labels it is less, so that the distance matrices of all labels together have at most CELLS entries
 MOST, CELLS = 300, 2**22
-#: number of latest failed trials that count as observed, so that nothing is proposed near them
+#: number of latest failed trials that are treated as observed, so that params near them are not proposed
 MOST_FAILED = 50
-#: a new fit is made when the results have grown by this factor
+#: a new fit is made when the number of results has grown by this factor
 GROWTH = 1.1
-#: candidates: number of draws from the prior; number of best trials; and for each of these, number of points near it
-#: for each of the widths
+#: candidates are DRAWS draws from the prior, and points near the NEAR best trials: for each of these, EACH points for
+#: each of the WIDTHS
 DRAWS, NEAR, EACH, WIDTHS = 400, 5, 10, (0.2, 0.05, 0.01, 0.001)
-#: maximum effect of a bad loss, in distances of the best loss from the median
+#: greatest standardised distance of a bad loss from the median, in distances of the best loss from the median
 FAR = 4.0
-#: log probability above which a known trial counts as feasible
+#: a known trial counts as feasible if the log probability is at least this
 LIKELY = math.log(0.5)
 #: fraction of the labels that a step moves; at least one label moves
 MOVED = 0.3
 #: a label hardly matters if another value lowers the log improvement by less than this
 LITTLE = 0.05
-#: deviations above the best loss beyond which the improvement has another formula, so that it does not vanish
+#: below this number of standard deviations, log improvement is computed by another formula, because the usual one
+#: underflows
 NEAR_Z = -1.0
-#: expected improvement of the best loss, in standard deviations of the losses, below which a half of the trials are
-#: divided by what each subspace may improve of its own best loss
+#: at this expected improvement of the best loss, in standard deviations of the losses, the shares of subspaces depend
+#: half on it and half on the expected improvement of each subspace's own best loss; below, more on the latter
 LITTLE_LEFT = 0.01
-#: mixed into the seed for the candidates of an outlook
+#: number that is mixed into the seed for the candidates of an outlook
 _OUTLOOK = 0x6F
 #: number of best candidates from which a local maximisation starts, and its maximum number of steps
 CLIMBS, CLIMB_STEPS = 4, 40
-#: the same for quick proposals: growth between two fits, draws from the prior, and number of local maximisations
+#: for quick proposals: growth between two fits, number of draws from the prior, and number of local maximisations
 QUICK_GROWTH, QUICK_DRAWS, QUICK_CLIMBS = 3.0, 100, 1
 
 
 class GpSampler(Learner):
-    """Bayesian optimisation of the whole space or a subspace. From failed trials it learns only where trials fail."""
+    """Bayesian optimisation of the whole space or a subspace.
+
+    Failed trials only lower the chance of similar proposals.
+    """
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
@@ -75,37 +79,37 @@ class GpSampler(Learner):
         active = max(part.most_drawn + len(pinned & {*part.fixed}) for part in parts)
         self._constraints = ConstraintModel(is_numeric, active)
         uses = Counter(label for part in parts for label in part.domains)
-        #: labels of a single branch of the space
+        #: labels that only one branch of the space has
         self._only_here = {label for label, count in uses.items() if count == 1}
         structure = [place for place, label in enumerate(self._domains) if label in pinned]
-        #: one process that learns from the results of all subspaces together, and one that learns each subspace by
-        #: itself
+        #: a process in which all subspaces share results, and a process in which each subspace has only its own results
         self._processes = [GaussianProcess(is_numeric, active=active)]
         if structure:
             self._processes.append(GaussianProcess(is_numeric, structure, active))
-        #: the one that predicts better
+        #: the process that predicts better, which is used for proposals
         self._process: GaussianProcess = self._processes[0]
         continuous = [each.is_numeric and each.cardinality(UNIT_MASS) is None for each in self._domains.values()]
         self._climbed = np.array(continuous, dtype=bool)
         self._sequence = QmcSampler(subspace, entropy)
         self._avoidance = FailureAvoidance(subspace)
-        #: features of the results, and params of the latest ones, whose features are computed before they are used
+        #: features of the results; and params of the latest results, whose features are computed when needed
         self._rows: list[Array] = []
         self._new: list[Params] = []
         self._losses = array("d")
-        #: for each of them, 1 if its trial was pruned, and 1 if it violated a constraint
+        #: for each loss, 1 if its trial was pruned; and 1 if its trial violated a constraint
         self._pruned, self._broken = array("b"), array("b")
-        #: constraints of the trials with these losses
+        #: for each loss, the constraints of its trial
         self._told_constraints: list[Mapping[str, float]] = []
         self._failed: list[Params] = []
-        #: True if proposals should be quick; fits are then rare once there was one to `rare_from` results or more. A
-        #: resumed study must make the same fits, so this number is at least that of the results before the first such
-        #: proposal
+        #: True if proposals should be quick. Then fits are rarer after the first fit with at least `rare_from` results.
+        #: A resumed study must make the same fits, so `rare_from` is at least the number of results before the first
+        #: quick proposal
         self.is_quick, self.rare_from = False, 0
         #: latest outlook, and the number of trials told at that time
         self._outlook: Mapping[str, float] = {}
         self._looked_at = -1
-        #: number of results to which the process was fitted; and number that it has learned, -1 if it must learn again
+        #: number of results in the latest fit; number of results that the process has learned, -1 if it must learn
+        #: again
         self._fitted, self._learned = 0, -1
 
     @property
@@ -120,7 +124,7 @@ class GpSampler(Learner):
 
     @property
     def r_squared(self) -> float | None:
-        """Leave-one-out R² of the process; None before its first proposal."""
+        """Leave-one-out R² of the process; None before it can propose params."""
         if not self._domains or not self.is_started:
             return None
         with one_blas_thread():
@@ -141,7 +145,8 @@ class GpSampler(Learner):
     def _guesses(self, n: int, pending: Collection[Trial], part: Subspace) -> list[Params]:
         self._learn_history()
         waiting = [trial.params for trial in pending]
-        # The losses of failed and pending trials are not known, and repeating these trials adds no information.
+        # The losses of failed and pending trials are not known. They are supposed, because repeating these trials adds
+        # no information.
         unknown = [*self._failed[-MOST_FAILED:], *waiting[-MOST:]]
         if unknown:
             self._suppose(unknown)
@@ -168,11 +173,11 @@ class GpSampler(Learner):
             self._told_constraints.append(trial.outcome.constraints)
 
     def _start(self, place: int, part: Subspace, begun: Sequence[Params]) -> Params:
-        """Return the centre of the part at place 0, then quasi-random points.
+        """Return the params of an initial trial: the centre of the part at place 0, then quasi-random points.
 
         In the first trial of a branch, labels that no other branch has are at their medians, so that the branches can
-        be compared. `begun` are the params of earlier trials. Once trials have failed, return a draw that is unlikely
-        to fail.
+        be compared. `begun` are the params of earlier trials. Once a trial has failed, a draw that is unlikely to fail
+        is returned.
         """
         if self._avoidance.any:
             return self._avoidance.draw(self._generator(place), part)
@@ -194,7 +199,7 @@ class GpSampler(Learner):
                 process.learn(rows, losses)
             self._process = max(self._processes, key=lambda each: each.r_squared)
             self._constraints.learn(rows, told, fit=True)
-            # They have learned only so many results.
+            # The processes have learned only the results of the fit.
             self._fitted, self._learned = number, -1
         if self._learned != len(self._losses):
             rows, losses, told = self._history(len(self._losses))
@@ -214,14 +219,16 @@ class GpSampler(Learner):
     def _history(self, number: int) -> tuple[Array, Array, list[Mapping[str, float]]]:
         """Return rows, standardised losses and constraints of the first `number` results.
 
-        Of too many results, only the best and the latest are used. Among the best, feasible ones come first.
+        If there are too many results, only the best and the latest ones are used. Feasible results count as better than
+        others.
         """
         self._rows += [*self._features(self._new)]
         self._new.clear()
         losses = np.frombuffer(self._losses)[:number]
         pruned = np.frombuffer(self._pruned, np.bool_)[:number]
         if pruned.any() and not pruned.all():
-            # The loss of a pruned trial is from the beginning of its training, and was among the worse ones there.
+            # A pruned trial was one of the worse ones early in its training, so its loss counts as at least the median
+            # of complete trials.
             losses = np.where(pruned, np.maximum(losses, np.median(losses[~pruned])), losses)
         most = min(MOST, math.isqrt(CELLS // len(self._domains)))
         kept: Sequence[int] = range(number)
@@ -252,10 +259,11 @@ class GpSampler(Learner):
         return self._spread(params, most, best, generator, part)
 
     def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
-        """Return the weights of the parts by the root of their best candidates' expected improvement.
+        """Return a weight for each part: the root of the expected improvement of its best candidate.
 
-        When little is left to gain, what a part may improve of its own best loss counts, too. The process may be wrong
-        about a part of which it has seen few trials, such as one with good losses in a narrow valley.
+        If little improvement of the best loss is expected, the expected improvement of the part's own best loss counts,
+        too. The process may be wrong about a part with few trials, such as a part whose good losses are in a narrow
+        valley.
         """
         if not self._domains or not self.is_started:
             return self._sequence.outlook(parts, self._told + pending)
@@ -284,9 +292,9 @@ class GpSampler(Learner):
         return dict(zip((part.name for part in parts), (weights / weights.max()).tolist(), strict=True))
 
     def _to_improve(self, part: Subspace, order: NDArray[np.intp], best: float | None) -> float | None:
-        """Return the loss to improve in a part of the space: that of its best trial, or of all if none is feasible.
+        """Return the loss to improve in a part: that of its best trial, or `best` if none of its trials is feasible.
 
-        `order` and `best` are as in `_known`.
+        `order` and `best` are as `_known` returns them.
         """
         if best is None or part is self._subspace:
             return best
@@ -297,14 +305,16 @@ class GpSampler(Learner):
         return float(self._process.predict(row)[0][0])
 
     def _nearest(self, order: NDArray[np.intp], part: Subspace) -> NDArray[np.intp]:
-        """Return the indexes of the rows near which candidates are drawn: the best of the part, and the best of all."""
+        """Return the indexes of the rows near which candidates are drawn: the best rows of the part, and the best of
+        all rows.
+        """
         if part is self._subspace:
             return order[:NEAR]
         own = self._in(part, order)
         return np.concatenate([order[own][:NEAR], order[:NEAR][~own[:NEAR]]])
 
     def _in(self, part: Subspace, order: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which of the rows with these indexes belong to a part of the space."""
+        """Return for each of the rows with these indexes whether it belongs to a part of the space."""
         rows = self._process.rows[order]
         own = np.ones(len(rows), dtype=bool)
         for column, label in enumerate(self._domains):
@@ -315,10 +325,10 @@ class GpSampler(Learner):
     def _spread(
         self, params: Params, value: float, best: float | None, generator: np.random.Generator, part: Subspace
     ) -> Params:
-        """Return the params, with worth `value`, with a new draw of those labels that hardly affect it.
+        """Return the params with new draws of those labels that hardly affect their worth, which is `value`.
 
-        Otherwise many trials in a row would get the same value of such a label. Spread over its distribution they teach
-        more, and machines with different costs by such a label all find suitable trials.
+        Otherwise many trials would get the same value of such a label. Values spread over its distribution teach more.
+        If the costs on classes depend on the label, all classes find suitable trials.
         """
         draw = part.sample(generator, 1)[0]
         # Options are not redrawn, because they may activate other labels.
@@ -336,7 +346,9 @@ class GpSampler(Learner):
         return spread if worth([spread])[0] > value - LITTLE and part.space.allows(spread) else params
 
     def _known(self) -> tuple[NDArray[np.intp], float | None]:
-        """Return the indexes of the known rows, the best first, and the loss to improve; None if no row is feasible."""
+        """Return the indexes of the known rows, the best first; and the best predicted loss, None if no row is
+        feasible.
+        """
         means, _ = self._process.predict(self._process.rows)
         if not self._constraints.any:
             return np.argsort(means, kind="stable"), float(means.min())
@@ -347,15 +359,15 @@ class GpSampler(Learner):
         return np.lexsort((means, ~feasible)), float(means[feasible].min())
 
     def _worth(self, rows: Array, best: float | None) -> Array:
-        """Return the log of the expected improvement of `best` times the probability of being feasible.
+        """Return the log of the expected improvement of `best` times the probability that a row is feasible.
 
-        If `best` is None, return the log of that probability alone.
+        If `best` is None, return only the log of the probability.
         """
         (worth,) = self._worths(rows, (best,))
         return worth
 
     def _worths(self, rows: Array, bests: Sequence[float | None]) -> list[Array]:
-        """Return the worth of the rows for each loss that may be improved."""
+        """Return `_worth` of the rows for each loss of `bests`."""
         chances = self._constraints.log_chances(rows)
         means, deviations = self._process.predict(rows)
         gains = (
@@ -366,9 +378,9 @@ class GpSampler(Learner):
     def _candidates(
         self, generator: np.random.Generator, best: Array, part: Subspace, draws: int | None = None
     ) -> tuple[list[Params], Array]:
-        """Return candidates and their features: draws from the prior, and the `best` trials with some labels moved.
+        """Return candidates and their features: draws from the prior, and the trials in `best` with some labels moved.
 
-        A trial of another part of the space keeps the labels that it shares with this one.
+        Of a trial in another part of the space, the labels that both parts have are used.
         """
         if not part.domains:
             return [{**part.fixed}], self._features([part.fixed])
@@ -380,7 +392,7 @@ class GpSampler(Learner):
         steps = np.where(moved, widths[:, None] * generator.normal(size=centres.shape), 0.0)
         columns = []
         for column, domain in enumerate(part.domains.values()):
-            # A label that another option activates gets a value from its distribution.
+            # Labels that the best trial lacks get values from their distributions.
             values = domain.sample(generator, len(centres))
             kept = ~np.isnan(centres[:, column])
             if not domain.is_numeric:
@@ -396,7 +408,10 @@ class GpSampler(Learner):
         return candidates, self._features(candidates)
 
     def _climb(self, params: Params, row: Array, best: float | None) -> Params:
-        """Return the params at the local maximum of the improvement near the given ones, moving continuous labels."""
+        """Return the params at a local maximum of the worth near the given params.
+
+        Only continuous labels are changed.
+        """
         from scipy.optimize import minimize  # slow to import, and not every search needs it
 
         moved = self._climbed & ~np.isnan(row)
@@ -412,7 +427,8 @@ class GpSampler(Learner):
             mean, deviation, by_mean, by_deviation = self._process.slopes(at)
             z = (best - mean) / deviation
             level = float(_log_improvement_near(z) if z > NEAR_Z else _log_improvement_far(z))
-            # Derivatives of log(deviation h(z)), where h' is the Gaussian distribution and h - z h' its density.
+            # Derivatives of log(deviation h(z)), where h' is the distribution function of the normal distribution, and
+            # h - z h' its density.
             below = math.exp(float(scipy.special.log_ndtr(z)) - level)
             density = math.exp(-0.5 * z**2 - 0.5 * math.log(2 * math.pi) - level)
             slope = (-below * by_mean + density * by_deviation) / deviation
@@ -434,33 +450,35 @@ class GpSampler(Learner):
 
 
 def _rooted(values: Array, even: Array) -> Array:
-    """Return weights by the root of gains, of which `values` are the logs, so that the shares of trials sum to 1.
+    """Return weights in proportion to the roots of gains, such that the weights times the probabilities sum to 1.
 
-    The root makes shares less extreme, because the process may be wrong. `even` are the shares by probability.
+    The roots make shares less extreme, because the process may be wrong. `values` are the logs of the gains, and `even`
+    the probabilities.
     """
     weights = np.exp(0.5 * (values - values.max())) if values.max() > -math.inf else np.ones(len(values))
     return np.asarray(weights / (even * weights).sum())
 
 
 def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
-    """Return the indexes of the `most` least losses. Trials with a `broken` constraint come after the others."""
+    """Return the indexes of the `most` least losses. Trials that have `broken` a constraint come after others."""
     feasible = np.flatnonzero(~broken)
     if len(feasible) <= most:
         return np.lexsort((losses, broken))[:most]
-    # Only those up to the greatest of them are sorted.
+    # Only the least losses are sorted, which is faster.
     best = feasible[losses[feasible] <= np.partition(losses[feasible], most - 1)[most - 1]]
     ordered: NDArray[np.intp] = best[np.argsort(losses[best], kind="stable")][:most]
     return ordered
 
 
 def standardised(losses: Array) -> Array:
-    """Return losses with mean 0 and variance 1, in which bad losses are closer together.
+    """Return losses with mean 0 and variance 1, after bad losses were moved closer together.
 
-    If a loss is further above the median than the best is below it, the distance counts by its logarithm, up to FAR. A
-    loss of 1e9 would otherwise hide all differences between the others.
+    The unit is the distance of the best loss from the median. Of a distance above the median that is greater than 1,
+    one plus its logarithm is used, at most FAR. Otherwise a loss of 1e9 would hide all differences between other
+    losses.
     """
     finite = np.abs(losses[np.isfinite(losses)])
-    # In units of the largest, because a difference of losses of 1e308 overflows.
+    # Losses are divided by the largest one, because differences of losses near 1e308 overflow.
     losses = np.nan_to_num(losses / (float(finite.max(initial=0.0)) or 1.0), posinf=1.0, neginf=-1.0)
     middle, best = float(np.median(losses)), float(losses.min())
     worse = losses[losses > best] - best
@@ -472,7 +490,9 @@ def standardised(losses: Array) -> Array:
 
 
 def log_improvement(z: Array) -> Array:
-    """Return log(density(z) + z distribution(z)): expected improvement in standard deviations; Ament, equation 9."""
+    """Return log(density(z) + z distribution(z)): the log expected improvement in standard deviations (Ament, equation
+    9).
+    """
     found, near = np.empty_like(z), z > NEAR_Z
     found[near], found[~near] = _log_improvement_near(z[near]), _log_improvement_far(z[~near])
     return found

@@ -1,4 +1,4 @@
-"""Grid search: tries each combination of some values of every label once, in a seeded order that covers the grid."""
+"""Grid search: tries each combination of a few values of every label once, in a seeded order that covers the grid."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shadho_celery.space.domains import Categorical, Domain
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
-#: number of values of a continuous label, and maximum number for a rounded or whole one; every option of a choice
-#: counts
+#: number of values of a continuous label; maximum number of values of a rounded or integer label. A choice has all of
+#: its options
 LEVELS, MOST = 5, 20
 
 
 class GridSampler:
-    """Grid search within one subspace. It returns fewer params than requested once all points have been tried."""
+    """Grid search within one subspace. Once all points have been tried, it returns fewer params than requested."""
 
     adaptive = False
 
@@ -27,14 +27,16 @@ class GridSampler:
         self._subspace = subspace
         self._labels = [*subspace.domains]
         self._levels = [levels(domain) for domain in subspace.domains.values()]
-        #: points not proposed yet, and points of cancelled trials, which are proposed again
+        #: points that were not proposed yet; points of cancelled trials, which are proposed again
         self._points = subspace.space.allowed(self._walk(np.random.default_rng(entropy)))
         self._again: deque[Params] = deque()
         self._taken: set[Key] = set()
 
     @property
     def size(self) -> int:
-        """Number of combinations of the labels' values. Those that differ only in inactive labels are one point."""
+        """Number of combinations of the labels' values. It may exceed the number of points, because labels may be
+        inactive.
+        """
         return math.prod(map(len, self._levels))
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -70,8 +72,8 @@ class GridSampler:
     def _at(self, place: int) -> Params | None:
         """Return the point at a place of the grid.
 
-        Places that differ only in inactive labels have the same point. It is returned only at the place where these
-        labels have their first values; at the others, None is returned.
+        Places that differ only in inactive labels have the same point. It is returned for the place where these labels
+        have their first values; for the other places, None is returned.
         """
         params: dict[str, Value] = {**self._subspace.fixed}
         for label, values in zip(self._labels, self._levels, strict=True):
@@ -85,14 +87,14 @@ class GridSampler:
 
 
 def levels(domain: Domain) -> list[Value]:
-    """Return the values of a label in the grid: every option, the values of a short grid, else some quantiles."""
+    """Return the values of a label in the grid: all options, all values of a label with few values, else quantiles."""
     if isinstance(domain, Categorical):
         return [place for place in range(domain.first, domain.first + domain.count) if domain.probability(place) > 0]
     cells = domain.cardinality(1.0 - 1e-9)
     number = LEVELS if cells is None else min(cells, MOST)
     masses = (np.arange(number) + 0.5) / number
     if cells is not None and cells <= MOST:
-        # Rounded values at the ends have a smaller probability than others, so finer quantiles are used to reach all.
+        # Rounded values at the ends are less probable than others, so finer quantiles are used to reach them.
         masses = (np.arange(50 * MOST) + 0.5) / (50 * MOST)
     return list(dict.fromkeys(domain.quantile(masses).tolist()))
 
@@ -105,5 +107,5 @@ def _steps(size: int, generator: np.random.Generator) -> Iterator[int]:
 
 
 def _below(size: int, generator: np.random.Generator) -> int:
-    """Return a random whole number below `size`, which may be too large for numpy's integers."""
+    """Return a random integer below `size`, which may be too large for numpy's integers."""
     return int.from_bytes(generator.bytes(8 + size.bit_length() // 8), "little") % size

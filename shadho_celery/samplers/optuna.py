@@ -1,6 +1,6 @@
-"""Optuna's samplers by name: ``optuna:CmaEsSampler`` uses that class, in an Optuna study in memory.
+"""Optuna's samplers: ``optuna:CmaEsSampler`` uses Optuna's class CmaEsSampler, in an Optuna study in memory.
 
-One sampler spans the whole space, as in Optuna. It chooses the options itself, and then the labels below them.
+One sampler draws in the whole space, as in Optuna. It chooses an option first, then the labels below this option.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from shadho_celery.space.domains import Categorical, Domain, RandInt
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
-#: maximum number of proposals until one is allowed
+#: maximum number of proposals until the space's `where` allows one
 REFUSED = 100
-#: packages that some of Optuna's samplers import at their first proposal
+#: packages that samplers of Optuna import at their first proposal
 _NEEDS = {"CmaEsSampler": "cmaes", "GPSampler": "torch"}
 
 
@@ -58,10 +58,10 @@ class OptunaSampler:
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Return proposals of Optuna. Raises UsageError if the sampler needs a package that is not installed."""
         try:
-            # Optuna knows its own pending trials. Users cannot act on what numpy warns about there.
+            # Optuna knows its own pending trials. Warnings of numpy are suppressed, because users cannot act on them.
             with np.errstate(all="ignore"):
                 return [self._asked() for _ in range(n)]
-        except ImportError as error:  # some are imported at the first proposal
+        except ImportError as error:  # packages are imported at the first proposal
             raise UsageError(f"Optuna's {self._name} needs a package: {error}; install it") from None
         except ValueError as error:
             raise UsageError(
@@ -94,8 +94,9 @@ class OptunaSampler:
         return [*trial.outcome.losses.values()] if self._is_of_several else [trial.outcome.loss]
 
     def _asked(self) -> Params:
-        """Return a proposal. Those that the space's `where` refuses end as failed, and after REFUSED of them return a
-        draw from the prior.
+        """Return a proposal of Optuna's sampler that the space's `where` allows.
+
+        Optuna is told that refused proposals have failed. After REFUSED of them, return a draw from the prior.
         """
         for _ in range(REFUSED):
             trial, params = self._suggestions()
@@ -127,7 +128,7 @@ class OptunaSampler:
         )
 
     def _ended(self, trial: Trial) -> dict[str, Any]:
-        """Return the final state, for Optuna, of a trial with a loss."""
+        """Return the final state of a trial with a loss, as arguments of Optuna's `create_trial`."""
         if reported := _reported(trial):
             return {"state": self._optuna.trial.TrialState.PRUNED, "intermediate_values": reported}
         return {"values": self._values(trial)}
@@ -142,14 +143,17 @@ class OptunaSampler:
 
 
 def _reported(trial: Trial) -> dict[int, float]:
-    """Return {step: loss} of a pruned trial, or {} for other trials. A negative step becomes 0, as Optuna needs."""
+    """Return {step: loss} of a pruned trial, {} for other trials.
+
+    A negative step becomes 0, because Optuna refuses it.
+    """
     if trial.state is not TrialState.PRUNED or trial.outcome.loss is None:
         return {}
     return {max(0, trial.step or 0): trial.outcome.loss}
 
 
 def make_optuna_sampler(name: str, objectives: int) -> MakeSampler:
-    """Return a factory of samplers of Optuna's class of this name.
+    """Return a factory of samplers of Optuna's class `name`.
 
     Raises UsageError if Optuna is not installed, or has no such class.
     """
@@ -186,7 +190,7 @@ def _suggested(trial: Any, label: str, domain: Domain) -> Value:
 
 
 def _suggestion(domain: Domain, value: Value) -> Value:
-    """Return the value in Optuna's study that stands for a value of our space."""
+    """Return a value of our space as a value of Optuna's distribution."""
     return value if isinstance(domain, RandInt | Categorical) else float(domain.to_unit([value])[0])
 
 

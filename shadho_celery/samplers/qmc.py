@@ -1,8 +1,8 @@
-"""Quasi-random points, which cover the space more evenly than independent draws: scrambled Sobol sequence.
+"""The sampler `qmc`, and the scrambled Sobol sequence, whose points cover the space more evenly than independent draws.
 
 Source: Owen, "Scrambling Sobol' and Niederreiter-Xing Points", Journal of Complexity 14, 1998.
 
-Scrambled Sobol sequence, equal to that of ``scipy.stats.qmc``, which takes half a second to import.
+The sequence is the same as in ``scipy.stats.qmc``, which is not used because its import takes half a second.
 
 Sources: Joe and Kuo, "Constructing Sobol Sequences with Better Two-Dimensional Projections", SIAM Journal on Scientific
 Computing 30, 2008, with the first of their direction numbers ``new-joe-kuo-6``; Matousek, "On the L2-Discrepancy for
@@ -82,7 +82,7 @@ def sobol(dimensions: int, generator: np.random.Generator) -> PointSequence:
     """Return a scrambled Sobol sequence, equal to scipy's with this generator."""
     if dimensions <= 1 + len(DIRECTIONS):
         return Sobol(dimensions, generator)
-    # Imported late, see above.
+    # Imported only here, because the import takes half a second.
     from scipy.stats import qmc
 
     found: PointSequence = qmc.Sobol(dimensions, seed=generator)
@@ -93,7 +93,7 @@ class Sobol:
     """Scrambled Sobol sequence in at most 1 + len(DIRECTIONS) dimensions."""
 
     def __init__(self, dimensions: int, generator: np.random.Generator) -> None:
-        # As scipy does.
+        # scipy makes its random numbers in the same way.
         seeds = generator.bit_generator.seed_seq.spawn(1)  # type: ignore[attr-defined]
         generator = np.random.default_rng(seeds[0])
         shift = generator.integers(2, size=(dimensions, BITS), dtype=np.uint32)
@@ -102,7 +102,7 @@ class Sobol:
         digits = _directions(dimensions)[:, :, None] >> _PLACES & 1
         #: scrambled direction numbers, shape (BITS, dimensions)
         self._directions = ((np.einsum("dpk,djk->jdp", lower, digits) & 1) << _PLACES).sum(axis=2)
-        #: latest point, as whole numbers; at first the digital shift
+        #: latest point, as integers; at first, the digital shift
         self._point = (shift.astype(np.int64) << np.arange(BITS)).sum(axis=1)
         self._number = 0
 
@@ -110,7 +110,8 @@ class Sobol:
         """Return the next `n` points, shape (n, dimensions)."""
         steps = np.zeros((n, len(self._point)), dtype=np.int64)
         for row, number in enumerate(range(self._number, self._number + n)):
-            # In Gray code, consecutive points differ by one direction: that of the lowest zero digit.
+            # In the order of the Gray code, consecutive points differ by one direction number: that of the lowest bit
+            # of `number`.
             steps[row] = self._directions[(number & -number).bit_length() - 1] if number else 0
         steps[0] ^= self._point
         points = np.bitwise_xor.accumulate(steps)
@@ -119,7 +120,7 @@ class Sobol:
 
 
 def _directions(dimensions: int) -> NDArray[np.int64]:
-    """Return the direction numbers by the recurrence of their polynomials, shape (dimensions, BITS)."""
+    """Return the direction numbers, computed by the recurrences of their polynomials, shape (dimensions, BITS)."""
     found = np.ones((dimensions, BITS), dtype=np.int64)
     for row, (polynomial, *initial) in enumerate(DIRECTIONS[: dimensions - 1], start=1):
         degree, numbers = len(initial), list(initial)
@@ -135,14 +136,17 @@ def _directions(dimensions: int) -> NDArray[np.int64]:
 
 #: number of points computed at a time
 BLOCK = 64
-#: maximum number of random shifts for a point that is refused
+#: maximum number of random shifts to replace a point that the space's `where` refuses
 SHIFTS = 256
-#: mixed into the seed for these shifts
+#: number that is mixed into the seed of these shifts
 _SHIFTS = 0x73
 
 
 class QmcSampler(Stream):
-    """Quasi-random search. A subspace's trials are a prefix of one sequence, however many are requested at a time."""
+    """Quasi-random search.
+
+    The trials of a subspace are the first points of one sequence, however they are requested.
+    """
 
     adaptive = False
 
@@ -158,11 +162,11 @@ class QmcSampler(Stream):
         self._told += len(trials)
 
     def point(self, index: int, within: Subspace | None = None, medians: Collection[str] = ()) -> Params:
-        """Return the params at a place of the sequence: each label's quantile, then the active ones.
+        """Return the params at a place of the sequence: the quantiles of the active labels at the point's coordinates.
 
-        With `within`, the params of a part of this subspace: its choices are fixed, and the quantiles are the same.
-        Labels in `medians` are at their medians. Instead of a point that the space's `where` refuses, return the first
-        allowed one after a random shift of the sequence, which then covers the space as well.
+        With `within`, the params are in a part of this subspace: its choices are fixed, and the coordinates are the
+        same. Labels in `medians` have their medians. If the space's `where` does not allow the point, the coordinates
+        are shifted at random, up to SHIFTS times, until it allows the point. Otherwise the params are drawn.
         """
         domains = self._subspace.domains
         if not domains:
@@ -185,12 +189,14 @@ class QmcSampler(Stream):
         return next(part.space.allowed(shifted), None) or part.sample(generator, 1)[0]
 
     def outlook(self, parts: Sequence[Subspace], index: int) -> Mapping[str, float]:
-        """Return for each part of the space 1 if the point at this place of the sequence is in it, else 0."""
+        """Return 1 for the part of the space with the point at this place of the sequence, and 0 for the
+        other parts.
+        """
         point = self.point(index)
         return {part.name: float(part.contains(point)) for part in parts}
 
     def centre(self, within: Subspace | None = None) -> Params:
-        """Return the params at the median of each label's distribution, or another point if `where` refuses them."""
+        """Return the params at the median of each label's distribution, or other params if `where` refuses these."""
         part = within or self._subspace
         params = part.at(np.full(len(part.domains), 0.5))
         return params if part.space.allows(params) or not part.domains else self.point(0, part)

@@ -1,9 +1,8 @@
-"""Independent draws from the search space's own distributions.
+"""The sampler `random`, which draws from the space's distributions, and the protocols and base classes of all samplers.
 
-Protocol of a sampler: it proposes params, in one subspace or in the whole space, and learns from their losses.
-
-`Stream` is the base class of samplers whose trials have places in a seeded stream, and `Learner` that of samplers that
-learn from each trial.
+A `Sampler` proposes params in one subspace, and learns from their losses; a `WholeSampler` learns in the whole space.
+`Stream` is the base class of samplers whose trials have places in a seeded stream. `Learner` is the base class of
+samplers that learn from each trial.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from shadho_celery.space.tree import Value
 class Sampler(Protocol):
     """Proposes the params of one subspace's trials (ask and tell). All its random draws come from its seed.
 
-    Each subspace has its own sampler, called with the subspace and its seed as integers. A class with ``spans_space =
-    True`` has one sampler, called with the whole space as one subspace: it chooses the subspaces itself.
+    Each subspace has its own sampler, which is created with the subspace and a seed of several integers. If a class has
+    ``spans_space = True``, there is only one sampler, which is created with the whole space as one subspace, and
+    chooses the subspaces itself.
     """
 
     #: True if the proposals depend on the losses; otherwise the seed alone determines the set of trials
@@ -32,29 +32,30 @@ class Sampler(Protocol):
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Return the params of the subspace's next `n` trials: the drawn value of every active label.
 
-        `pending` are the subspace's unfinished trials, including those that wait to be sent. Together with the trials
-        passed to `tell` they are all trials so far: their number is the index of the next trial in the subspace's
-        seeded stream. Fewer than `n` params mean that the subspace, or the space, is exhausted.
+        `pending` are the subspace's unfinished trials, including those that wait to be sent. The number of pending
+        trials plus the number of trials passed to `tell` is the place of the next trial in the subspace's seeded
+        stream. Fewer than `n` params mean that the subspace has no more params.
         """
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Learn from finished trials of this subspace, of this or an earlier run. Each trial is passed once.
+        """Learn from finished trials of this subspace, in this or an earlier run. Each trial is passed once.
 
-        `loss` is the first of several `losses`, which are all minimised. A constraint is violated if `violation` is
-        above 0.
+        If a trial has several `losses`, `loss` is the first one. All losses are minimised. A trial violates a
+        constraint if `violation` is above 0.
         """
 
 
 class WholeSampler(Protocol):
     """Learns from the trials of the whole space, and proposes params within one of its subspaces.
 
-    It is created for the whole space as one subspace. By itself it is a `Sampler` of that subspace.
+    It is created with the whole space as one subspace. Called without `within`, it is a `Sampler` of that subspace.
     """
 
     adaptive: bool
 
     def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
-        """Return the params of the next `n` trials of a subspace, as `Sampler.ask` does. None is the whole space.
+        """Return the params of the next `n` trials of the subspace `within`, as `Sampler.ask` does; None is the whole
+        space.
 
         `pending` are the unfinished trials of the whole space.
         """
@@ -63,19 +64,23 @@ class WholeSampler(Protocol):
         """Learn from finished trials, as `Sampler.tell` does, in the order of their results."""
 
     def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
-        """Return for each subspace the weight of its next trials beside its probability. The best one has 1.
+        """Return for each subspace a factor of its probability in the division of the next trials. The greatest factor
+        is 1.
 
-        `pending` is the number of unfinished trials. Until there are enough results, the only subspace with a weight is
-        that of the next point of a sequence that covers the whole space. Returns the same object while nothing changes.
+        `pending` is the number of unfinished trials. Until there are enough results, only one subspace has a factor
+        above 0: that of the next point in a sequence that covers the whole space. While the factors are unchanged, the
+        same object is returned.
         """
 
 
-#: factory of samplers, called with a subspace and its seed as integers
+#: factory of samplers, which is called with a subspace and a seed of several integers
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
 
 def called(make: MakeSampler) -> Any:
-    """Return the class or function that a factory calls. A `partial` lacks the attributes of its class."""
+    """Return the class or function that a factory calls. This unwraps a `partial`, which lacks the attributes of its
+    class.
+    """
     return called(make.func) if isinstance(make, partial) else make
 
 
@@ -91,12 +96,12 @@ def spans_space(make: MakeSampler) -> bool:
 
 
 class Stream:
-    """Base class of samplers that number a subspace's trials in the order of asking, and have a seed."""
+    """Base class of samplers with a seed, whose trials have places in the order in which they were proposed."""
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         self._subspace = subspace
         self._entropy = tuple(entropy)
-        #: number of trials passed to `tell`, including cancelled ones
+        #: number of trials passed to `tell`, cancelled trials included
         self._told = 0
 
     def _places(self, n: int, pending: Collection[Trial]) -> range:
@@ -106,10 +111,10 @@ class Stream:
 
 
 class Learner(Stream):
-    """Learns from all trials of a subspace that were not cancelled, and remembers which params they tried.
+    """Base class of samplers that learn from all trials except cancelled ones, and remember which params were tried.
 
-    What it has learned depends only on the trials in the order in which they were told. Each proposal has its own
-    generator, seeded by its place. A resumed study therefore continues where it was.
+    What they learn depends only on the trials and the order in which they were told. Each proposal has its own random
+    generator, seeded by its place. So a resumed study continues as if it had not been interrupted.
     """
 
     adaptive = True
@@ -129,7 +134,7 @@ class Learner(Stream):
         """Learn from an ended trial that was not cancelled."""
 
     def _generator(self, place: int) -> np.random.Generator:
-        """Return the random generator for the proposal at a place of the stream."""
+        """Return the random generator for the proposal at this place of the stream."""
         return np.random.default_rng([*self._entropy, place])
 
     def _is_new(self, params: Params, taken: Collection[Key]) -> bool:
@@ -137,12 +142,12 @@ class Learner(Stream):
         return (key := self._subspace.key(params)) not in self._tried and key not in taken
 
 
-#: number of params drawn at a time, because numpy's cost is per call
+#: number of params drawn at a time, because a call of numpy takes about as long for many as for one
 BLOCK = 64
 
 
 class RandomSampler(Stream):
-    """Random search. A subspace's trials are a prefix of one stream, however many are requested at a time."""
+    """Random search. The trials of a subspace are the first draws of one stream, however they are requested."""
 
     adaptive = False
 

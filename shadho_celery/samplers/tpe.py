@@ -1,16 +1,16 @@
-"""Tree-structured Parzen estimator: draw from regions that are dense in good trials and not in bad ones.
+"""Tree-structured Parzen estimator: draw from regions where good trials are dense and bad trials are not.
 
 Sources: [B] Bergstra, Bardenet, Bengio, Kégl, "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, section 4;
 [W] Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components and Their Roles for Better
 Empirical Performance", arXiv 2304.11127, section 3; [O] Ozaki, Tanigaki, Watanabe, Nomura, Onishi, "Multiobjective
-Tree-Structured Parzen Estimator", JAIR 73, 2022. With several losses, the good trials are those of the first fronts,
-and from the last of these the ones that cover the largest volume. Trials that violate a constraint come after all
-others, sorted by the violation.
+Tree-Structured Parzen Estimator", JAIR 73, 2022. With several losses, the good trials are those of the first fronts; of
+the last of these fronts, the trials that cover the largest volume. Trials that violate a constraint rank after all
+others, sorted by violation.
 
-Both densities are mixtures over whole trials (the multivariate form of [W]), so values that worked together are drawn
-together. A trial's kernel is the product of its labels' kernels. For a label that is inactive in the trial, the kernel
-is the prior. Each mixture is therefore a density over the tree: a choice is drawn first, then the labels that are
-active below it.
+The density l(x) of good trials and the density g(x) of bad trials are mixtures over whole trials (the multivariate form
+of [W]), so values that were good together are drawn together. The kernel of a trial is the product of the kernels of
+its labels. For a label that is inactive in the trial, the kernel is the prior. So each mixture is a density over the
+whole tree: a choice is drawn first, then the labels that are active below it.
 """
 
 from __future__ import annotations
@@ -33,40 +33,44 @@ from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuou
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.study.front import order_of
 
-#: number of results before the model proposes: for the whole space (maximum), and for a small subspace (minimum)
+#: number of results before the model proposes params: for the whole space; and at least, for a subspace
 MOST_RANDOM, LEAST_RANDOM = 10, 5
-#: fraction of good trials, gamma in [B], linear as in [W]; and their maximum number
+#: fraction of the trials that are good (gamma in [B], linear as in [W]); and maximum number of good trials
 GOOD_SHARE, MOST_GOOD = 0.1, 25
-#: maximum number of bad trials that a proposal uses, to save time; of more bad trials, a random sample is used
+#: maximum number of bad trials that a proposal uses, to save time; if there are more, a random sample is used
 MOST_BAD = 300
-#: number of best trials of all among which a subspace's own best ones are searched, to save time
+#: the best trials of a subspace are searched among this number of best trials of the space, to save time
 MOST_RANKED = 1000
-#: maximum number of trials with several losses that are kept to find the best ones; above it the worse half is dropped
+#: maximum number of trials with several losses that are kept to find the best ones; if there are more, the worse half
+#: is dropped
 MOST_KEPT = 300
-#: number of draws from l(x), of which the one with the best ratio is used
+#: number of draws from l(x), among which the one with the greatest ratio l(x) / g(x) is used
 CANDIDATES = 24
-#: maximum number of times that draws which the space's `where` refuses are replaced
+#: maximum number of times that candidates are drawn again because the space's `where` refuses them
 REDRAWN = 20
 #: one trial in EXPLORE * (number of labels + 1) continues the initial quasi-random sequence
 EXPLORE = 2
-#: number of points of the initial sequence among which an untried point is searched
+#: number of points of the quasi-random sequence among which an untried point is searched
 AHEAD = 256
 #: maximum number of proposals from one estimate of the densities
 AT_ONCE = 100
-#: maximum width of a kernel in units of the range; the best one on our own benchmark (tests/benchmarks/samplers.py)
+#: maximum width of a kernel, as a fraction of the range. This was the best value in our benchmark
+#: (tests/benchmarks/samplers.py)
 WIDTH = 0.1
-#: fraction of the mass of a trial's kernel on a choice that follows the prior instead of the trial's own option
+#: the kernel of a trial on a choice is the trial's option, except for this fraction, which is the prior
 OPTION_WIDTH = 0.2
-#: the prior of a bounded distribution is a Gaussian as wide as the range ([W]); for a normal one it is the distribution
+#: width of the prior of a bounded distribution, a Gaussian as wide as the range ([W]). The prior of a normal
+#: distribution is the distribution itself
 PRIOR_WIDTH = 1.0
 
-#: number of results between two outlooks; and number of draws for one, in all and at least for each subspace
+#: number of results between two outlooks; number of draws for an outlook, in all, and at least for each subspace
 LOOK, DRAWS, LEAST_DRAWS = 10, 96, 6
-#: mixed into the seed for these draws
+#: number that is mixed into the seed for these draws
 _OUTLOOK = 0x6F
 
 _TINY = np.finfo(float).tiny
-#: violation, step of a pruned trial (negated), loss, order of telling
+#: key by which trials are sorted: violation, negated step of a pruned trial (-infinity for a complete one), loss, and
+#: order of telling
 _Ranked = tuple[float, float, float, int]
 
 
@@ -77,13 +81,13 @@ class TpeSampler(Learner):
         super().__init__(subspace, entropy)
         self._axes = {label: _axis(domain) for label, domain in subspace.domains.items()}
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
-        #: values by order of telling, NaN for an inactive label; rows after the last trial are free
+        #: values of the trials in the order of telling, NaN for an inactive label; rows after the last trial are unused
         self._rows = np.empty((MOST_RANDOM, len(self._axes)))
-        #: ranks of all trials, the best first
+        #: sort keys of all trials, the best first
         self._ranked: list[_Ranked] = []
-        #: their orders of telling: collecting some of them from many tuples takes ten times as long
+        #: the order of telling of each trial in `_ranked`, also kept as an array, because this is ten times as fast
         self._orders = array("q")
-        #: the best trials of those with several losses
+        #: the best trials with several losses
         self._several = _Several()
         #: by order of telling, 1 for a complete trial
         self._completed = array("b")
@@ -97,7 +101,8 @@ class TpeSampler(Learner):
         indices, part = self._places(n, pending), within or self._subspace
         if not self._axes or len(self._ranked) < self._random:
             return [self._start(index, [index], part) for index in indices]
-        # Density estimates stay near known trials, so some trials continue the initial sequence.
+        # Density estimates propose params near known trials, so one trial in `every` comes from the quasi-random
+        # sequence.
         every = EXPLORE * (1 + len(self._axes))
         taken = {self._subspace.key(trial.params) for trial in pending}
         asked: dict[int, Params] = {}
@@ -114,20 +119,21 @@ class TpeSampler(Learner):
         return [asked[index] for index in indices]
 
     def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
-        """Return weights by the root of the expected improvement of draws from each part, [B], equation 3.
+        """Return a weight for each part: the root of the expected improvement of draws from it ([B], equation 3).
 
         The root makes shares less extreme, because the densities may be wrong.
         """
         if not self._axes or len(self._ranked) < self._random:
             return self._sequence.outlook(parts, self._told + pending)
-        # A resumed study must have the same outlook, so that it depends on the first trials in fixed numbers.
+        # A resumed study must have the same outlook, so the outlook is computed only from fixed numbers of first
+        # trials.
         number = max(self._random, len(self._ranked) // LOOK * LOOK)
         if number != self._looked_at:
             self._looked_at, self._outlook = number, self._gains(parts, number)
         return self._outlook
 
     def _gains(self, parts: Sequence[Subspace], number: int) -> Mapping[str, float]:
-        """Return the outlook after the first `number` trials."""
+        """Return the outlook from the first `number` trials."""
         generator = np.random.default_rng([*self._entropy, _OUTLOOK, number])
         good, bad = self._split(generator, (), self._subspace, number)
         share = good.size / (good.size + bad.size)
@@ -139,9 +145,10 @@ class TpeSampler(Learner):
         return dict(zip((part.name for part in parts), np.exp(0.5 * (gains - gains.max())).tolist(), strict=True))
 
     def _start(self, index: int, places: Iterable[int], part: Subspace, taken: Collection[Key] | None = None) -> Params:
-        """Return the first point at these places of the quasi-random sequence, or with `taken`, the first new point.
+        """Return the first point at these places of the quasi-random sequence; with `taken`, the first point that is
+        new.
 
-        If there is none, or once trials have failed, return a draw from the prior that is unlikely to fail.
+        If there is no such point, or once a trial has failed, a draw that is unlikely to fail is returned.
         """
         points = () if self._avoidance.any else (self._sequence.point(place, part) for place in places)
         found = (params for params in points if taken is None or self._is_new(params, taken))
@@ -171,10 +178,10 @@ class TpeSampler(Learner):
     def _guesses(
         self, generators: Sequence[np.random.Generator], waiting: Sequence[Params], part: Subspace
     ) -> list[Params]:
-        """Return, for each generator, the candidate with the greatest l / g, and so the greatest expected improvement.
+        """Return for each generator the candidate with the greatest l / g, which has the greatest expected improvement.
 
-        See [B], equation 3. The terms for failures are added to its logarithm. `waiting` are the params of pending
-        trials. The densities are estimated once, and each proposal is added to the bad trials for the next ones.
+        See [B], equation 3. Terms for failures are added to log(l / g). `waiting` are the params of pending trials. The
+        densities are estimated once. Each proposal is added to the bad trials for the next proposals.
         """
         keys = dict.fromkeys(map(self._subspace.key, waiting))
         good, bad = self._split(generators[0], keys, part)
@@ -187,7 +194,7 @@ class TpeSampler(Learner):
             worth = ratios[own]
             if self._avoidance.any:
                 worth = worth + self._avoidance.weights([*map(self._params, candidates[own])], generator, part)
-            # Params that were tried or are pending are not proposed again while there are other candidates.
+            # Candidates that were tried or are pending are used only if there are no others.
             ordered = candidates[own][np.argsort(-worth, kind="stable")]
             proposed = map(self._params, ordered)
             guess = next((each for each in proposed if self._is_new(each, keys)), self._params(ordered[0]))
@@ -206,7 +213,7 @@ class TpeSampler(Learner):
     ) -> tuple[_Density, _Density]:
         """Return the densities of good and of bad trials ([B], equation 2) over the labels of a part of the space.
 
-        With `first`, only as many trials are used, in the order of telling, and of several losses only the first one.
+        With `first`, only this number of first trials is used, and only the first of several losses.
         """
         orders = np.frombuffer(self._orders, np.int64)
         orders = orders if first is None else orders[orders < first]
@@ -220,7 +227,7 @@ class TpeSampler(Learner):
             good += [place for place in self._own_best(part, orders[:successes]) if place not in good]
         others, room = number - len(good), MOST_BAD - len(pending)
         bad: NDArray[np.intp] = np.arange(others) if others <= room else generator.choice(others, room, replace=False)
-        # Convert places among the other trials to places among all trials.
+        # Convert places among the trials that are not good to places among all trials.
         for place in sorted(good):
             bad += bad >= place
         prior = [math.nan] * len(self._axes)  # a trial without active labels has the prior as its kernel
@@ -231,10 +238,11 @@ class TpeSampler(Learner):
         )
 
     def _own_best(self, part: Subspace, orders: NDArray[np.int64]) -> list[int]:
-        """Return the places, in the ranking, of the trials that are good compared with those of their subspace only.
+        """Return the places in the ranking of a part's best trials, which are good compared with this part only.
 
-        Proposals in this subspace may then improve its own best loss, although other subspaces have better ones. A
-        subspace of fewer than five trials has none. `orders` are those of the trials that may be good, the best first.
+        So proposals in the part may improve its own best loss, even if other parts have better losses. A part with
+        fewer than five trials has none. `orders` are the orders of telling of the trials that may be good, the best
+        first.
         """
         rows = self._rows[orders[:MOST_RANKED]]
         own = np.ones(len(rows), dtype=bool)
@@ -245,10 +253,10 @@ class TpeSampler(Learner):
         return places[: min(int(GOOD_SHARE * len(places) + 0.5), MOST_GOOD)]
 
     def _parts(self, part: Subspace) -> list[list[int]]:
-        """Return the places of the labels of a part of the space, grouped by those that are drawn together.
+        """Return the places of the labels of a part of the space, in groups of labels that are drawn together.
 
-        For one loss these are all labels. On a front, good trials differ in some labels and agree in others. With
-        several losses each label is therefore drawn independently, as in [O].
+        With one loss, all labels are one group. With several losses, each label is drawn independently, as in [O],
+        because the good trials on a front agree in some labels and differ in others.
         """
         places = [place for place, label in enumerate(self._axes) if label in part.domains or label in part.fixed]
         return [[place] for place in places] if self._several else [places]
@@ -263,7 +271,10 @@ class TpeSampler(Learner):
         return [*best, *islice(others, count - len(best))]
 
     def _draw(self, density: _Density, size: int, generator: np.random.Generator, part: Subspace) -> Array:
-        """Draw candidates that the space's `where` allows from a density, or after REDRAWN draws from the prior."""
+        """Draw candidates that the space's `where` allows from a density.
+
+        A candidate that is still refused after REDRAWN draws is replaced by a draw from the prior.
+        """
         drawn, allows = self._drawn(density, size, generator, part), part.space.allows
         for _ in range(REDRAWN):
             refused = [place for place, row in enumerate(drawn) if not allows(self._params(row))]
@@ -277,7 +288,7 @@ class TpeSampler(Learner):
         """Draw candidates of a part of the space from a density, with NaN for inactive labels."""
         pinned = {place: part.fixed[label] for place, label in enumerate(self._axes) if label in part.fixed}
         drawn = density.draw(size, generator, pinned)
-        # The density may be over the labels of the whole space.
+        # The density may have labels of other parts of the space.
         drawn[:, [not (label in part.domains or label in part.fixed) for label in self._axes]] = math.nan
         if part.always_active is None:
             for row in drawn:
@@ -297,12 +308,12 @@ class TpeSampler(Learner):
 class _Several:
     """Trials with several losses that may be among the best.
 
-    The worse half of `order_of` is dropped whenever there are more than MOST_KEPT. These trials rank behind at least
-    six times as many trials as are ever good. The time to sort fronts grows with the square of the number.
+    Whenever there are more than MOST_KEPT trials, the worse half by `order_of` is dropped, because the time to sort
+    fronts grows with the square of their number. The kept half is at least six times as many trials as are ever good.
     """
 
     def __init__(self) -> None:
-        #: by order of telling, with all losses and the violation
+        #: trials in the order of telling: sort key, losses and violation
         self._kept: list[tuple[_Ranked, tuple[float, ...], float]] = []
 
     def __bool__(self) -> bool:
@@ -323,16 +334,16 @@ class _Several:
 
 
 class _Density:
-    """Product of mixtures, one for each group of labels that are drawn together. The last of the `rows` is the
-    prior.
-    """
+    """Density of trials: a product of mixtures, one for each group of labels that are drawn together."""
 
     def __init__(self, axes: Sequence[_Axis], rows: Array, parts: Sequence[Sequence[int]]) -> None:
-        """`parts` are the places of the labels in each group. A part uses only the trials in which one of them is
-        active. Labels of no group are left out.
+        """`rows` are the trials and, as the last row, the prior. `parts` has the places of the labels in each group.
+
+        A mixture uses only the trials in which a label of its group is active. Labels that are in no group are left
+        out.
         """
         self._labels = len(axes)
-        #: number of trials, including the prior
+        #: number of trials, the prior included
         self.size = len(rows)
         self._parts = []
         for places in parts:
@@ -342,7 +353,7 @@ class _Density:
             self._parts.append((places, _Mixture([axes[place] for place in places], own)))
 
     def draw(self, size: int, generator: np.random.Generator, pinned: Mapping[int, float]) -> Array:
-        """Return draws of values, shape (size, labels), given the values at the `pinned` places."""
+        """Return draws of values, shape (size, labels), on condition of the `pinned` values by place."""
         drawn = np.full((size, self._labels), math.nan)
         for places, mixture in self._parts:
             own = {place: pinned[label] for place, label in enumerate(places) if label in pinned}
@@ -350,45 +361,49 @@ class _Density:
         return drawn
 
     def log_factors(self, points: Array) -> Array:
-        """Return the logarithms of the mixtures at each of `points`, shape (points, parts)."""
+        """Return the logarithms of the mixtures at the points, shape (points, parts)."""
         return np.stack([mixture.log_density(points[:, places]) for places, mixture in self._parts], axis=1)
 
     def log_parts(self, row: Sequence[float], points: Array) -> Array:
-        """Return the logarithms of what one more trial would add to the mixtures at `points`, in the shape of
-        `log_factors`.
+        """Return the logarithms of what one more trial would add to the mixtures at `points`.
+
+        The shape is as in `log_factors`.
         """
         cut = [([row[place] for place in places], points[:, places], mixture) for places, mixture in self._parts]
         return np.stack([mixture.log_part(own, at) for own, at, mixture in cut], axis=1)
 
 
 class _Mixture:
-    """Mixture over whole trials: one kernel for each of `rows`, the product of its labels' kernels."""
+    """Mixture over whole trials, with a kernel for each row. It is the product of the kernels of the row's labels."""
 
     def __init__(self, axes: Sequence[_Axis], rows: Array) -> None:
         """Estimate the widths of the kernels. `rows` have shape (trials, labels), with NaN for inactive labels."""
         self._size = len(rows)
         narrowing = self._narrowing(rows)
         smooth = {place: axis for place, axis in enumerate(axes) if isinstance(axis, _Line) and not axis.is_grid}
-        #: places of the numbers without a grid; their kernels are computed together, because numpy's cost is per call
+        #: places of numbers without a grid. Their kernels are computed together, because this needs fewer calls of
+        #: numpy
         self._smooth = [*smooth]
         self._gaussians = _Gaussians([*smooth.values()], rows[:, self._smooth], narrowing)
-        #: kernels of the other labels by place
+        #: by place of another label: its kernels
         self._others = {
             place: axis.kernels(rows[:, place], narrowing) for place, axis in enumerate(axes) if place not in smooth
         }
 
     def _narrowing(self, rows: Array) -> Array:
-        """Return the factor on each row's widths: smaller with more trials, greater with more labels (Scott's rule)."""
+        """Return the factor of each row's widths, which is smaller for more trials and greater for more labels (Scott's
+        rule).
+        """
         labels = np.count_nonzero(~np.isnan(rows), axis=1)
         return np.asarray(float(self._size) ** (-1.0 / (labels + 4)))
 
     def draw(self, size: int, generator: np.random.Generator, pinned: Mapping[int, float]) -> Array:
-        """Return draws of values, shape (size, labels), given the values at the `pinned` places.
+        """Return draws of values, shape (size, labels), on condition of the values at these `pinned` places.
 
         All labels of a draw come from the kernel of one row.
         """
         if pinned:
-            # A row's kernel is used the more often, the more it contributes to the density of the pinned values.
+            # The probability of a row is in proportion to its part of the density of the pinned values.
             levels = sum(self._others[place].logarithms(np.array([value]))[0] for place, value in pinned.items())
             chances = np.exp(levels - np.max(levels))
             picks = generator.choice(self._size, size, p=chances / chances.sum())
@@ -396,7 +411,7 @@ class _Mixture:
             picks = generator.integers(self._size, size=size)
         drawn = np.empty((size, len(self._smooth) + len(self._others)))
         masses = []
-        # In the order of the labels, because all draws come from one generator.
+        # Draws are made in the order of the labels, because they come from one generator.
         for place in range(drawn.shape[1]):
             if place in pinned:
                 drawn[:, place] = pinned[place]
@@ -410,7 +425,7 @@ class _Mixture:
 
     def log_density(self, points: Array) -> Array:
         """Return the logarithm of the mixture at each of `points`, shape (points,)."""
-        # scipy's `logsumexp` is not used: it takes longer than everything else here.
+        # scipy's `logsumexp` is not used, because it takes longer than all other steps here.
         terms = self._log_products(points, self._gaussians, self._others)
         most = terms.max(axis=1)
         return np.asarray(most + np.log(np.exp(terms - most[:, None]).sum(axis=1)) - math.log(self._size))
@@ -424,9 +439,9 @@ class _Mixture:
         return self._log_products(points, gaussians, others)[:, 0] - math.log(self._size)
 
     def _log_products(self, points: Array, gaussians: _Gaussians, others: Mapping[int, _Kernels]) -> Array:
-        """Return the logarithms of the kernels' products over labels, shape (points, kernels).
+        """Return the logarithms of the products over labels of the kernels, shape (points, kernels).
 
-        Inactive labels count as 1.
+        The kernel of an inactive label counts as 1.
         """
         found = np.zeros((len(points), gaussians.size))
         for place, each in others.items():
@@ -444,18 +459,18 @@ def _row(key: Key) -> list[float]:
 
 
 class _Options:
-    """Axis of a choice: a trial's kernel is its own option, mixed with the prior."""
+    """Axis of a choice. The kernel of a trial is its own option, mixed with the prior."""
 
     def __init__(self, domain: Categorical) -> None:
         self.domain = domain
         law = np.array(domain.probabilities)
-        # By option: the prior, and the kernel of a trial with this option or with another one. A kernel for every pair
-        # of options would take gigabytes for 10,000 options.
+        # Masses by option: of the prior; of the kernel of a trial with this option; and of the kernel of a trial with
+        # another option. A table of all pairs of options would take gigabytes for 10,000 options.
         masses = law, (1 - OPTION_WIDTH) + OPTION_WIDTH * law, OPTION_WIDTH * law
         self.law, self.own, self.other = (np.log(np.maximum(each, _TINY)) for each in masses)
 
     def kernels(self, centres: Array, narrowing: Array) -> _Picks:
-        """Return the kernels of trials."""
+        """Return the kernels of trials with these options (`centres`)."""
         return _Picks(self, centres)
 
 
@@ -481,13 +496,13 @@ class _Picks:
 
 
 class _Line:
-    """Axis of a numeric label: kernels are Gaussians in the unscaled variable, truncated to its range [0, 1]."""
+    """Axis of a numeric label. Kernels are Gaussians in the unit variable, truncated to its range [0, 1]."""
 
     def __init__(self, domain: Continuous | RandInt) -> None:
         self._domain = domain
         is_normal = isinstance(domain, Normal)
         self.prior_width = 0.5 / float(scipy.special.ndtri((1 + UNIT_MASS) / 2)) if is_normal else PRIOR_WIDTH
-        #: half the distance between two values of a grid; 0 without one
+        #: half the distance between two values of the grid; 0 without a grid
         self._half = 0.5 if isinstance(domain, RandInt) else (domain.step or 0.0) / 2
 
     @property
@@ -496,7 +511,7 @@ class _Line:
         return self._half > 0
 
     def kernels(self, centres: Array, narrowing: Array) -> _Rounded:
-        """Return the kernels of trials on a grid."""
+        """Return the kernels of trials with these values (`centres`) on a grid."""
         return _Rounded(self, centres, float(_widths(self.to_unit(centres)[None])[0]), narrowing)
 
     def to_unit(self, values: Array) -> Array:
@@ -508,21 +523,24 @@ class _Line:
         return self._domain.quantile(units) if isinstance(self._domain, RandInt) else self._domain.from_unit(units)
 
     def cells(self, values: Array) -> tuple[Array, Array]:
-        """Return the ends of the intervals that are rounded to each of these values of a grid."""
+        """Return for each of these values of a grid the ends of the interval that is rounded to it."""
         return self.to_unit(values - self._half), self.to_unit(values + self._half)
 
 
 def _widths(units: Array) -> Array:
-    """Return the widths of kernels, shape (labels,), from units of shape (labels, trials) with NaN where inactive."""
+    """Return the widths of the kernels of each label, shape (labels,).
+
+    `units` are the values of trials as units, shape (labels, trials), with NaN for inactive labels.
+    """
     known = ~np.isnan(units)
-    # Labels that are active in the same trials are one array, because numpy's cost is per call.
+    # If all labels are active in the same trials, they are computed as one array, with fewer calls of numpy.
     alike = len(units) > 0 and bool((known == known[0]).all())
     parts = [units[:, known[0]]] if alike else [row[own][None] for row, own in zip(units, known, strict=True)]
     spreads = []
     for part in parts:
         count = part.shape[1]
         middles = part.mean(axis=1, keepdims=True) if count else 0.5
-        # The variance of the trials, with the prior's 1/12 counted as one of them, so that it stays above 0.
+        # The variance of the trials. The prior's variance, 1/12, counts as one more trial, so that it stays above 0.
         spreads.append(np.sqrt((np.square(part - middles).sum(axis=1) + 1 / 12) / (count + 1)))
     return np.asarray(np.minimum(np.concatenate([*spreads, np.empty(0)]), WIDTH))
 
@@ -530,11 +548,14 @@ def _widths(units: Array) -> Array:
 class _Gaussians:
     """Kernels on the axes of numbers without a grid, one for each label and trial.
 
-    For an inactive label, NaN in `centres`, the kernel is the prior. All arrays have the shape (labels, trials).
+    If `centres` has NaN, the label is inactive and the kernel is the prior. All arrays have the shape (labels, trials).
     """
 
     def __init__(self, axes: Sequence[_Line], centres: Array, narrowing: Array, widths: Array | None = None) -> None:
-        """`centres` have shape (trials, labels). Without `widths` of the labels, they follow from these trials."""
+        """`centres` have shape (trials, labels).
+
+        By default, the `widths` of the labels are computed from these trials.
+        """
         self._axes, self.size = axes, len(centres)
         units = self._units(centres)
         known = ~np.isnan(units)
@@ -552,7 +573,9 @@ class _Gaussians:
         return _Gaussians(self._axes, centres, narrowing, self._widths)
 
     def quantiles(self, picks: Array, masses: Array) -> Array:
-        """Return the values of the picked trials' kernels at masses of shape (labels, picks), shape (picks, labels)."""
+        """Return the quantiles of the picked trials' kernels, shape (picks, labels). `masses` have shape (labels,
+        picks).
+        """
         low, high = self._low[:, picks], self._high[:, picks]
         units = self._means[:, picks] + self._sigmas[:, picks] * scipy.special.ndtri(low + masses * (high - low))
         values = [axis.from_unit(row) for axis, row in zip(self._axes, units.clip(0.0, 1.0), strict=True)]
@@ -560,7 +583,7 @@ class _Gaussians:
 
     def log_products(self, points: Array) -> Array:
         """Return the logarithms of the kernels' products over labels at `points`, shape (points, trials)."""
-        # The logarithm of a Gaussian is a polynomial, so those of all labels are one matrix product.
+        # The logarithm of a Gaussian is a quadratic polynomial, so the sum over all labels is one matrix product.
         units = self._units(points)
         active = ~np.isnan(units)
         units = np.where(active, units, 0.0)
@@ -582,9 +605,9 @@ class _Gaussians:
 
 
 class _Rounded:
-    """Kernels on the axis of a number with a grid, one for each trial: masses of what is rounded to a value.
+    """Kernels on the axis of a number with a grid, one for each trial. A value has the mass of what is rounded to it.
 
-    For an inactive label, NaN in `centres`, it is the prior.
+    If `centres` has NaN, the label is inactive and the kernel is the prior.
     """
 
     def __init__(self, axis: _Line, centres: Array, width: float, narrowing: Array) -> None:
@@ -594,7 +617,7 @@ class _Rounded:
         self._means, self._sigmas = np.full(len(centres), 0.5), np.full(len(centres), axis.prior_width)
         self._means[known] = axis.to_unit(centres[known])
         cells = axis.cells(centres[known])
-        # Wide enough to reach the next value.
+        # A kernel is at least wide enough to reach the neighbouring values.
         self._sigmas[known] = np.maximum(width * narrowing[known], (cells[1] - cells[0]) / 2)
         self._low, self._high = (
             scipy.special.ndtr(-self._means / self._sigmas),
@@ -614,8 +637,7 @@ class _Rounded:
 
     def logarithms(self, values: Array) -> Array:
         """Return the logarithms of the kernels' masses at `values` of a grid, shape (values, centres)."""
-        # A grid's value has the probability of everything rounded to it. If there are few values, each is computed
-        # once.
+        # A value has the probability of all numbers that are rounded to it. It is computed once for equal values.
         single, places = np.unique(values, return_inverse=True)
         low, high = (
             scipy.special.ndtr(np.subtract.outer(edges, self._means) / self._sigmas)

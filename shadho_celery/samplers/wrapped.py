@@ -1,11 +1,11 @@
-"""Samplers made from others: of the whole space for one subspace, without repeated points, by budget; a user's own.
+"""Samplers that contain other samplers: `Unrepeated`, `ByBudget` and `OwnSampler`.
 
-Points are repeated only after all points of a finite subspace have been tried. The params of a user's own sampler are
-checked before trials are created from them.
+`Unrepeated` uses a sampler of the whole space for one subspace. It repeats points of a finite subspace only after all
+of them have been tried. `OwnSampler` checks the params of a user's own sampler before trials are created from them.
 
-By budget, one sampler learns the losses of each budget. Of the budgets with enough results, the sampler of the highest
-one proposes the params. Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at
-Scale", ICML 2018, section 3.2.
+`ByBudget` has a sampler for each budget, which learns only the losses at this budget. Of the budgets with enough
+results, the sampler of the highest one proposes params. Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient
+Hyperparameter Optimization at Scale", ICML 2018, section 3.2.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from shadho_celery.space.domains import Discrete, Domain
 from shadho_celery.space.split import Key, Subspace, parts_of
 from shadho_celery.space.tree import Value
 
-#: number of draws from the prior to replace a point that was tried; after that, all points are searched one by one
+#: number of draws from the prior to replace a point that was tried; if all were tried, the points are searched one by
+#: one
 DRAWS = 64
-#: mixed into the seed for these draws
+#: number that is mixed into the seed for these draws
 _STREAM = 0x75
 
 
 class Unrepeated(Learner):
-    """Passes on another sampler's proposals within a subspace, and replaces tried points by untried draws of the prior.
+    """Returns the proposals of another sampler within a subspace, and replaces points that were tried by new draws.
 
     Pending and failed trials count as tried, and cancelled trials do not. Once a finite subspace has no untried points,
     it returns fewer params than requested, unless it `may_repeat` points. For an infinite subspace it changes nothing.
     """
 
     def __init__(self, sampler: Sampler, subspace: Subspace, entropy: Sequence[int]) -> None:
-        """`sampler` learns in the whole space, a `WholeSampler`. Those of several subspaces may share it."""
+        """`sampler` is a `WholeSampler`. The `Unrepeated` of several subspaces may share it."""
         super().__init__(subspace, entropy)
         self.sampler = cast(WholeSampler, sampler)
         self.adaptive = sampler.adaptive
         #: True once points may be proposed again
         self.may_repeat = False
-        #: number of points of the subspace; None until all have been tried
+        #: number of points of the subspace; None until all points have been tried
         self.points: int | None = None
         self._is_finite = all(domain.steps() is not None for domain in subspace.domains.values())
 
@@ -74,14 +75,14 @@ class Unrepeated(Learner):
         self.sampler.tell(trials)
 
     def _untried(self, waiting: Collection[Key], place: int) -> Params | None:
-        """Return an untried draw for the trial at this place, else any untried point, or None if there is none."""
+        """Return a draw that was not tried, for the trial at this place; else any point that was not tried, or None."""
         generator = np.random.default_rng([*self._entropy, _STREAM, place])
         others = chain(self._subspace.sample(generator, DRAWS), points(self._subspace, generator))
         return next((params for params in others if self._is_new(params, waiting)), None)
 
 
 def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Params]:
-    """Yield each allowed point of a finite subspace once. The values of each label start from a drawn one."""
+    """Yield each allowed point of a finite subspace once. The values of each label begin with a random one."""
     space = subspace.space
 
     def under(params: Mapping[str, Value]) -> Iterator[Params]:
@@ -107,7 +108,7 @@ def _values(domain: Domain, generator: np.random.Generator) -> Iterator[Value]:
 
 
 class ToldTrial(TrialFacts):
-    """Trial as a user's sampler sees it: its facts by name, and its outcome, as a sampler of ours reads it."""
+    """A trial as a user's sampler gets it: its facts as attributes, and its `outcome`, which samplers of ours use."""
 
     @property
     def outcome(self) -> Outcome:
@@ -116,18 +117,18 @@ class ToldTrial(TrialFacts):
 
 
 class OwnSampler:
-    """A sampler of a user's class. It counts as learning from losses unless its `adaptive` is False."""
+    """A sampler of a user's class. It is taken to learn from losses unless its attribute `adaptive` is False."""
 
     def __init__(self, sampler: Any, subspace: Subspace, name: str, entropy: Sequence[int]) -> None:
         self.sampler, self._subspace, self._name = sampler, subspace, name
-        #: generator of the draws that replace points which the space's `where` refuses
+        #: generator of the params that replace proposals which the space's `where` refuses
         self._generator = np.random.default_rng([*entropy, _STREAM])
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Return the proposals of the user's sampler. Draws replace those that the space's `where` refuses.
+        """Return the proposals of the user's sampler. Proposals that the space's `where` refuses are replaced by draws.
 
-        Raises UsageError for params outside the space, and for exceptions of the user's code.
+        Raises UsageError for params outside the space, and if the user's code raises an exception.
         """
         with _named(self._name, "ask"):
             returned = self.sampler.ask(n, [ToldTrial(trial) for trial in pending])
@@ -148,7 +149,7 @@ class OwnSampler:
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Pass results to the user's sampler. Raises UsageError for exceptions of the user's code."""
+        """Pass results to the user's sampler. Raises UsageError if the user's code raises an exception."""
         with _named(self._name, "tell"):
             self.sampler.tell([ToldTrial(trial) for trial in trials])
 
@@ -171,14 +172,14 @@ def make_own_sampler(make: MakeSampler, subspace: Subspace, entropy: Sequence[in
 
 @contextmanager
 def _named(name: str, verb: str) -> Iterator[None]:
-    """Convert exceptions of the user's code to a UsageError that names the sampler."""
+    """Convert exceptions of the user's code to a UsageError that names the sampler and its method."""
     try:
         yield
     except (Exception, SystemExit) as error:
         raise UsageError(f"sampler {name} failed in {verb}: {read_failure(traceback.format_exc())}; fix it") from error
 
 
-#: a budget has enough results if it has this many more results than labels, and at least this many
+#: a budget has enough results if it has at least LEAST, and MORE more than there are labels
 MORE, LEAST = 3, 10
 
 _CANCELLED = Outcome(state=TrialState.CANCELLED)
@@ -187,8 +188,8 @@ _CANCELLED = Outcome(state=TrialState.CANCELLED)
 class ByBudget:
     """Lets the sampler of the highest budget with enough results propose params.
 
-    Losses of two budgets cannot be compared. For a sampler, a trial of another budget counts like a cancelled trial: it
-    only takes a place in the seeded stream. A failed trial counts at every budget.
+    Losses of different budgets cannot be compared. So the sampler of a budget gets trials of other budgets as cancelled
+    trials: they only take places in its seeded stream. All samplers learn from failed trials.
     """
 
     adaptive = True
@@ -200,20 +201,20 @@ class ByBudget:
         subspace: Subspace,
         entropy: Sequence[int],
     ) -> None:
-        """`make` creates the sampler of one budget. `budgets` are those of the rungs, the lowest first."""
+        """`make` creates the sampler of one budget. `budgets` are the budgets of the rungs, the lowest first."""
         #: by budget
         self.samplers = {budget: make(subspace, entropy) for budget in budgets}
         self._lowest = budgets[0]
-        # In the whole space, the labels of one of its subspaces, with the choices that lead to it.
+        # The greatest number of labels that a trial can have, without those that are fixed.
         labels = max(len(part.domains) + len(part.fixed) - len(subspace.fixed) for part in parts_of(subspace))
         self._enough = max(LEAST, labels + MORE)
         self._known: Counter[float] = Counter()
-        #: the sampler that was asked last
+        #: the sampler that proposes params now
         self.sampler = self.samplers[self._lowest]
 
     @property
     def budget(self) -> float | None:
-        """The highest budget with enough results, or None if no budget has enough."""
+        """The highest budget with enough results; None if there is none."""
         return max((b for b, known in self._known.items() if known >= self._enough), default=None)
 
     def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
@@ -232,15 +233,15 @@ class ByBudget:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
-            # Trials of earlier studies, from a warm start, have no budget.
+            # Trials of a warm start have no budget.
             budget = self._lowest if trial.budget is None else trial.budget
-            # The loss of a pruned trial belongs to a lower budget than its own.
+            # Pruned trials do not count, because their losses belong to a lower budget.
             self._known[budget] += budget in self.samplers and trial.state is TrialState.COMPLETE
         for budget, sampler in self.samplers.items():
             sampler.tell([self._seen(trial, budget) for trial in trials])
 
     def _seen(self, trial: Trial, budget: float) -> Trial:
-        """Return a trial as it is passed to the sampler of a budget."""
+        """Return a trial as it is passed to the sampler of this budget."""
         own = self._lowest if trial.budget is None else trial.budget
         if own == budget or trial.state in {TrialState.FAILED, TrialState.CANCELLED}:
             return trial

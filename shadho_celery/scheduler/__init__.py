@@ -1,9 +1,9 @@
-"""The loop: collect events, let models and samplers learn from them, assign classes, fill their queues.
+"""The loop of a study: collect events, learn from them, update the classes, and send trials to their queues.
 
-The room knows no queue, worker or command line: it submits attempts to an executor (`executors`) and polls events.
-`plan` computes everything that follows from a study's settings and space, and creates the scheduler from it.
+`scheduler` has the loop and `proposals` new trials, also those of `known_points`. It knows no queues or workers: it
+submits attempts to an executor (`executors`), which returns events. `plan` makes the scheduler from settings and space.
+`wishes` computes the slots that the study wants.
 
-One process owns a study. A trial is recorded before it is sent, so a crash at any point costs at most a re-run. Queues
-are kept shallow, so that a decision uses the newest results. A slot never idles while a trial fits it: a trial queued
-for a crowded class is cancelled for a free slot of another. With nothing left to send, late trials are copied.
+One process owns a study. A trial is recorded before it is sent, so after a crash at most the trial is run again. Queues
+are short, so that decisions use the newest results. No slot is idle while a trial fits it.
 """

@@ -1,6 +1,6 @@
-"""Role of an executor, which runs attempts and returns events, and a function for the queues of implementations.
+"""The protocol `Executor`, which runs attempts and returns events, and the executors that need no fleet.
 
-Executors without a fleet: `InlineExecutor` runs trials here one after another, `ByHandExecutor` serves ask/tell.
+`InlineExecutor` runs trials in this process, one after the other. `ByHandExecutor` serves ask/tell.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shadho_celery.study.recorder import Recorder
 class Executor(Protocol):
     """Runs attempts.
 
-    It has seven methods, two more than other roles. While the store cannot be reached, the scheduler keeps its lock on
-    the study with `keep`. It cannot use `poll` then, because `poll` confirms events that are not recorded yet.
+    While the store cannot be reached, the scheduler calls `keep` instead of `poll`, because `poll` confirms that
+    earlier events are recorded.
     """
 
     def classes(self) -> Sequence[ComputeClass]:
@@ -36,34 +36,34 @@ class Executor(Protocol):
     def submit(self, attempts: Sequence[Attempt]) -> None:
         """Send QUEUED attempts to their compute classes.
 
-        Each attempt ends in an event, unless another attempt has ended its trial. Sending an attempt twice is harmless.
-        A copy is sent while another attempt of its trial runs. It goes to another machine, and the first attempt that
-        ends COMPLETE or PRUNED ends the other. An attempt with `only_on` runs only on that machine: if no worker there
-        takes it soon, it ends LOST, unclaimed. A RUNNING attempt is known from an earlier run of the scheduler: it is
-        not sent but watched, and also ends in an event.
+        An event ends each attempt, unless another attempt has ended the trial. Sending an attempt twice is harmless. A
+        copy is an attempt that is sent while another attempt of the trial runs. It runs on another machine, and the
+        first attempt that ends COMPLETE or PRUNED ends the other one. An attempt with `only_on` runs only on that
+        machine: if no worker there claims it soon, it is Lost, unclaimed. A RUNNING attempt was sent by an earlier run
+        of the scheduler: it is not sent again but watched, and also ends in an event.
         """
 
     def poll(self, seconds: float) -> Sequence[Event]:
         """Return events as soon as there are any, or an empty sequence after about `seconds`.
 
-        The call also confirms that the events of the last call are recorded. After a crash, only unconfirmed events are
-        returned again.
+        The call also confirms that the events of the last call are recorded. After a crash, the events that were not
+        confirmed are returned again.
         """
 
     def keep(self) -> None:
         """Keep the scheduler's lock on the study while `poll` is not called. Call this every few seconds."""
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
-        """Take back the trials that no worker has claimed; they end LOST, unclaimed.
+        """Take back the attempts of these trials that no worker has claimed. They become Lost, unclaimed.
 
-        With `running`, also stop the trials that run. With `pruned`, their workers are told that the reason is their
-        reports, which they log. The events arrive some time later.
+        If `running`, running attempts are stopped, too. If `pruned`, their workers log that the trials were pruned. The
+        events arrive later.
         """
 
     def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
-        """Free what the `ended` attempts hold, which are no longer live because of an event of `poll`.
+        """Release the resources of the `ended` attempts, which are no longer live because of an event of `poll`.
 
-        `is_over` says that their trial has no live attempt left.
+        `is_over` is True if their trial has no live attempt left.
         """
 
     def close(self) -> None:
@@ -81,20 +81,22 @@ def take(queue: deque[Attempt], numbers: Iterable[int]) -> list[Attempt]:
 
 INLINE_CLASS = "local"
 
-#: used in place of the machine's name, and of the id of its storage
+#: names of the machine and of its storage of checkpoints, for trials in this process
 HOST = "this process"
 STORAGES = {HOST: "local"}
 
 
 def record_process(recorder: Recorder, at: float) -> None:
-    """Record that this process runs trials from now on, and on which machine it does."""
+    """Record this process as a worker from now on, and its machine."""
     machine = Machine(host=HOST, cores=usable_cores().count, memory=ram_bytes())
     present = Present(INLINE_CLASS, 1, MachineRecord.of(machine, own_versions()))
     recorder.see({HOST}, at, lambda name: present)
 
 
 class LocalExecutor:
-    """Base of executors without a fleet: a queue of attempts for one compute class, `local`, and a list of events."""
+    """Base of the executors without a fleet: a queue of attempts for one compute class, `local`, and a
+    list of events.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -138,7 +140,7 @@ class LocalExecutor:
 
 
 class InlineExecutor(LocalExecutor):
-    """Runs one trial at a time in this process, inside `poll`. It has one slot of one class, `local`."""
+    """Runs one trial at a time in this process, during `poll`. It has one slot of the class `local`."""
 
     def __init__(
         self,
@@ -151,11 +153,12 @@ class InlineExecutor(LocalExecutor):
         prunes: Callable[[Attempt, Report], bool] = lambda attempt, report: False,
         code: str = "",
     ) -> None:
-        """`evaluate` computes the objective's values from a trial's params (`Space.evaluate`). `study` is a name.
+        """`evaluate` computes the objective's values from a trial's params (`Space.evaluate`). `study` is the study's
+        name.
 
-        `objectives` are the directions of the study's losses by name, if they have names. `prunes` is called with each
-        report and returns whether its attempt should stop; it is needed because the scheduler cannot poll while an
-        objective runs. `code` is the digest of the objective's version.
+        `objectives` has the direction of each loss by name, if losses have names. `prunes` is called with each report,
+        and returns whether its attempt should stop, because the scheduler does not run while an objective runs here.
+        `code` is the digest of the objective's version.
         """
         super().__init__(SystemClock())
         self._objective = objective
@@ -177,7 +180,7 @@ class InlineExecutor(LocalExecutor):
                 self._queue.append(attempt)
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        # With an empty queue there is nothing to wait for.
+        # With an empty queue, this returns at once, because no event can arrive.
         if self._queue:
             self._run(self._queue.popleft())
         return super().poll(seconds)
@@ -211,21 +214,21 @@ class InlineExecutor(LocalExecutor):
             self._clock,
             objectives=self._objectives,
         )
-        # The outcome is also CANCELLED if the objective raises its own exception when it should stop.
+        # If the trial should stop, the outcome is CANCELLED, even if the objective raised an exception of its own.
         outcome = outcome.cancelled() if is_stopped else outcome
         self._end(attempt, replace(outcome, continued=continued, code=self._code))
 
 
 class ByHandExecutor(LocalExecutor):
-    """Executor for ask/tell: the caller fetches each attempt, runs it, and brings its result.
+    """Executor for ask/tell: the caller fetches each attempt, runs it, and brings its outcome.
 
-    It has one class, `local`, with a slot for each fetched or queued attempt, and a free slot while the caller asks for
-    an attempt and none is queued.
+    It has one class, `local`, with a slot for each fetched or queued attempt. While the caller asks for an attempt and
+    none is queued, it has one more slot, which is free.
     """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        #: attempts that were fetched but have no result yet, by trial
+        #: by number of the trial: attempts that were fetched and have no outcome yet
         self.fetched: dict[int, Attempt] = {}
         #: True while the caller asks for an attempt
         self.is_asked = False
@@ -247,7 +250,7 @@ class ByHandExecutor(LocalExecutor):
             self.bring(number, Outcome(state=TrialState.CANCELLED, error="cancelled"))
 
     def fetch(self) -> Attempt | None:
-        """Return an attempt for the caller to run, or None if none is queued."""
+        """Return the next queued attempt, which the caller runs; None if the queue is empty."""
         if not self._queue:
             return None
         attempt = self._queue.popleft()
@@ -256,7 +259,7 @@ class ByHandExecutor(LocalExecutor):
         return attempt
 
     def bring(self, number: int, outcome: Outcome) -> None:
-        """End a fetched attempt. Raises KeyError if it was not fetched."""
+        """End a fetched attempt with its outcome. Raises KeyError if it was not fetched."""
         self._end(self.fetched.pop(number), outcome)
 
     def report(self, number: int, step: int, loss: float) -> None:

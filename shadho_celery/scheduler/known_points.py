@@ -1,4 +1,4 @@
-"""Known points: params that a user gives as the next trials of a study. The sampler proposes missing values."""
+"""Known points: params that a user gives as the next trials of a study, or as trials that were run elsewhere."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.points import complete, fill
 from shadho_celery.study.state import StudyState
 
-#: number of proposals for a partial point, of which the nearest completes it; and the limit for all points together
+#: number of proposals of the sampler among which the nearest completes a partial point; limit of this number for all
+#: points together
 PROPOSALS, MOST_PROPOSALS = 8, 64
 
-#: mixed into the study's seed: for the draws from the laws of missing labels, and for the sampler's proposals
+#: numbers that are mixed into the study's seed: for draws of missing labels, and for the sampler's proposals
 _STREAM, _PROPOSAL_STREAM = 0x6E, 0x6F
 
-#: name of a subspace, and params within it
+#: name of a subspace, and params in it
 Found = tuple[str, Params]
 
 
@@ -34,8 +35,8 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object], scheduler: 
 
     The study's `scheduler`, or a scheduler created later, sends them before new trials.
 
-    Each trial replaces one draw in its subspace. The sampler proposes the values of labels that a point lacks.
-    If one of the points is refused, nothing is added. Raises like `completed`.
+    Each of these trials counts as a draw in its subspace. The sampler proposes values for the labels that a point
+    lacks. If one of the points is refused, nothing is added. Raises UsageError as `completed` does.
     """
     points = [*points]
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)])
@@ -50,9 +51,10 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object], scheduler: 
 
 
 def adopt(study: StudyState, plan: Plan, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
-    """Add a finished trial for each point that was evaluated elsewhere, with its outcome. Raises like `completed`.
+    """Add a finished trial for each point that was evaluated elsewhere, with its outcome.
 
-    Labels that a point lacks are drawn from their laws. A value between two grid points of its domain is accepted.
+    Labels that a point lacks are drawn at random. A value between two grid points of its domain is accepted. Raises
+    UsageError as `completed` does.
     """
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
     for trial, outcome in zip(_add(study, plan, found, "added"), outcomes, strict=True):
@@ -74,15 +76,15 @@ def _add(study: StudyState, plan: Plan, found: Iterable[Found], sampler: str) ->
 
 
 def failed(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the failed ones of these trials. One whose params were tried again later is left out."""
+    """Return the trials that have failed, without those whose params were tried again by a later trial."""
     latest = {tuple(sorted(trial.params.items())): trial for trial in trials}
     return sorted((each for each in latest.values() if each.state is TrialState.FAILED), key=lambda each: each.number)
 
 
 def first(plan: Plan, points: Sequence[object], seed: int, number: int) -> list[Params]:
-    """Return the params of a new study's first trials: the known points, then proposals of its samplers.
+    """Return the params of the first `number` trials of a new study: the known points, then proposals of its samplers.
 
-    The subspaces have parts by their probabilities. Raises like `completed`.
+    The proposals are divided among the subspaces by their probabilities. Raises the same errors as `completed`.
     """
     found = completed(plan, points, [seed, _STREAM, 0])[:number]
     shares = UniformShares({each.name: each.probability for each in plan.subspaces})
@@ -98,9 +100,9 @@ def first(plan: Plan, points: Sequence[object], seed: int, number: int) -> list[
 def completed(
     plan: Plan, points: Iterable[object], entropy: Sequence[int] = (0,), *, off_grid: bool = False
 ) -> list[Found]:
-    """Return the subspace and the params of each point. Missing labels are drawn from their laws by the seed `entropy`.
+    """Return the subspace and the params of each point. Missing labels are drawn at random with the seed `entropy`.
 
-    With `off_grid` a value between two grid points of its domain is accepted. Raises UsageError for a point outside the
+    If `off_grid`, a value between two grid points of its domain is accepted. Raises UsageError for a point outside the
     space, with the point's index (from 0) and the cause.
     """
     points = list(points)
@@ -121,26 +123,26 @@ def completed(
 def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: Sequence[Found]) -> list[Found]:
     """Return the subspace and the params of each point. Missing labels are taken from the sampler's proposals.
 
-    `completed` has the same points with missing labels drawn from their laws.
+    `completed` has the same points with random values of the missing labels.
     """
-    # `completed` has refused points that are not mappings.
+    # Points that are not mappings were already refused when `completed` was computed.
     partial = [place for place, point in enumerate(points) if {*completed[place][1]} - {*point}]  # type: ignore[misc]
     if not partial:
         return [*completed]
     whole, entropy = plan.whole, [study.record.seed, _PROPOSAL_STREAM, len(study)]
     known = [each for place, each in enumerate(completed) if place not in partial]
-    # This holds for every sampler: its own trials may repeat, but a point that a user names should add information.
+    # A sampler may repeat trials, but a user's point should add information. So, if possible, it is completed to params
+    # that are new.
     tried = {whole.key(params) for _, params in known}
     for trials in chain(_history(study), [study.pending()]):
-        # Points of cancelled trials count as untried.
+        # Params of cancelled trials count as new.
         tried |= {whole.key(each.params) for each in trials if each.state is not TrialState.CANCELLED}
 
     def is_new(params: Params) -> bool:
         return whole.key(params) not in tried
 
     found, generator = [*completed], np.random.default_rng(entropy)
-    # The scheduler's own samplers are not asked, because they may wait for the results of everything that they have
-    # proposed.
+    # New samplers are made, because those of the scheduler may wait for the results of all their proposals.
     samplers = make_samplers(plan.make_sampler, plan.subspaces, entropy)
     for told in _history(study):
         tell_samplers(samplers, told)
@@ -159,12 +161,14 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
 
 
 def _history(study: StudyState) -> Iterator[Sequence[Trial]]:
-    """Yield, in blocks, the finished trials from which samplers learn: those of the warm start, then the study's."""
+    """Yield blocks of the finished trials from which samplers learn: those of the warm start, then those
+    of the study.
+    """
     return chain([study.warm_start], ([*map(study.current, block)] for block, _ in study.history()))
 
 
 def _pending(study: StudyState, name: str, known: Iterable[Found]) -> list[Trial]:
-    """Return the pending trials of a subspace, or of WHOLE, and the future trials of the points in `known`."""
+    """Return the pending trials of a subspace, or of all subspaces for WHOLE, and trials for the points in `known`."""
     others = (each for each in known if name in {WHOLE, each[0]})
     return [
         *study.pending(None if name == WHOLE else name),

@@ -1,6 +1,6 @@
-"""Plan of a study: everything that follows from its settings and its search space, computed once.
+"""Plan of a study: its ladder, sampler, pruner, limits and other parts, made from its settings and its search space.
 
-`make_scheduler` creates the study's scheduler from it.
+`make_scheduler` creates the study's scheduler from the plan.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from shadho_celery.study.state import Limits, StudyState
 
 DEFAULT_SETTINGS = StudySettings()
 
-#: mixed into the study's seed for the policy's draws, so that they differ from those of samplers
+#: number that is mixed into the study's seed for the draws of the policy, so that they differ from those of samplers
 _POLICY_STREAM = 0x70
 
-#: limits of a study that ends only when its caller stops it
+#: limits of a study that ends only when its caller ends it
 ENDLESS = Limits(target=-math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that the settings of a study determine for its search space."""
+    """The parts of a study that follow from its settings and its search space."""
 
     #: settings in force
     settings: StudySettings
     space: Space
-    #: members of the split, in the order of the space
+    #: subspaces into which the space is split, in the order of the space
     subspaces: Sequence[Subspace]
     #: when the study ends
     limits: Limits
@@ -62,22 +62,22 @@ class Plan:
     pruner: PrunerSettings | None
     #: number of slots of a trial, by its params
     width: Width
-    #: warning to the user about the bounds between params, or None
+    #: warning for the user that the bounds between params allow few points, or None
     warning: str | None = None
 
     @classmethod
     def of(cls, space: Space, settings: StudySettings = DEFAULT_SETTINGS, limits: Limits | None = None) -> Plan:
-        """Return the plan of these settings for a space. `limits` replace those of the settings.
+        """Return the plan for a space and settings. `limits` replace the limits in the settings.
 
         Raises UsageError for an unknown name, for settings that cannot be combined, for an invalid ladder, pruner or
-        number of slots, for bounds between params that allow no point, and if there is no limit.
+        number of slots, for settings without a limit, and for bounds between params that allow no point.
         """
         subspaces, warning = bounded(split(replace(space, where=settings.where)))
         plan = _plan(settings, subspaces[0].space, subspaces, limits or Limits.of(settings))
         return replace(plan, warning=warning)
 
     def with_settings(self, settings: StudySettings, limits: Limits | None = None) -> Plan:
-        """Return the plan of other settings for the same space. Raises UsageError like `of`."""
+        """Return the plan for other settings and the same space. Raises UsageError like `of`."""
         plan = _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
         return replace(plan, warning=self.warning)
 
@@ -86,7 +86,7 @@ class Plan:
         self.make_sampler(self.whole if self.spans_space else self.subspaces[0], (0, 0))
 
     def check_warm_start(self, given: object, *, resume: bool) -> None:
-        """Raise UsageError for a warm start of a study that is resumed, or that would not learn from it."""
+        """Raise UsageError if a warm start is given for a study that is resumed, or that would not learn from it."""
         refuse_if_resumed(given, resume=resume)
         if given is not None and self.ladder is not None and self.ladder.how == "dehb":
             raise UsageError(
@@ -94,17 +94,17 @@ class Plan:
             )
 
     def make_pruning(self) -> Pruning | None:
-        """Return a new Pruning, for one run, or None if the study has no pruner."""
+        """Return a new `Pruning` for one run of the study, or None if the study has no pruner."""
         return None if self.pruner is None else Pruning(self.pruner)
 
     @property
     def spans_space(self) -> bool:
-        """True if there is one sampler for the whole space."""
+        """True if one sampler draws in the whole space."""
         return self.make_sampler.spans_space
 
     @property
     def sampler_name(self) -> str:
-        """Name of the sampler, or of a user's own class."""
+        """Name of the sampler, or of the user's own class of samplers."""
         sampler = self.settings.sampler
         return sampler if isinstance(sampler, str) else name_of(sampler)
 
@@ -133,7 +133,7 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
         settings=settings,
         space=space,
         subspaces=subspaces,
-        # Only a loss at the full budget may reach the target.
+        # Only a loss at the greatest budget counts for the target.
         limits=limits if ladder is None else replace(limits, budget=ladder.most),
         ladder=ladder,
         make_sampler=make_sampler,
@@ -163,7 +163,7 @@ def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | 
 
 
 def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, ladder: Ladder | None) -> None:
-    """Raise UsageError for settings that judge trials by one loss. Call this for a study of several losses."""
+    """Raise UsageError for settings that compare trials by one loss. Call this for a study with several losses."""
     if pruner is not None:
         raise UsageError("a pruner judges reports of one loss, but this study has several; leave out one of the two")
     if ladder is not None:
@@ -171,7 +171,7 @@ def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, 
 
 
 def _check_money(settings: StudySettings, limits: Limits) -> None:
-    """Raise UsageError if trials cannot be placed by money, or if there is a deadline although they are not."""
+    """Raise UsageError if the settings for placement by money are incomplete, or if only a deadline is given."""
     is_by_money = settings.place_by == "money"
     if is_by_money and settings.deadline is None:
         raise UsageError("place_by money needs a deadline, such as 4h")
@@ -182,10 +182,10 @@ def _check_money(settings: StudySettings, limits: Limits) -> None:
 
 
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
-    """Return the rounds on a ladder, or one endless round without a ladder.
+    """Return the rounds for a ladder; without a ladder, one endless round.
 
-    `space` and `seed` are used by rounds that propose trials themselves. `limit`, the maximum number of trials, is used
-    by rounds that choose their rungs.
+    `space` and `seed` are needed by rounds that propose trials themselves. `limit` is the maximum number of trials,
+    which is needed by rounds that choose their rungs.
     """
     if ladder is None:
         return Rounds()
@@ -195,9 +195,10 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
 
 
 def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning: Pruning | None = None) -> Scheduler:
-    """Return the scheduler of `study`, with the parts that its plan names. Its `begin` has been called.
+    """Return the scheduler of `study` with the parts of its plan. `begin` has already been called.
 
-    `pruning` is given if an executor in this process asks it, too, while a trial runs. By default it is created here.
+    Give `pruning` if the executor uses the same object while a trial runs in this process. By default it is created
+    here.
     """
     settings, subspaces = plan.settings, plan.subspaces
     declared = None if settings.cost is None else declared_cost(settings.cost, plan.space, subspaces)

@@ -1,7 +1,7 @@
 """Proposals of new trials.
 
-The rounds request a trial, the shares and the policy choose its subspace, and the sampler of the subspace draws the
-params.
+The rounds request a trial, the shares and the policy choose its subspace, and the sampler of the subspace proposes the
+params. `make_samplers` creates the samplers of a study.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ P = TypeVar("P")
 #: maximum number of draws for a slot until a trial fits the slot's class
 DRAWS = 20
 
-#: number of results needed for each trial in a class's queue, if the sampler learns from losses
+#: if the sampler learns from losses, at most one trial is queued in a class for this many results
 RESULTS_PER_AHEAD = 4
 
-#: number of trials of a subspace that may wait for a class with more memory; then new ones come from other subspaces
+#: maximum number of a subspace's trials that wait for a larger class; then new trials come from other subspaces
 WAITING_PER_SUBSPACE = 4
 
-#: number of latest trials that show the mix of a sampler that chooses the subspaces, for each subspace
+#: the mix of subspaces, and that of budgets, is estimated from the latest trials: this many for each subspace or budget
 SHOWN = 20
 
-#: number of trials too wide for every class that may wait for each narrower trial; also the number of draws that
-#: estimate the slots of a subspace's narrowest trials
+#: maximum number of waiting trials that are too wide for every class, for each trial that is not; also the number of
+#: draws from which the slots of a subspace's narrowest trials are estimated
 TOO_WIDE = 50
 
 
 @dataclass(eq=False)
 class Proposals:
-    """Proposes new trials, and learns from finished ones."""
+    """Proposes new trials of a study, and learns from its finished trials."""
 
     study: StudyState
     members: Sequence[Subspace]
@@ -61,9 +61,9 @@ class Proposals:
     policy: Policy
     shares: UniformShares
     rounds: Rounds
-    #: by subspace, or a single sampler under WHOLE, see `make_samplers`
+    #: samplers by subspace, or a single sampler under WHOLE, see `make_samplers`
     samplers: Mapping[str, Sampler]
-    #: name of these samplers, which is recorded with each trial
+    #: name of the samplers, which is recorded with each trial
     sampler: str
     limits: Limits
     width: Width
@@ -77,28 +77,28 @@ class Proposals:
         self.subspaces = tuple(self._index)
         #: True if one sampler draws in the whole space, so that shares do not apply
         self.spans_space = WHOLE in samplers
-        #: number of slots of all classes that the study may use, and of the widest trial that a class takes
+        #: slots of all classes that the study may use; slots of the widest trial that some class can run
         self.slots = self._widest = 0
         #: seconds until the limit on time; infinity without one
         self._seconds_left = math.inf
         #: by subspace: number of slots of its narrowest trials
         self._narrowest: dict[str, int] = {}
-        #: subspaces, or WHOLE, whose sampler has no further params
+        #: subspaces, or WHOLE, whose sampler has no more params
         self._exhausted: set[str] = set()
-        #: by subspace and number: the trials drawn ahead for the policy and not sent yet
+        #: by subspace and number: trials that were drawn ahead for the policy and not sent yet
         self._ahead: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
-        #: True once a trial was drawn ahead that is too wide for every class
+        #: True once a trial that was drawn ahead is too wide for every class
         self._has_too_wide = False
-        #: numbers of those that an earlier run has drawn, which the shares have counted already
+        #: numbers of the trials drawn ahead that an earlier run has drawn; the shares have already counted them
         self._dealt: set[int] = set()
-        #: by origin and rung: the offered promotions, each as the trial that would be added
+        #: by origin and rung: the promotions that the rounds offer, each as the trial that would be added
         self._promotable: dict[tuple[int | None, int | None], Trial] = {}
-        #: by number of a promoted trial not sent yet: the only machine that may run its first attempt, which has its
-        #: checkpoint
+        #: by number of a promoted trial that was not sent yet: the only machine that may run its first attempt, because
+        #: it has the checkpoint
         self.machines: dict[int, str] = {}
-        #: number of points of a finite space, once all of them have been tried and trials repeat them; until then None
+        #: number of points of a finite space once all of them have been tried, so that trials repeat them; None before
         self.all_tried: int | None = None
-        #: subspaces of the latest new trials, and budgets of the latest trials
+        #: subspaces of the latest new trials; budgets of the latest trials
         self._latest: deque[str] = deque(maxlen=SHOWN * len(self.members))
         self._budgets: deque[float] = deque(maxlen=SHOWN * max(1, len(self.budgets)))
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
@@ -110,24 +110,24 @@ class Proposals:
             for each in [sampler] if by_budget is None else by_budget.samplers.values():
                 if (auto := _part(each, AutoSampler)) is not None:
                     auto.decade = self._decade
-        #: sampler that learns from all subspaces; None if each has its own
+        #: sampler that learns from all subspaces; None if each subspace has its own
         self._whole: WholeSampler | None = None
         if len(samplers) > 1 and isinstance(first := next(iter(samplers.values())), Unrepeated):
             self._whole = first.sampler
-        #: its outlook that the shares follow
+        #: latest outlook of this sampler, which the shares follow
         self._followed: Mapping[str, float] = {}
-        #: subspaces of which failures under other code are forgotten; those with a later trial under this code; and
-        #: those that get a trial before others, in this order
+        #: subspaces with forgotten failures, which were under another version of the code; subspaces with a later trial
+        #: under this version; and, in order, subspaces that get a trial before others
         self._forgotten: set[str] = set()
         self._current: set[str] = set()
         self._renewed: list[str] = []
-        #: replays the results of earlier runs to the rounds; None after the replay, or without rounds
+        #: replays the results of earlier runs to the rounds; None after the replay, or in a study without budgets
         self._replay: Replay | None = None
 
     def begin(self) -> None:
-        """Count the trials of earlier runs, and return those that were drawn ahead to the policy.
+        """Count the trials of earlier runs, and offer the policy those that were drawn ahead.
 
-        `tell` is called separately, to learn from their results.
+        The caller then calls `tell` with their results.
         """
         for name in self.study.drawn():
             self.deal(name)
@@ -145,15 +145,16 @@ class Proposals:
         return is_drawn and not trial.attempt and trial.origin is None and trial.subspace in self._index
 
     def deal(self, subspace: str) -> None:
-        """Count a new trial of a subspace."""
+        """Record that a new trial of a subspace is sent."""
         self.shares.deal(subspace)
         self._latest.append(subspace)
 
     def mix(self, trials: int) -> dict[str, float]:
-        """Return how many of this many further trials each subspace is expected to have.
+        """Return the expected number of trials of each subspace among the next `trials` trials.
 
-        Where shares are fixed, a subspace that is behind its share has more. Elsewhere losses decide, from trial
-        to trial. There the latest trials show the mix, beside as many of the space's own law as it has subspaces.
+        If shares are fixed, a subspace that is behind its share gets more. Otherwise the mix depends on losses and is
+        estimated from the latest trials. As a prior, one trial per subspace is added, divided by the probabilities of
+        the space.
         """
         if self.shares.fixed and not self.spans_space:
             waiting = {name: self.study.count(TrialState.WAITING, subspace=name) for name in self.subspaces}
@@ -165,9 +166,10 @@ class Proposals:
         return {name: trials * (latest[name] + number) / total for name, number in law.items()}
 
     def budget_mix(self) -> dict[float, float]:
-        """Return the share of each budget that further trials are expected to have; {} without a ladder.
+        """Return the expected share of each budget among the next trials; {} without a ladder.
 
-        The latest trials show it, beside half as many, at most, by the law that a budget is as rare as it is high.
+        It is estimated from the latest trials. As a prior, trials in inverse proportion to their budgets are added,
+        half as many as the maximum number of latest trials.
         """
         latest, law = Counter(self._budgets), sum(1 / each for each in self.budgets)
         weight = SHOWN / 2 * len(self.budgets)
@@ -176,18 +178,18 @@ class Proposals:
 
     @property
     def is_exhausted(self) -> bool:
-        """True once no sampler has further params, and the rounds offer neither promotions nor params of their own."""
+        """True once no sampler has more params, and the rounds offer neither promotions nor params of their own."""
         if len(self._exhausted) < len(self.samplers):
             return False
         return all(offer.origin is None and offer.params is None for offer in self.rounds.offers(self.slots))
 
     def is_ahead(self, trial: Trial) -> bool:
-        """Return whether a trial is one of those drawn ahead, which the policy may choose for any slot."""
+        """Return whether a trial was drawn ahead and not sent yet. The policy may choose such a trial for any slot."""
         return trial.number in self._ahead[trial.subspace]
 
     @property
     def most_ahead(self) -> int:
-        """Maximum number of trials in a class's queue: a sampler that learns needs results before many proposals."""
+        """Maximum number of trials in a class's queue. It is small at first for a sampler that learns from losses."""
         return self.study.counted // RESULTS_PER_AHEAD if self._adaptive else sys.maxsize
 
     def see(self, classes: Sequence[ComputeClass], seconds_left: float = math.inf) -> None:
@@ -199,14 +201,14 @@ class Proposals:
         self._widest = max((compute_class.room for compute_class in classes), default=0)
 
     def prices(self, subspace: str) -> Mapping[str, float]:
-        """Return the prices of the live classes for the trials of a subspace; {} with a policy that has no prices."""
+        """Return the prices of the live classes for the trials of a subspace; {} if the policy has no prices."""
         return self.policy.prices(subspace) if self.spans_space or subspace in self._index else {}
 
     def ask(self, compute_class: ComputeClass, fits: Fits, left: float, excess: Excess | None = None) -> Trial | None:
-        """Return a new trial that `fits` a class, or None if none is wanted now.
+        """Return a new trial that `fits` a class, or None if no trial is wanted now.
 
         New trials that do not fit wait in the study. `left` is the maximum number of trials that may still be sent,
-        including the waiting ones. `excess` is as in `Slot`.
+        waiting trials included. `excess` is as in `Slot`.
         """
         slot = Slot(compute_class, self.study, self.study.clock.now(), excess, self._seconds_left)
         if wants := self.policy.wants():
@@ -229,7 +231,7 @@ class Proposals:
     def end_history(self) -> None:
         """End the replay of earlier runs. Call this after all their results were passed to `tell`.
 
-        The past of subspaces of which failures are forgotten does not count for their shares, and they are tried first.
+        Subspaces with forgotten failures are treated as new by the shares, and are tried first.
         """
         if self._forgotten:
             self.shares.restart(self._forgotten & self._index.keys())
@@ -240,7 +242,7 @@ class Proposals:
             self._replay = None
 
     def teach(self, trials: Sequence[Trial]) -> None:
-        """Let shares and samplers learn from finished trials, of this or an earlier study."""
+        """Let shares and samplers learn from finished trials of this study, or from those of its warm start."""
         told, trials = trials, [*map(self.study.current, trials)]
         for old, new in zip(told, trials, strict=True):
             if old.state is not new.state:
@@ -248,7 +250,7 @@ class Proposals:
                 self._current.discard(new.subspace)
             elif new.state is not TrialState.CANCELLED and new.outcome.code == self.study.code:
                 self._current.add(new.subspace)
-        # Promoted trials are a selection of good trials, and therefore biased.
+        # Shares do not learn from promoted trials, because these are selected for their good losses.
         if not self.spans_space:
             for trial in trials:
                 if trial.origin is None:
@@ -259,7 +261,10 @@ class Proposals:
             self.study.note_decade(self._decade.recorded)
 
     def _chosen(self, slot: Slot, fits: Fits, left: float) -> Trial | None:
-        """Return the trial that the policy chooses for a slot, added to the study; None if no trial is wanted now."""
+        """Return the trial that the policy chooses for a slot, after adding it to the study if it is new.
+
+        Returns None if no trial is wanted now.
+        """
         while True:
             wanted, offers = self._offers(left)
             is_renewed = bool(self._renewed) and wanted is not None and wanted.params is None
@@ -279,18 +284,18 @@ class Proposals:
                 self._note_budget(drawn[0])
                 self.deal(drawn[0].subspace)
                 return drawn[0]
-            # The sampler of this subspace is exhausted. Choose again among the others.
+            # The sampler of this subspace has no more params, so choose again among the other subspaces.
 
     def _wanted(self, left: float) -> tuple[Sequence[Wanted], Wanted | None]:
         """Return the promotions that the rounds offer, and the new trial that they want next, or None.
 
-        Nothing is wanted if as many trials wait as may still be sent.
+        Nothing is wanted if the number of waiting trials has reached `left`, the number that may still be sent.
         """
         if self.study.count(TrialState.WAITING) >= left:
             return (), None
         offers = self.rounds.offers(self.slots)
         new = next((place for place, offer in enumerate(offers) if offer.origin is None), None)
-        # What follows a new trial belongs to later brackets and is not due yet.
+        # Offers after the first new trial belong to later brackets and are not due yet.
         return (offers, None) if new is None else (offers[:new], offers[new])
 
     def _offers(self, left: float) -> tuple[Wanted | None, Offers]:
@@ -328,10 +333,11 @@ class Proposals:
         return [name for name in left if self._may_wait(name)]
 
     def _draw_ahead(self, wants: Mapping[str, int], left: float) -> None:
-        """Draw trials ahead, as many for each subspace as the policy wants. The shares count them when they are sent.
+        """Draw trials ahead: for each subspace the number in `wants`, which comes from the policy.
 
-        At most as many trials of a subspace are drawn ahead as have succeeded there. Without a success, nothing is
-        known about the effect of the params, and in a subspace that always fails, every drawn trial would be run.
+        The shares count them when they are sent. The number of trials drawn ahead in a subspace is at most the number
+        of trials that have succeeded there. Before the first success, nothing is known about the effect of the params;
+        and in a subspace that always fails, all trials drawn ahead would have to be run.
         """
         for name, missing in wants.items():
             wanted = self._new(left)
@@ -356,7 +362,7 @@ class Proposals:
                     if trial.slots <= self._widest:
                         self._ahead[trial.subspace][trial.number] = trial
                     else:
-                        # The policy could not place it.
+                        # The policy could not place this trial, so it waits in the study.
                         self._has_too_wide = True
                         self._note_budget(trial)
                         self.deal(trial.subspace)
@@ -366,7 +372,7 @@ class Proposals:
                 wanted = self._new(left)
 
     def _new(self, left: float) -> Wanted | None:
-        """Return what the rounds want as the next new draw, or None if they want no draw."""
+        """Return the next new trial that the rounds want if a sampler draws it, or None."""
         _, new = self._wanted(left)
         return None if new is None or new.params is not None else new
 
@@ -381,7 +387,7 @@ class Proposals:
         return trial
 
     def _promoted(self, offered: Trial, choice: Choice) -> Trial:
-        """Add an offered promotion to the study: a trial with the params of its origin, on a higher rung."""
+        """Add a promotion to the study: a trial with the params of its origin, on a higher rung. Return it."""
         trial = self.study.add(
             *(offered.subspace, offered.params, offered.seed, offered.budget),
             slots=offered.slots,
@@ -402,8 +408,8 @@ class Proposals:
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
         """Draw `number` new trials in the subspace called `name`, or in the whole space for WHOLE, and add them.
 
-        Returns fewer trials if the sampler has no further params. If one sampler draws in the whole space, a trial in
-        one subspace comes from the laws of its labels.
+        Returns fewer trials if the sampler has no more params. If one sampler draws in the whole space, a trial in one
+        subspace is drawn at random.
         """
         if self.spans_space and name != WHOLE:
             generator = np.random.default_rng([self.study.record.seed, len(self.study)])
@@ -430,7 +436,7 @@ class Proposals:
         return [self._added(subspace, params, wanted, chosen) for subspace, params, chosen in drawn]
 
     def _let_repeat(self) -> None:
-        """Allow samplers to repeat points, because every point has been tried and losses may be noisy."""
+        """Allow samplers to repeat params, because all points of the space have been tried and losses may be noisy."""
         repeating = [each for sampler in self.samplers.values() if (each := _part(sampler, Unrepeated)) is not None]
         for each in repeating:
             each.may_repeat = True
@@ -450,9 +456,10 @@ class Proposals:
         return trial
 
     def _may_wait(self, *names: str) -> bool:
-        """Return True if another trial of these subspaces may wait. Trials wait because they are too large for a class.
+        """Return True if one more trial of these subspaces may wait because it is too large for a class.
 
-        Waiting trials that are too wide for every class are ignored, as long as the subspaces have narrower ones.
+        Waiting trials that are too wide for every class are ignored as long as the subspaces have narrower trials,
+        within TOO_WIDE.
         """
         waiting = 0
         for name in names:
@@ -467,7 +474,7 @@ class Proposals:
         return too_wide < TOO_WIDE * (1 + sum(map(self.study.asked, names)) - too_wide)
 
     def least_slots(self, name: str) -> int:
-        """Return the number of slots of a subspace's narrowest trials, estimated from some draws."""
+        """Return the number of slots of a subspace's narrowest trials, estimated from TOO_WIDE draws."""
         if name not in self._narrowest:
             draws = self.members[self._index[name]].sample(np.random.default_rng(self.study.record.seed), TOO_WIDE)
             self._narrowest[name] = min(self.width(params) for params in draws)
@@ -476,9 +483,9 @@ class Proposals:
     def _quotas(self, drawn: int | None) -> Mapping[str, int] | None:
         """Return the number of trials to draw in each subspace, or None if it is not fixed.
 
-        If the proposals do not depend on the losses, a limit on trials fixes the number in each subspace. Then the seed
-        determines the set of trials, and the policy determines only their order and classes. In rounds, the limit is
-        `drawn`: the number of trials drawn by the end of the current round.
+        If proposals do not depend on losses, a limit on trials fixes the number in each subspace. Then the seed
+        determines the set of trials, and the policy only their order and classes. In rounds, the limit is `drawn`, the
+        number of trials drawn until the end of the current round.
         """
         limit = self.limits.trials if drawn is None else drawn
         if limit is None or not self.shares.fixed or self._adaptive or self.spans_space:
@@ -488,7 +495,7 @@ class Proposals:
 
 
 def _part(sampler: object, kind: type[P]) -> P | None:
-    """Return the sampler itself or the sampler inside it that is of this class, or None: samplers may be wrapped."""
+    """Return the sampler, or the sampler wrapped in it, that is an instance of `kind`; None if there is none."""
     while not isinstance(sampler, kind):
         if not isinstance(sampler, (Unrepeated, ByBudget, OwnSampler)):
             return None
@@ -510,7 +517,7 @@ def make_samplers(make: Maker, subspaces: Sequence[Subspace], entropy: Sequence[
 def tell_samplers(samplers: Mapping[str, Sampler], trials: Iterable[Trial]) -> None:
     """Let each sampler learn from the trials of its subspace.
 
-    This is done in the order of the results, because samplers of several subspaces may learn together.
+    The order of the results is kept, because samplers of several subspaces may share what they learn.
     """
     for name, told in groupby(trials, lambda trial: WHOLE if WHOLE in samplers else trial.subspace):
         if name in samplers:
@@ -518,13 +525,15 @@ def tell_samplers(samplers: Mapping[str, Sampler], trials: Iterable[Trial]) -> N
 
 
 def learns_whole(sampler: Sampler) -> bool:
-    """Return True if a subspace's sampler learns from the whole space, and therefore needs all pending trials."""
+    """Return True if a subspace's sampler learns from the whole space, so that it needs the pending trials of all
+    subspaces.
+    """
     return _part(sampler, Unrepeated) is not None
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:
     """Return the seed of the `index`-th trial of a subspace. It does not depend on the timing of the trials."""
     entropy = (seed, subspace, index)
-    # An array gives the same seed as a tuple, in half the time.
+    # An array gives the same seed as a tuple, but takes half the time.
     words = np.array(entropy, np.uint32) if seed < 2**32 else entropy
     return int(np.random.SeedSequence(words).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""The loop: collect events, let models and samplers learn from them, assign classes, fill their queues."""
+"""The loop of a study: collect events, learn from them, update the classes, and send trials to their queues."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ TURN_SECONDS = 0.5
 #: seconds between two checks of the run times of the running trials
 WATCH_SECONDS = 10.0
 
-#: number of attempts after which a trial may return to a worker that has failed it, as no other worker has taken it
+#: after this number of attempts, a trial may run again on workers that have failed it
 MAX_AVOIDING = 30
 
-#: seconds without a live class after which trials for which no machine is started are FAILED
+#: trials for which no machine is started become FAILED after this many seconds without a live class and other trials
 ALONE_SECONDS = 60.0
-#: seconds for which all other trials go before a trial whose last machines have vanished
+#: seconds for which a trial whose latest machines have vanished is sent only if no other trial fits
 LAST_SECONDS = 600.0
-#: number of workers that give a trial back after which the user is told
+#: the user is told about a trial that workers have given back this many times
 CUT = 3
 
-#: once this many trials of every class have ended, classes are ranked by their speed instead of their hardware
+#: once the model has learned from this many trials of every class, classes are ordered by speed instead of hardware
 TIMED_TRIALS = 5
 
 
 @dataclass(eq=False)
 class Scheduler:
-    """Runs one study to its limits on one executor. Call `begin` before the first turn."""
+    """Runs one study with one executor until it reaches a limit. Call `begin` before the first turn."""
 
     study: StudyState
     executor: Executor
@@ -55,13 +55,13 @@ class Scheduler:
     _: KW_ONLY
     cost_model: CostModel
     limits: Limits
-    #: names of classes, the strongest first: the order of classes with equal hardware
+    #: names of classes, the strongest first, which order classes with equal hardware
     expected: Sequence[str] = DEFAULT_CLASSES
     #: True to copy late trials to idle slots
     speculate: bool = True
     #: stops trials early because of their reports; None to let all trials run to their end
     pruning: Pruning | None = None
-    #: chooses the slots that are used, to save money; None to use all slots
+    #: chooses the slots that are used if trials are placed by money; None to use all slots
     cheapest: CheapestSlots | None = None
 
     def __post_init__(self) -> None:
@@ -69,13 +69,13 @@ class Scheduler:
         self.subspaces = self.proposals.subspaces
         #: live classes, strongest first
         self.classes: list[ComputeClass] = []
-        #: longest time in seconds that one turn waits for an event
+        #: maximum number of seconds for which a turn waits for an event
         self.turn_seconds = TURN_SECONDS
-        #: called with each ended trial after it is recorded
+        #: function that is called with each ended trial after it is recorded
         self.on_trial: Callable[[Trial], None] | None = None
         #: ended trials for which `on_trial` has not been called yet
         self._ended: list[Trial] = []
-        #: True once no more trials are sent and the scheduler only waits for the running ones
+        #: True once no more trials are sent and the scheduler only waits for running trials
         self.stopping = False
         #: True while no more trials are sent, until `unpause`
         self.paused = False
@@ -86,24 +86,25 @@ class Scheduler:
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
         self._extrapolation = Extrapolation()
-        #: slots that the study wants of each class; None if workers are not started on demand
+        #: computes the slots that the study wants of each class; None if workers are not started on demand
         self.demand: Demand | None = None
-        #: last moment at which a class was live, or the limit allowed other trials than those without a machine
+        #: last time at which a class was live, a trial was in flight, or trials were left for which a machine may be
+        #: started
         self._served_at = self.study.clock.now()
-        #: attempts that are placed, each with the prices at its placement, of which that is not recorded yet
+        #: placed attempts whose placement is not recorded yet, each with the prices of the classes at that time
         self._unrecorded: list[tuple[Attempt, Mapping[str, float]]] = []
         #: attempts that will be sent after this turn is recorded
         self._unsent: list[Attempt] = []
-        #: numbers of pruned trials, which will be stopped after the decision is recorded
+        #: numbers of pruned trials that will be stopped after the decision is recorded
         self._to_stop: list[int] = []
         self._began = self._watched_at = self.study.clock.now()
-        #: True once the study should end, because as many trials as the limit allows have ended without a better loss
+        #: True once the study should end, because the limit on trials without a better loss is reached
         self.is_stale = False
-        #: notice about the first trial that several workers have given back, one after the other
+        #: notice about the first trial that CUT workers have given back; None before
         self._cut: str | None = None
 
     def begin(self) -> None:
-        """Learn from the trials of earlier runs, and submit the attempts that were in flight again."""
+        """Learn from the trials of earlier runs, and submit the attempts that were in flight to the executor."""
         self._to_stop = self.study.to_stop
         # An earlier run may have had other bounds between params.
         space = self.proposals.members[0].space
@@ -123,22 +124,26 @@ class Scheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """True once every point of a finite search, such as a grid, has been proposed and all its trials have ended."""
+        """True once all points of a finite search, such as a grid, have been proposed and their trials have ended."""
         has_proposed = self.proposals.is_exhausted and not self.study.count(TrialState.WAITING)
         return has_proposed and not self.study.in_flight
 
     # The loop
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> None:
-        """Run the loop until the study has reached a limit or was stopped, and no trial is running."""
+        """Run the loop until the study has reached a limit or was stopped, and no trial runs.
+
+        `on_turn` is called after each turn.
+        """
         while not self.done:
             self.turn()
             on_turn()
 
     def turn(self) -> None:
-        """Run one turn of the loop. It waits for at most `turn_seconds`, plus the time of an inline trial.
+        """Run one turn of the loop. It waits for at most `turn_seconds`, plus the time of a trial in this process.
 
-        While the store is unavailable, no events are collected, because that would confirm the events of the last turn.
+        While the store is unavailable, no events are collected, because the next `poll` would confirm events that are
+        not recorded.
         """
         if self.study.trouble is not None:
             self.study.clock.sleep(min(self.turn_seconds, TURN_SECONDS))
@@ -149,14 +154,14 @@ class Scheduler:
         else:
             self.tell(self.collect())
             if self._ended:
-                # Before the next trials are sent, because `on_trial` may stop the study.
+                # This comes before the next trials are sent, because `on_trial` may stop the study.
                 self._call_on_trial()
             self.assign()
             self.fill()
 
     def collect(self) -> Sequence[Event]:
-        """Wait for events, and return those since the last turn."""
-        # Once the time is up, there is no deadline: the loop waits for running trials in whole turns.
+        """Wait for events, and return the events since the last turn."""
+        # Once the study is stopping, its limit on time no longer shortens the turns.
         left = self.turn_seconds if self.stopping or self.limits.seconds is None else self._seconds_left()
         if self._speculation is not None:
             left = min(left, self._speculation.due - self.study.clock.now())
@@ -183,16 +188,16 @@ class Scheduler:
                 self._extrapolation.tell(trial, event)
                 if self.pruning is not None and self.pruning.tell(trial, event):
                     self.study.prune(trial.number)
-                    # Each later report stops the trial again, in case the first request was lost.
+                    # Each later report requests the stop again, in case the first request was lost.
                     self._to_stop.append(trial.number)
             told.append(trial)
-            # Checked after each event: a later one of the same turn may be an improvement.
+            # This is checked after each event, because a later event of the same turn may be an improvement.
             self.is_stale |= self._is_without_gain()
         self._finish([trial for trial in told if trial is not None and trial.state.is_finished])
 
     def _finish(self, finished: Sequence[Trial]) -> None:
         """Let models, samplers and the pruner learn from trials that have just ended."""
-        # The models learn much faster from many trials at once.
+        # All trials are passed at once, because the models then learn much faster.
         if finished:
             self._learn(finished)
         for trial in finished:
@@ -206,7 +211,7 @@ class Scheduler:
                 self._hopelessness.add(trial, self.study.failures.add(trial))
 
     def assign(self) -> None:
-        """Update the live classes and their ranking, and stop the study at its end."""
+        """Update the live classes and their order, and stop the study if it has reached a limit."""
         now = self.study.clock.now()
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now
@@ -222,13 +227,13 @@ class Scheduler:
         if self._reservations.reserved:
             self._reservations.see(self.classes, self._fits)
         if self.cheapest is not None:
-            # Without `is_in_time`, which follows from the plan.
+            # The plan is made without `is_in_time`, which depends on the plan.
             self.cheapest.see(self.classes, self._began, self._memory_fit.fits)
         self.proposals.see(self._used, self._seconds_left())
         self._stop_at_limit()
 
     def fill(self) -> None:
-        """Send trials to the free slots of every class, or copies of late trials if there is nothing else to send.
+        """Send trials to the free slots of all classes. If no other trial can be sent, send copies of late trials.
 
         Attempts are recorded before they are sent.
         """
@@ -249,16 +254,17 @@ class Scheduler:
                 self.cheapest.release()
             self._send()
         except StoreOutage as error:
-            # A trial that should be promoted, or its params, could not be read. Attempts already placed are sent later.
+            # A trial that should be promoted could not be read from the store. Attempts that are already placed are
+            # sent later.
             self.study.wait_for_store(error)
         if self.demand is not None:
-            # After the trials are sent: its linear program takes a moment to import.
+            # This comes after the trials are sent, because the import for the linear program takes a moment.
             self._follow(self.demand, self.study.clock.now())
 
     def _tell_gpu_memory(self, sharing: Collection[str]) -> None:
-        """Add to the unsent attempts for classes that share GPUs how much GPU memory they need.
+        """Set the GPU memory that unsent attempts need, for the classes whose trials share GPUs.
 
-        Only a first attempt shares a GPU: one that runs out of memory beside others is repeated alone.
+        Only a first attempt shares a GPU. If it runs out of memory beside other trials, the trial is repeated alone.
         """
         for place, each in enumerate(self._unsent if sharing else ()):
             name = str(each.compute_class)
@@ -267,9 +273,9 @@ class Scheduler:
                 self._unsent[place] = each.evolve(gpu_bytes=found)
 
     def stop(self, *, running: bool = False) -> None:
-        """Send no more trials, and cancel the attempts that no worker has claimed. With `running`, cancel all attempts.
+        """Send no more trials, and cancel the attempts that no worker has claimed. If `running`, cancel all attempts.
 
-        Trials whose unclaimed attempts are cancelled wait in the study until it is resumed.
+        Trials whose unclaimed attempts are cancelled wait until the study is resumed.
         """
         self.stopping = True
         self._take_back(running=running)
@@ -287,20 +293,20 @@ class Scheduler:
         self.paused = False
 
     def change_limits(self, limits: Limits) -> None:
-        """Replace the limits of the study, which must not be stopping."""
+        """Replace the limits of the study. Do not call this while the study is stopping."""
         self.limits = self.proposals.limits = limits
         self.is_stale = self._is_without_gain()
 
     def enqueue(self, trials: Sequence[Trial]) -> None:
-        """Send these trials, which were just added to the study, before new ones."""
+        """Send these trials, which were just added to the study, before new trials."""
         for trial in trials:
             self.proposals.deal(trial.subspace)
             self.study.hold_back(trial)
 
     def cancel(self, trial: Trial) -> None:
-        """Cancel an unfinished trial, which ends CANCELLED, now or once its worker has stopped it.
+        """Cancel an unfinished trial. It becomes CANCELLED now, or once its worker has stopped it.
 
-        It must not be one that was drawn ahead (`Proposals.is_ahead`).
+        Do not call this for a trial that was drawn ahead (`Proposals.is_ahead`).
         """
         ended = self.study.cancel(trial.number)
         if ended is None:
@@ -310,8 +316,8 @@ class Scheduler:
 
     @property
     def reserved(self) -> list[tuple[Trial, ComputeClass, int]]:
-        """Waiting trials for which a class or a machine is reserved until enough of its slots are free, with the free
-        ones.
+        """Reservations: a waiting trial, the class or machine that is reserved for it, and the number of its free
+        slots.
         """
         places = {place.place: place for each in self.classes for place in each.places}
         found = [(self.study.find_open(n), places.get(key)) for key, n in self._reservations.reserved.items()]
@@ -319,25 +325,28 @@ class Scheduler:
 
     @property
     def wanted_slots(self) -> Mapping[str, int]:
-        """Slots of each class that the study could use, those that it uses included; {} without workers on demand."""
+        """By class: number of slots that the study could use, including those that it uses; {} without workers on
+        demand.
+        """
         return {} if self.demand is None else self.demand.wanted
 
     @property
     def left(self) -> float:
-        """Number of trials that the limit still allows to send."""
+        """Number of trials that may still be sent by the limit on trials."""
         return self.limits.trials_left(self.study.counted + self.study.in_flight)
 
     @property
     def unsent(self) -> float:
-        """Number of trials that are still to be sent, as far as it is known, and that may be sent beside those in
-        flight; 0 while it is paused or stopping.
+        """Number of trials that may be sent before one in flight ends; infinity without limits, 0 if paused.
+
+        It depends on the limit on trials, on the limit `at_once`, and on whether the samplers have more params.
         """
         left = min(self._left(), self._room)
         return min(left, self.study.count(TrialState.WAITING)) if self.proposals.is_exhausted else left
 
     @property
     def spent(self) -> float:
-        """Money that the attempts of all runs have cost so far."""
+        """Money that attempts have cost so far, in all runs of the study."""
         return self.study.recorder.spending(self.study.clock.wall())
 
     @property
@@ -358,7 +367,10 @@ class Scheduler:
     # Parts of the verbs
 
     def _follow(self, demand: Demand, now: float) -> None:
-        """Update the wanted slots. Fail trials for which no machine is started if nothing else is left to run."""
+        """Update the wanted slots.
+
+        If no other trials are left, the trials for which no machine is started become FAILED.
+        """
         left, vanishing = 0.0, self.study.vanishing
         if not (self.stopping or self.paused):
             left = self.limits.trials_left(self.study.counted + self.study.count(TrialState.RUNNING))
@@ -374,14 +386,14 @@ class Scheduler:
             self.give_up(vanishing, error)
 
     def give_up(self, numbers: Iterable[int], error: str) -> None:
-        """Fail these waiting trials for this reason."""
+        """End these waiting trials as FAILED with this error."""
         self._finish([self.study.give_up(number, error) for number in numbers])
 
     def _unsent_of(self, left: float) -> float:
-        """Return how many of the `left` trials that do not run yet live workers neither have nor can take now.
+        """Return for how many of the `left` trials, which do not run yet, new slots would be useful now.
 
-        If slots are idle after `fill` while no trial waits, there is nothing to send now, and new slots would be idle,
-        too. A trial that waits beside idle slots fits none of them.
+        Trials in the queues of live workers are subtracted. The result is 0 if slots are idle and no trial waits,
+        because new slots would be idle, too. Trials that wait although slots are idle do not fit these slots.
         """
         is_idle = any(self._free(each) > 0 for each in self.classes if each.name not in self._reservations.names)
         if is_idle and not self.study.count(TrialState.WAITING):
@@ -399,14 +411,14 @@ class Scheduler:
 
     @property
     def hopeless(self) -> str | None:
-        """The reason why no trial of this study can succeed, or None if a trial has succeeded or may still do so."""
+        """The reason why no trial of this study can succeed; None if a trial has succeeded, or may still succeed."""
         return self._hopelessness.reason if not self.study.count(*WELL) else None
 
     def notices(self) -> Sequence[str]:
         """Return notices for the user about the choice and placement of trials, one sentence each."""
         points = self.proposals.all_tried
         repeated = f"all {points} points of the space have been tried; trials repeat them, because losses may be noisy"
-        # For a space with nothing to choose this is obvious.
+        # In a space with a single point, the notice would be obvious.
         found = [repeated] if points is not None and points > 1 else []
         told = [self.proposals.rounds.present.notice]
         told += [] if self.pruning is None else [self.pruning.notice]
@@ -415,7 +427,7 @@ class Scheduler:
         return [*self._memory_fit.notices, *found, *[notice for notice in told if notice is not None]]
 
     def _cut_words(self) -> str | None:
-        """Notice about the first trial that several workers have given back, one after the other, or None."""
+        """Return the notice about the first trial that CUT workers have given back, or None."""
         numbers = () if self._cut is not None or self.cost_model.has_checkpoints else self.study.given_back(CUT)
         if numbers:
             self._cut = (
@@ -429,7 +441,7 @@ class Scheduler:
             self.stop(running=self.limits.is_met_by(self.study.best) or self.hopeless is not None)
 
     def _send(self) -> None:
-        """Record this turn. Only after it is recorded, stop the pruned trials and send the placed attempts."""
+        """Record this turn. Once it is recorded, stop the pruned trials and send the placed attempts."""
         if not self.study.commit():
             return
         if self._to_stop:
@@ -442,7 +454,7 @@ class Scheduler:
             self._spill()
 
     def _call_on_trial(self) -> None:
-        """Call `on_trial` with the ended trials, after they are recorded."""
+        """Call `on_trial` with the ended trials, once they are recorded."""
         if self.on_trial is None or not self._ended or not self.study.commit():
             return
         ended, self._ended = self._ended, []
@@ -450,11 +462,12 @@ class Scheduler:
             self.on_trial(trial)
 
     def _judged(self, result: Result) -> Result:
-        """Return a result as the study should take it.
+        """Return a result with what this scheduler adds before `StudyState.tell` gets it.
 
-        It has a `retry` if its trial has lost a rank of its process group, or ran out of memory and should be tried on
-        another class. It gets a warning if its trial ended well on a class of the last resort, and a hint in its error
-        if the trial needs ints where the space draws floats.
+        A result gets a `retry`, so that it does not end its trial, if the trial has lost a rank of its process group,
+        or has run out of memory and another class may have enough (`MemoryFit.retry`). It gets a warning if the trial
+        succeeded on a class that was the last resort. Its error gets a hint if the objective needs ints where the space
+        draws floats.
         """
         trial, is_short = self.study.find_open(result.number), result.outcome.out_of_memory is not None
         if result.outcome.rank_lost:
@@ -473,7 +486,9 @@ class Scheduler:
         self.cost_model.tell(*map(self.study.current, trials), following=following)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
-        """Return the classes, the strongest first: by speed if the speed of every class is known, else by hardware."""
+        """Return the classes, the strongest first: by speed if the speeds of all classes are known, else by
+        hardware.
+        """
         ordered = by_strength(classes, self.expected)
         if all(self.cost_model.timed(compute_class.name) >= TIMED_TRIALS for compute_class in ordered):
             costs = self.cost_model.costs(self.cost_model.typical(), [each.name for each in ordered]).log_seconds
@@ -482,14 +497,16 @@ class Scheduler:
         return ordered
 
     def _placed(self) -> Iterator[tuple[ComputeClass, Trial]]:
-        """Yield places and trials: one trial per place in turn, the strongest class first, until no place takes another
-        trial. Places are the classes, or their machines if a trial takes only slots of one worker.
+        """Yield pairs of a place and a trial to send there, until no place takes another trial.
+
+        Each place in turn gets one trial, the strongest class first. Places are the classes, or the machines of a class
+        if all slots of a trial must be on one worker.
         """
-        # Near the end, or if no more trials may run at a time, no trial is queued ahead: it should go to the first slot
-        # that becomes free in any class.
+        # Near the end of the study, or if `at_once` allows no more trials than slots, no trial waits in a queue. It
+        # goes to the first slot that becomes free in any class.
         most = min(self._left(), self.limits.at_once or math.inf, self.proposals.rounds.present.left)
         near_end = most <= self.proposals.slots
-        # A study that may be hopeless should send little before its first success.
+        # Before its first success, a study sends few trials, because all of them may fail.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
         takers = places = [place for each in self.classes for place in each.places]
         while takers:
@@ -519,7 +536,7 @@ class Scheduler:
                     still_taking.append(compute_class)
                     yield place, trial
                 else:
-                    # Nothing else is sent to the place until the trial can start.
+                    # No other trial is sent to the place until this one can start.
                     self._reservations.reserved[place.place] = trial.number
                     self.study.hold_back(trial, first=True)
             takers = still_taking
@@ -527,8 +544,8 @@ class Scheduler:
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
         """Return a trial for a free slot: a waiting trial that fits, else a new trial, else None.
 
-        A reserved class gets only the trial for which it is reserved. Trials that may have ended their machines come
-        last for a while.
+        A reserved class gets only the trial for which it is reserved. Trials whose latest machines have vanished come
+        after all others for LAST_SECONDS, because they may be the cause.
         """
 
         def may_take(trial: Trial) -> bool:
@@ -543,13 +560,13 @@ class Scheduler:
 
     @property
     def _used(self) -> list[ComputeClass]:
-        """The live classes of which slots are used, the strongest first."""
+        """The live classes with slots that the study uses, the strongest first."""
         if self.cheapest is None:
             return self.classes
         return [each for each in self.classes if self.cheapest.most(each) > 0]
 
     def _free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
-        """Return the free slots of a class that are used, plus `ahead` places in its queue."""
+        """Return the number of a class's free slots that the study may use, plus `ahead` places in its queue."""
         free = self._reservations.free(compute_class, ahead)
         if self.cheapest is None:
             return free
@@ -557,7 +574,9 @@ class Scheduler:
         return min(free, most + ahead - self.study.taken(compute_class.name)) if most else min(free, 0)
 
     def _left_over(self, compute_class: ComputeClass) -> Trial | None:
-        """Return a waiting trial that fits a class with a free slot and none of the classes that are used, or None."""
+        """Return a waiting trial that fits this class, if it has a free slot, but no class that the study uses; or
+        None.
+        """
         if self._reservations.free(compute_class) <= 0:
             return None
         used = self._used
@@ -570,13 +589,13 @@ class Scheduler:
         )
 
     def _spill(self) -> None:
-        """Cancel attempts queued for a crowded class if they fit free slots of another class.
+        """Cancel attempts in the queue of a crowded class if they fit free slots of another class.
 
-        Call this if there is nothing else to send.
+        Call this if no other trial can be sent.
         """
         slots = [(c, self._free(c)) for c in self.classes]
         crowded = {c.name for c, free in slots if free < 0}
-        # A reserved class takes nothing else: a trial cancelled for it would return to its old class.
+        # Reserved classes are left out, because a trial cancelled for them would return to its old class.
         takers = [(c, free) for c, free in slots if free > 0 and c.name not in self._reservations.names]
         if not crowded or not takers:
             return
@@ -587,7 +606,10 @@ class Scheduler:
                 self.executor.cancel(fitting[-free:], running=False)
 
     def _copied(self, speculation: Speculation) -> list[Attempt]:
-        """Return attempts that copy late trials in idle slots. Call this if there is nothing else to send."""
+        """Return new attempts that are copies of late trials, for idle slots.
+
+        Call this if no other trial can be sent.
+        """
         speculation.due = math.inf
         if self.stopping or self.paused or not [each for each in self.classes if self._free(each) > 0]:
             return []
@@ -613,9 +635,10 @@ class Scheduler:
         ]
 
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return whether a class has slots, time, probably the memory, and a worker that has not failed the trial.
+        """Return whether a trial may be sent to a class.
 
-        The last condition is ignored if the trial may return to the workers that failed it.
+        The class must have enough slots and probably enough memory, and the trial must be likely to end there in time.
+        It must also have a worker that has not failed the trial, unless the trial may return to such workers.
         """
         if not self._memory_fit.fits(trial, compute_class):
             return False
@@ -628,19 +651,22 @@ class Scheduler:
         return self._may_return(trial)
 
     def _may_return(self, trial: Trial) -> bool:
-        """Return whether a trial may run on a worker that has failed it: if no other could run it, or has taken it."""
+        """Return whether a trial may run on a worker that has failed it.
+
+        It may if no other live worker could run it, or after MAX_AVOIDING attempts.
+        """
         if not trial.failed_on or trial.attempt >= MAX_AVOIDING:
             return bool(trial.failed_on)
         failed_on = {*trial.failed_on}
         return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
 
     def _left(self) -> float:
-        """Return the number of trials that the limit still allows to send; 0 while it is paused or stopping."""
+        """Return the number of trials that may still be sent; 0 while the study is paused or stopping."""
         return 0 if self.stopping or self.paused else self.left
 
     @property
     def _room(self) -> float:
-        """Number of attempts that may be sent beside those in flight."""
+        """Number of attempts that `at_once` allows in addition to those in flight; infinity without `at_once`."""
         if self.limits.at_once is None:
             return math.inf
         return max(0, self.limits.at_once - self.study.in_flight - self.study.copies)

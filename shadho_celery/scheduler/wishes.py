@@ -1,5 +1,7 @@
-"""Slots that a study wants: of classes whose workers are started on demand, and of each class if trials are placed by
-money, so that they end in time for the least of it.
+"""Numbers of slots that a study wants.
+
+`Demand` computes them for classes whose workers are started on demand. `CheapestSlots` computes them for a study that
+is placed by money: the slots with which its trials end by a deadline for the least money.
 """
 
 from __future__ import annotations
@@ -23,26 +25,26 @@ from shadho_celery.placement.policies import OPTIMISM
 from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.study.state import StudyState
 
-#: seconds for which a number of slots stays wanted after it is no longer needed
+#: a number of wanted slots falls only after this many seconds
 HOLD_SECONDS = 30.0
 
-#: seconds between two updates, and pairs of subspace and class that add a second
+#: least seconds between two updates; one second is added for each PER_SECOND pairs of subspace and class
 LOOK_SECONDS, PER_SECOND = 3.0, 100
 
-#: least seconds of a trial, because sending it takes as long
+#: predicted seconds of a trial are at least this, because sending it takes as long
 SHORTEST = 0.01
 
-#: trials that are divided to give the mix of subspaces, for each subspace
+#: the mix of subspaces is computed for this number of further trials per subspace
 DEALT = 20
 
 
 class Demand:
     """The slots that one study wants of each declared class, updated every few seconds.
 
-    The numbers include the slots that the study's attempts take, or wait for in the class's queue. They rise at once,
-    and fall after HOLD_SECONDS. New slots, beyond those of live workers, are never more than the trials need that are
-    still to be sent, and all slots together never more than the trials take that may run at once. Of other classes a
-    study wants live slots only (`StudyWants.wants`).
+    The numbers include the slots that attempts of the study use, or wait for in the class's queue. They rise at once,
+    and fall after HOLD_SECONDS. The number of new slots, beyond those of live workers, is at most the number that the
+    unsent trials need. The number of all slots is at most the number that the trials need which may run at once. Of
+    classes that are not declared, a study wants only live slots (`StudyWants.wants`).
     """
 
     def __init__(
@@ -54,16 +56,16 @@ class Demand:
         *,
         widest: Mapping[str, int] | None = None,
     ) -> None:
-        """`declared` are the classes that may have workers on demand, the strongest first.
+        """`declared` are the classes for which workers may be started on demand, the strongest first.
 
-        `widest` are the most slots that a trial can take of a declared class, where they are known.
+        `widest` has by class the maximum number of slots of a trial, for classes for which it is known.
         """
         self._widest = widest or {}
         self._live_widest: Mapping[str, int] = {}
         self._declared, self._study, self._cost_model, self._proposals = declared, study, cost_model, proposals
         self._held = Held(HOLD_SECONDS)
         self._looked_at = -math.inf
-        #: slots by class, as of the last update: those that are wanted without a limit on new ones, and those in use
+        #: as of the last update, by class: slots that are wanted if new slots are not limited; slots in use
         self._kept: Mapping[str, int] = {}
         self._used: Counter[str | None] = Counter()
         #: mean number of slots of a trial, as of the last update
@@ -72,10 +74,10 @@ class Demand:
         self.wanted: dict[str, int] = {}
 
     def look(self, classes: Sequence[ComputeClass], left: float, seconds_left: float, unsent: float = math.inf) -> None:
-        """Limit the new slots, and update the wanted slots if that is due. `classes` are the live ones.
+        """Update `wanted`. The linear program is solved again only if that is due. `classes` are the live classes.
 
-        `left` is the number of trials that may still be started, without those for which no machine is started.
-        `unsent` is the number of them for which new slots may be wanted: those that live workers do not have yet.
+        `left` is the number of trials that may still be started, except those for which no machine is started. `unsent`
+        is the number of these trials for which new slots may be wanted, because live workers do not have them yet.
         """
         now, live = self._study.clock.now(), {each.name: each.slots for each in classes}
         self._live_widest = {each.name: each.room for each in classes}
@@ -94,7 +96,7 @@ class Demand:
             self.wanted = {name: used[name] + number for name, number in free.items()}
 
     def _update(self, names: Sequence[str], live: Mapping[str, int], left: float, seconds_left: float) -> None:
-        """Update the slots of each class that are wanted without a limit on new ones."""
+        """Update the slots of each class that are wanted if new slots are not limited."""
         queued = Counter[str | None]()
         self._used.clear()
         for attempt in self._study.attempts:
@@ -106,7 +108,7 @@ class Demand:
         rooms = {name: self._room(name, live.get(name, 0)) for name in names}
         useful = self._useful(rooms, left, seconds_left)
         if not self._cost_model.has_learned:
-            # How long trials take is not known, so a worker of each class is to tell.
+            # The seconds of trials are not known yet, so one worker of each class is wanted to measure them.
             for name, spec in self._declared.items():
                 if rooms[name].most and seconds_left > spec.startup_seconds:
                     useful[name] = max(useful.get(name, 0), int(min(spec.slots, left)))
@@ -119,7 +121,7 @@ class Demand:
             return Room(live, live)
         widest = max(self._widest.get(name, math.inf), self._live_widest.get(name, 0))
         if widest < min(map(self._proposals.least_slots, self._cost_model.row_of)):
-            # No trial fits its workers.
+            # No trial fits the workers of the class.
             return Room(0, 0)
         return Room(live, max(live, spec.most), spec.startup_seconds)
 
@@ -130,8 +132,8 @@ class Demand:
         budgets = [trial.budget for trial in sent if trial.budget is not None]
         budget = sum(budgets) / len(budgets) if budgets else None
         width = self._slots
-        # A trial of twice the mean number of slots takes as many slot seconds as two of the mean number.
-        # With searched widths, the model predicts slot seconds, whatever the width.
+        # A trial with twice the mean number of slots takes as many slot seconds as two trials with the mean number. If
+        # widths are searched, the model already predicts slot seconds.
         own = [1.0 if self._cost_model.widths else self._width(name, sent, width) for name in row_of]
         relative = np.array(own).reshape(-1, 1) / width
         costs = self._cost_model.costs(self._cost_model.typical(budget), names)
@@ -147,27 +149,28 @@ class Demand:
 
     @staticmethod
     def _width(subspace: str, sent: Sequence[Trial], default: float) -> float:
-        """Return the mean number of slots of a subspace's trials among those in flight, or `default` without any."""
+        """Return the mean number of slots of a subspace's trials in flight, or `default` if there are none."""
         slots = [trial.slots for trial in sent if trial.subspace == subspace]
         return sum(slots) / len(slots) if slots else default
 
 
-#: number of sets of params, drawn in all subspaces together, that stand for the trials that are left
+#: number of sets of params, drawn in all subspaces together, that represent the remaining trials
 DRAWS = 64
 
-#: number of plans until the deadline, and least seconds between two of them
+#: number of plans until the deadline, and least seconds between two plans
 PLANS, LEAST_SECONDS = 200, 5.0
 
-#: number of trials after which a class's seconds are known; until then it runs so many at a time, to find out
+#: the seconds of a class count as known after this number of trials; until then, it runs this many trials at a time
 KNOWN_TRIALS = 5
 
-#: a class begins no trial later than this many times its mean seconds before the deadline: others are longer
+#: no trial begins on a class later than this many times the class's mean seconds before the deadline, because some
+#: trials are longer
 MARGIN = 2.0
 
-#: a class is clearly faster for a trial than another that takes this many times as long
+#: a class is clearly faster for a trial than another class that takes more than this many times as long
 SOONER = 2.0
 
-#: part of a slot that is only a rounding error
+#: smaller fractions of a slot are rounding errors
 NO_SLOT = 1e-6
 
 
@@ -175,10 +178,10 @@ NO_SLOT = 1e-6
 class CheapestSlots:
     """Chooses the number of slots of each class for a study that should end by a deadline for the least money.
 
-    The linear program `placement.bound.cheapest` says how many slots of which classes the remaining trials need. The
-    policy of the study then places trials on these slots as it does on all slots. That is sufficient: the money for a
-    number of slots depends only on the time for which they run, and the policy makes this time short. The program is
-    solved again and again with what the cost model has learned, so that a study that falls behind gets more slots.
+    The linear program `placement.bound.cheapest` computes how many slots of each class the remaining trials need. The
+    policy then places trials on these slots as usual. That is sufficient, because the money for the slots depends only
+    on the time for which they run, and the policy keeps this time short. The program is solved again at intervals with
+    the latest predictions, so a study that falls behind gets more slots.
     """
 
     proposals: Proposals
@@ -186,11 +189,11 @@ class CheapestSlots:
     #: seconds from the start of the run to the deadline
     seconds: float
     _: KW_ONLY
-    #: slots that the study uses, by class; None to use all slots
+    #: by class: number of slots that the study uses; None to use all slots
     slots: Mapping[str, int] | None = None
-    #: latest solution; None before there is one, or if the deadline cannot be kept
+    #: latest solution; None before the first one, and if the deadline cannot be kept
     plan: Cheapest | None = None
-    #: reason why the trials are placed by time; None if they are placed by money
+    #: message that says why trials are placed by time; None if they are placed by money
     notice: str | None = None
 
     def __post_init__(self) -> None:
@@ -198,12 +201,12 @@ class CheapestSlots:
         self._due = -math.inf
         self._offered: object = None
         self._seconds_left = self.seconds
-        #: by subspace: sets of params that stand for its trials, each as a trial
+        #: by subspace: sets of params that represent its trials, each as a trial
         self._drawn: dict[str, list[Trial]] = {}
-        #: live classes, and the longest expected seconds of a trial on one of them as of the latest plan
+        #: live classes; and the greatest expected seconds of a trial on a live class, as of the latest plan
         self._classes: list[str] = []
         self._longest = math.inf
-        #: expected seconds on the live classes, of the trials that were looked at in this turn of the scheduler
+        #: expected seconds on the live classes of trials that were examined in this turn of the scheduler
         self._expected: dict[tuple[object, ...], list[float]] = {}
 
     def most(self, compute_class: ComputeClass) -> int:
@@ -212,7 +215,9 @@ class CheapestSlots:
 
     @property
     def words(self) -> str | None:
-        """Line about the expected money and about other deadlines; None if trials are placed by time."""
+        """Line with the expected money, and the money that another deadline would save or cost; None if trials are
+        placed by time.
+        """
         if self.plan is None:
             return None
         spent = self._study.recorder.spending(self._study.clock.wall())
@@ -220,13 +225,15 @@ class CheapestSlots:
         return f"{total}; {self._recorded(self.plan).hour_words}"
 
     def is_in_time(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return False if a trial would probably end after the deadline on a class, and clearly sooner on another."""
+        """Return False if a trial would probably end after the deadline on this class, and is clearly faster on another
+        class.
+        """
         if MARGIN * self._longest <= self._seconds_left or compute_class.name not in self._classes:
             return True
         if trial.subspace not in self.model.row_of or not self.model.has_learned:
             return True
         key = (trial.subspace, trial.budget, trial.origin, *trial.params.items())
-        # Each free slot looks at the same trials again.
+        # The predictions are kept, because the same trials are examined for each free slot.
         if key not in self._expected:
             self._expected[key] = self.model.mean_seconds([trial], self._classes)[0].tolist()
         expected = self._expected[key]
@@ -234,7 +241,7 @@ class CheapestSlots:
         return MARGIN * own <= self._seconds_left or own <= SOONER * min(expected)
 
     def see(self, classes: Sequence[ComputeClass], began: float, fits: Fits) -> None:
-        """Plan again if it is time, or if the live classes have changed. `began` is when the run started.
+        """Make a new plan if it is due, or if the live classes have changed. `began` is the start time of the run.
 
         Call this in each turn, after the cost model has learned.
         """
@@ -248,14 +255,14 @@ class CheapestSlots:
         self._classes = [each.name for each in classes]
         self._offered, self._due = offered, now + max(LEAST_SECONDS, self.seconds / PLANS)
         left = self.proposals.limits.trials_left(self._study.counted + self._study.in_flight)
-        # After the last trial was sent, only copies of late trials follow.
+        # If no trials are left to send, all slots may be used, for copies of late trials.
         self.slots, self.plan = None, None
         if left <= 0 or not classes:
             return
         self.notice = None
         if all(prices.get(each.name) is None for each in classes):
             self.notice = "trials are placed by time: no worker announces a price (worker --price)"
-            # No class is closed to a trial, and the model is asked no more than in a study by time.
+            # With this value, `is_in_time` is always True and requests no predictions.
             self._longest = 0.0
             return
         known = {each.name: prices.get(each.name) or 0.0 for each in classes}
@@ -278,11 +285,13 @@ class CheapestSlots:
         return MoneyPlan(deadline=deadline, money=spent + plan.money, an_hour=max(0.0, plan.an_hour))
 
     def release(self) -> None:
-        """Use all slots until the next plan. Call this if no trial can run on the chosen ones."""
+        """Use all slots until the next plan. Call this if no trial can run on the chosen slots."""
         self.slots = None
 
     def _slots(self, compute_class: ComputeClass, prices: Mapping[str, float]) -> int:
-        """Return how many slots of a class to use: those of the plan, and some to learn the seconds of a new class."""
+        """Return how many slots of a class to use: those of the plan, or KNOWN_TRIALS if its seconds are not
+        known yet.
+        """
         name, most = compute_class.name, compute_class.limit
         cost = prices[name]
         if not cost or (self.plan is None and cost == min(prices.values())):
@@ -297,7 +306,7 @@ class CheapestSlots:
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         mix = self.proposals.mix(left)
         kinds: list[tuple[Trial, float]] = []
-        # A subspace that is not expected to have more trials may still have some, which count for the longest.
+        # Subspaces from which no more trials are expected are included, because they count for the greatest seconds.
         for subspace in self.proposals.subspaces:
             drawn = self._draws(subspace)
             number = mix.get(subspace, 0.0) / len(drawn)
@@ -324,9 +333,10 @@ class CheapestSlots:
         prices: Mapping[str, float],
         widths: Mapping[str, int],
     ) -> Cheapest | None:
-        """Return the solution in which the last trials end before the deadline; else one that is less careful.
+        """Return the cheapest placement in which the last trials end before the deadline.
 
-        A class begins trials until MARGIN times their mean seconds before the deadline.
+        Trials begin on a class at the latest MARGIN times its mean seconds before the deadline. If there is no solution
+        with this margin, a solution without it is returned, if there is one.
         """
         left = self._seconds_left
         in_time = {
@@ -341,7 +351,9 @@ class CheapestSlots:
         return cheapest(in_time, trials, slots, prices, times, widths=widths) or found
 
     def _units(self, budget: float | None) -> float | None:
-        """Return the part of its budget that a trial computes: a promoted one continues, if the latest ones did."""
+        """Return the part of its budget that a trial computes: without that of the lower rung if trials continue from
+        checkpoints.
+        """
         if budget is None or not self.model.budgets.continues:
             return budget
         return budget - max((each for each in self.proposals.budgets if each < budget), default=0.0)
@@ -350,7 +362,8 @@ class CheapestSlots:
         if subspace not in self._drawn:
             members = self.proposals.members
             place = [each.name for each in members].index(subspace)
-            # Not of the study's own stream, so that its trials are those of a placement by time.
+            # These draws do not use the study's own random streams, so its trials are the same as with placement by
+            # time.
             generator = np.random.default_rng([self._study.record.seed, place])
             drawn: Sequence[Params] = members[place].sample(generator, max(1, DRAWS // len(members)))
             self._drawn[subspace] = [

@@ -1,8 +1,8 @@
 """Simulation: a search on simulated machines, which a cluster file describes.
 
-`cluster_file` imports the file; `example` is such a file. `simulation` runs the search, and `executor` runs its trials
-on a manual clock.
+`cluster_file` imports the file; `example` is such a file. `simulation` runs the search and can keep it in a store.
+`executor` simulates the workers and their trials on a manual clock.
 
-The simulator runs the real scheduler, with its policies, cost model and study, on a manual clock. Its results therefore
-show how the real scheduler decides. The same seed gives exactly the same result.
+The scheduler is the real one, with its policies, cost model and study. So the results show how the real scheduler
+decides. The same seed gives exactly the same result.
 """

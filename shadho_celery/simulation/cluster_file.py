@@ -1,4 +1,4 @@
-"""Cluster file of the simulator: a Python file with a search space, a fleet, and functions of what trials do there."""
+"""Cluster file of the simulator: a Python file with a search space, a fleet, and functions that simulate trials."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from shadho_celery.simulation.executor import LARGEST, Fleet, SimulatedClass
 
 V = TypeVar("V")
 
-#: minimum time of a trial, without which a simulation would not advance
+#: minimum seconds of a trial; with 0 seconds, the simulated time would not advance
 LEAST_SECONDS = 1e-3
 
-#: functions that return one number, and its bounds
+#: by name of a function that returns a number: the bounds of the number
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "seconds": (LEAST_SECONDS, LARGEST),
     "overhead_seconds": (0.0, LARGEST),
@@ -35,7 +35,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 #: functions that draw random factors
 DRAWN = ("size", "straggler")
 
-#: names of the settings in STUDY that a simulation has
+#: names of the settings in STUDY that a simulation supports
 PLAYED = "trials seconds target sampler policy place_by deadline shares pool fidelity speculate gpus"
 
 _FORM = "--example prints a cluster file"
@@ -43,12 +43,12 @@ _FORM = "--example prints a cluster file"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The part of a worker that runs a trial: the second argument of `seconds`."""
+    """The machine of a trial, as far as it matters: the second argument of `seconds`."""
 
     compute_class: str
     #: number of its slots that the trial takes
     slots: int
-    #: its memory; 0 if it does not matter
+    #: memory of the machine; 0 if it is not limited
     memory_gib: float = 0.0
 
 
@@ -62,28 +62,30 @@ def _ones(_: np.random.Generator, count: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A simulated fleet and the trials of a study there: what a cluster file defines, by the names that it uses.
+    """The content of a cluster file: a simulated fleet, and functions that simulate the trials of a study.
 
-    The functions get the values of a trial's params, as an objective does.
+    `values` are the values that an objective would get for a trial's params.
     """
 
     #: SPACE, the search space
     space: Any
     #: CLUSTER
     fleet: Fleet
-    #: (values, machine) -> mean seconds of a trial's work there; for trials with budgets, those of one unit
+    #: (values, machine) -> mean seconds of a trial's work on the machine; for trials with budgets, the seconds for one
+    #: unit
     seconds: Callable[[Any, Machine], float]
-    #: (values, machine) -> seconds that it takes besides its work, whatever its budget
+    #: (values, machine) -> seconds that a trial takes in addition to its work, for any budget
     overhead_seconds: Callable[[Any, Machine], float] = _zero
-    #: (values) -> its loss
+    #: (values) -> loss of a trial
     loss: Callable[[Any], float] = _zero
-    #: (values) -> memory that it needs; it fails on a machine that has less
+    #: (values) -> memory that a trial needs; it fails on a machine that has less
     memory_gib: Callable[[Any], float] = _zero
-    #: (values) -> probability with which it fails, after all its time
+    #: (values) -> probability that a trial fails at its end
     failure_rate: Callable[[Any], float] = _zero
-    #: (generator, count) -> factors of the seconds by which similar trials differ, with a mean of 1
+    #: (generator, count) -> random factors of the seconds of trials, with a mean of 1; all attempts of a trial have the
+    #: same factor
     size: Callable[[np.random.Generator, int], Any] = _ones
-    #: (generator, count) -> further factors, which also differ between attempts of a trial
+    #: (generator, count) -> further random factors, which differ between the attempts of a trial
     straggler: Callable[[np.random.Generator, int], Any] = _ones
     #: STUDY, the settings of the study
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -91,7 +93,9 @@ class Cluster:
     name: str = "the cluster"
 
     def ask(self, function: str, *given: Any) -> float:
-        """Return the number that a function returns. Raises UsageError if it fails or returns another one."""
+        """Call one of the functions in BOUNDS and return its number. Raises UsageError if it fails or the number is
+        invalid.
+        """
         least, most = BOUNDS[function]
         value = self._called(function, float, *given)
         if not least <= value <= most:
@@ -101,7 +105,9 @@ class Cluster:
         return value
 
     def draw(self, function: str, generator: np.random.Generator, count: int) -> list[float]:
-        """Return random factors. Raises UsageError if the function fails or returns something else."""
+        """Call one of the functions in DRAWN and return its random factors. Raises UsageError if it fails or they are
+        invalid.
+        """
         drawn = self._called(function, _as_array, generator, count)
         if drawn.shape != (count,) or not (np.isfinite(drawn) & (drawn >= 0)).all():
             raise UsageError(f"{function} of {self.name} must give {count} finite numbers from 0, as an array")
@@ -121,7 +127,9 @@ def _as_array(drawn: Any) -> NDArray[np.float64]:
 
 
 def load(module: str) -> Cluster:
-    """Return the cluster that a file defines. Raises UsageError with the name and the remedy if it is not valid."""
+    """Return the cluster that a file defines. Raises UsageError, with the invalid name and the remedy, if it is not
+    valid.
+    """
     if module.endswith(".toml"):
         raise UsageError(f"{short(module)} is not a Python file, but a cluster is described by one; {_FORM}")
     found = import_file(module, ("SPACE", "CLUSTER", "seconds"), "cluster file", _FORM)
@@ -139,7 +147,7 @@ def load(module: str) -> Cluster:
 
 
 def read_fleet(described: object) -> Fleet:
-    """Return the fleet that CLUSTER describes. Its classes may also be the path of a TOML file.
+    """Return the fleet that CLUSTER describes. Its `classes` may be the path of a TOML file.
 
     Raises UsageError, which names the invalid key.
     """

@@ -1,4 +1,4 @@
-"""Executor that simulates trials on a manual clock, so that a search of a day takes seconds."""
+"""Executor that simulates workers and trials on a manual clock, so that a search of a day takes seconds."""
 
 from __future__ import annotations
 
@@ -26,45 +26,49 @@ from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG, SAFETY
 from shadho_celery.scheduler.executors import take
 from shadho_celery.study.recorder import Recorder
 
-#: (attempt with its `host`, name of the compute class) -> outcome; its `seconds` then pass on the clock
+#: (attempt with its `host`, name of the compute class) -> outcome, whose `seconds` the attempt takes on the clock
 Play = Callable[[Attempt, str], Outcome]
 
-#: (attempt, seconds for which it ran, True if its worker was told before it ended), for an attempt that its worker ends
+#: called with an attempt that ends because its worker ends, the seconds for which it ran, and True if the worker had
+#: notice
 Interrupted = Callable[[Attempt, float, bool], None]
 
 GIB = 2**30
 
-#: mixed into the seed for the times of preemptions
+#: number that is mixed into the seed for the times of preemptions
 _PREEMPTIONS = 0x50
 
-#: seconds after which a dead worker's trial is LOST, and after which the queue of a class without workers is taken back
+#: seconds after which a dead worker's trial is LOST; seconds after which the trials in the queue of a class without
+#: workers are taken back
 LEASE_SECONDS, NO_WORKER_SECONDS = 30.0, 10.0
 
 
-#: maximum values of numbers in a description, set by memory, time and the precision of a float
+#: maximum values of numbers in a cluster file, because of memory, time and the precision of floats
 LARGEST, MOST_WORKERS = 1e15, 10**6
 
-#: maximum number of reports of a trial, each of which takes the simulator a moment
+#: maximum number of reports of a trial, because each of them takes time to simulate
 MOST_STEPS = 1000
 
 _Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
-#: times of workers: with shorter ones a simulation would hardly advance
+#: least seconds until workers end, because with shorter times the simulated time would hardly advance
 _LongSeconds = Annotated[float, Meta(ge=1, le=LARGEST)]
 
 
 class SimulatedClass(ClassFacts, frozen=True, kw_only=True):
-    """A compute class of a simulated fleet, and how long its workers stay."""
+    """A compute class of a simulated fleet, and when its workers end."""
 
-    #: number of workers at the start, each of which is a machine of its own
+    #: number of workers at the start; each is a machine of its own
     workers: Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
-    #: mean seconds from the moment at which a worker takes trials until it is preempted; they have an exponential
-    #: distribution. None for no preemption
+    #: mean seconds from the time at which a worker is ready until it is preempted, with an exponential distribution.
+    #: None for no preemption
     preemption_seconds: _LongSeconds | None = None
-    #: True if its trials are told and given back, as with ``worker --grace``; False if its machine vanishes
+    #: True if a preempted worker has notice and gives its trials back, as with ``worker --grace``; False if its machine
+    #: vanishes
     notice: bool = True
-    #: seconds from that moment until it ends by itself, as with ``worker --for``; None for no such limit
+    #: seconds from the time at which a worker is ready until it ends by itself, as with ``worker --for``; None for no
+    #: such limit
     for_seconds: _LongSeconds | None = None
-    #: seconds from the end of a worker until the start of one in its place; None if none is started
+    #: seconds from the end of a worker until another one is started in its place; None if no other one is started
     return_seconds: _Amount | None = None
 
     def __post_init__(self) -> None:
@@ -76,12 +80,13 @@ class SimulatedClass(ClassFacts, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A change of a class's workers: some are added, or some die with their trials."""
+    """A change of a class's workers: workers are added, or workers die with their trials."""
 
-    #: simulated seconds
+    #: simulated time of the change, in seconds
     at: _Amount
     compute_class: str = field(name="class")
-    #: number of workers that are added; if negative, number of workers that die, those added last first
+    #: number of workers that are added; if negative, number of workers that die, beginning with those that were added
+    #: last
     workers: Annotated[int, Meta(ge=-MOST_WORKERS, le=MOST_WORKERS)]
 
 
@@ -91,18 +96,19 @@ class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: the strongest class first
     classes: Mapping[str, SimulatedClass]
     changes: Annotated[Sequence[Change], Meta(description='write [{"at": 60, "class": "gpu", "workers": -1}]')] = ()
-    #: decides all draws; the command's --seed replaces it
+    #: seed of all random draws; the command's --seed replaces it
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     #: seconds after which a dead worker's trial is known to be lost
     lease_seconds: _Amount = LEASE_SECONDS
-    #: where trials find the checkpoints of trials and attempts that they continue
+    #: on which machines trials find the checkpoints of earlier trials and attempts: on none, on the same machine, or on
+    #: all
     checkpoints: Literal["none", "machine", "shared"] = "none"
     #: seconds to read the checkpoint of another machine
     handover_seconds: _Amount = 0.0
-    #: seconds of work between two checkpoints, from which a trial continues after its worker has ended; None if it
-    #: begins again
+    #: seconds of work between two checkpoints. A trial whose worker has ended continues from its last checkpoint. None
+    #: if it begins again
     checkpoint_seconds: _Amount | None = None
-    #: number of steps after each of which a trial reports, as a training does after its epochs; 0 for no reports
+    #: number of equal steps of a trial, such as epochs, after each of which it reports; 0 for no reports
     steps: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
 
     def __post_init__(self) -> None:
@@ -113,19 +119,19 @@ class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass
 class _Running:
-    """An attempt that runs."""
+    """A running attempt."""
 
     attempt: Attempt
     outcome: Outcome
-    #: numbers of its slots; the first is the coordinator's
+    #: numbers of its slots; the first one identifies it in `_Class.running`
     slots: list[int]
     began: float
-    #: False once it has ended, or one of its slots has died
+    #: False once it has ended, also because one of its slots has died
     is_alive: bool = True
 
     @property
     def host(self) -> str:
-        """Name of its machine, which the attempt has got at its start."""
+        """Name of its machine, which was set when it started."""
         return str(self.attempt.host)
 
 
@@ -137,22 +143,23 @@ class _Class:
     #: rank of the class, 0 for the strongest
     place: int
     facts: SimulatedClass
-    #: number of slots, live or to come
+    #: number of slots, live ones and those that workers will have
     size: int = 0
-    #: numbers of the live slots, and of each slot the number of its latest worker
+    #: numbers of the live slots; and by slot: the number of its latest worker
     live: set[int] = dataclass_field(default_factory=set)
     workers: dict[int, int] = dataclass_field(default_factory=dict)
-    #: by slot: the time at which its worker leaves by itself, and the trials that would have ended after it
+    #: by slot: the time at which its worker ends by itself; and by slot: the trials that its worker has declined in a
+    #: row
     leaves_at: dict[int, float] = dataclass_field(default_factory=dict)
     too_long: dict[int, set[int]] = dataclass_field(default_factory=dict)
     free: list[int] = dataclass_field(default_factory=list)
     running: dict[int, _Running] = dataclass_field(default_factory=dict)
     queue: deque[Attempt] = dataclass_field(default_factory=deque)
-    #: slots by machine
+    #: number of live slots by machine
     hosts: Mapping[str, int] = dataclass_field(default_factory=dict)
     #: time at which the last of its slots died
     empty_since: float = 0.0
-    #: slot seconds of ended attempts, and total slot seconds until `counted_at`
+    #: slot seconds of ended attempts; slot seconds of all slots until `counted_at`
     ran: float = 0.0
     offered: float = 0.0
     counted_at: float = 0.0
@@ -179,8 +186,8 @@ class _Class:
     def take(self, attempt: Attempt) -> list[int]:
         """Take free slots for an attempt, and return their numbers.
 
-        If the attempt is for one machine (`only_on`), take slots of that machine. Return an empty list if it has too
-        few free ones, or is gone.
+        If the attempt may only run on one machine (`only_on`), its slots are taken. If this machine is gone or has too
+        few free slots, an empty list is returned.
         """
         if attempt.only_on is None:
             return [heapq.heappop(self.free) for _ in range(attempt.slots)]
@@ -200,12 +207,12 @@ class _Class:
         return self.offered + self.alive * (now - self.counted_at)
 
     def count_slots(self, now: float) -> None:
-        """Add up the slot seconds until now. Call this before the number of slots changes."""
+        """Add the slot seconds up to now to `offered`. Call this before the number of slots changes."""
         self.offered, self.counted_at = self.offered_until(now), now
 
 
 class SimulatedExecutor:
-    """Executor whose trials only let time pass on the clock. Their outcomes come from `play`."""
+    """Executor whose trials only take time on the clock. Their outcomes come from `play`."""
 
     def __init__(
         self,
@@ -217,12 +224,12 @@ class SimulatedExecutor:
         recorder: Recorder | None = None,
         interrupted: Interrupted = lambda attempt, seconds, told: None,
     ) -> None:
-        """Run trials on `fleet`. `ahead` trials may wait in each class's queue.
+        """Run trials on `fleet`. Up to `ahead` trials may wait in each class's queue.
 
-        With shared checkpoints all machines have one storage, else each has its own. If a class has workers of several
-        slots, a trial takes only slots of one worker. Workers are preempted at the same times whatever the trials are.
-        `recorder` is told which machines, each with one worker, come and go. `interrupted` is told of each attempt that
-        ends with its worker.
+        With shared checkpoints, all machines have one storage, otherwise each has its own. If any class has workers
+        with several slots, all slots of a trial are on one worker. The times of preemptions do not depend on the
+        trials. `recorder` records the machines, each with one worker. `interrupted` is called for each attempt that
+        ends because its worker ends.
         """
         self._fleet = fleet
         self._play = play
@@ -230,7 +237,7 @@ class SimulatedExecutor:
         self._ahead = ahead
         self._recorder = recorder
         self._interrupted = interrupted
-        #: by class and slot: draws of the times until its preemptions
+        #: by class and slot: random generator of the times until preemptions
         self._draws: dict[tuple[str, int], np.random.Generator] = {}
         self._worker = count()
         self._on_one = any(facts.slots > 1 for facts in fleet.classes.values())
@@ -238,11 +245,13 @@ class SimulatedExecutor:
             name: _Class(name, place, facts, counted_at=clock.now())
             for place, (name, facts) in enumerate(fleet.classes.items())
         }
-        #: heap of (time, counter, action, attempt that it ends); the counter puts ties in first-in-first-out order
+        #: heap of (time, counter, action, attempt that the action concerns or None). Because of the counter, actions at
+        #: the same time are done in the order in which they were scheduled
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
-        #: reports since the last poll; they do not end a wait, because the scheduler sends nothing after a report
+        #: reports since the last poll. They do not end a `poll`, because the scheduler sends no trial because of a
+        #: report
         self._reports: list[Event] = []
         self._live: Attempts[Attempt] = Attempts()
         for name, facts in fleet.classes.items():
@@ -271,7 +280,7 @@ class SimulatedExecutor:
         return [self._on_machines(known) for known in classes] if self._on_one else classes
 
     def _on_machines(self, known: ComputeClass) -> ComputeClass:
-        """Return a class with its machines, on which a trial takes slots of one worker."""
+        """Return a class with its machines, for trials whose slots are all on one worker."""
         of = self._classes[known.name]
         free = Counter(map(of.host_of, of.free))
         machines = [
@@ -296,7 +305,7 @@ class SimulatedExecutor:
             self._start(name)
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        # A change of the slots ends the wait, because the scheduler must send trials to new slots.
+        # A change of the slots also ends the call, because the scheduler has to send trials to new slots.
         deadline = self._clock.now() + seconds
         while not (self._events or self._has_changed) and self._is_due(deadline):
             self._clock.advance_to(self._future[0][0])
@@ -324,11 +333,11 @@ class SimulatedExecutor:
 
     @property
     def is_still(self) -> bool:
-        """True if nothing more will happen without another `submit`."""
+        """True if no more events will come without another `submit`."""
         return not self._is_due(math.inf) and not self._events
 
     def utilisation(self) -> dict[str, float]:
-        """Return the fraction of the slot seconds until now in which trials ran, by class."""
+        """Return by class the fraction of the slot seconds until now in which trials ran."""
         now = self._clock.now()
         offered = {name: each.offered_until(now) for name, each in self._classes.items()}
         # Rounding errors may make the sum slightly greater than the total.
@@ -341,7 +350,7 @@ class SimulatedExecutor:
             each.running.clear()
 
     def _at(self, moment: float, action: Callable[[], None], one: _Running | None = None) -> None:
-        """Schedule an action. An action that ends the attempt `one` is skipped if it is not alive any more."""
+        """Schedule an action. If it concerns the attempt `one`, it is skipped once this attempt has ended."""
         heapq.heappush(self._future, (moment, next(self._order), action, one))
 
     def _is_due(self, moment: float) -> bool:
@@ -354,8 +363,9 @@ class SimulatedExecutor:
         """Start the attempts in a class's queue for which there are free slots."""
         each = self._classes[name]
         now = self._clock.now()
-        # An attempt is sent only if slots are free. If one of these has died meanwhile, the attempt waits, and so do
-        # those behind it in the queue. One that takes slots of one worker is sent to another worker instead.
+        # Attempts were sent when enough slots were free. If slots have died since, the first attempt waits, and the
+        # attempts behind it, too. If slots must be on one worker, an attempt is instead returned to the scheduler,
+        # which sends it again.
         while each.queue and (self._on_one or each.queue[0].slots <= len(each.free)):
             attempt = each.queue.popleft()
             slots = each.take(attempt)
@@ -374,7 +384,10 @@ class SimulatedExecutor:
             self._events.append(Started(**key, host=one.host, at=now, worker=one.host, slot=slot))
 
     def _report_after(self, one: _Running, step: int) -> None:
-        """Schedule the report after a step of an attempt. That after the last step comes with the attempt's end."""
+        """Schedule the report after a step of an attempt.
+
+        The report after the last step is made when the attempt ends.
+        """
         if step < self._fleet.steps:
             moment = one.began + step / self._fleet.steps * (one.outcome.seconds or 0.0)
             self._at(moment, partial(self._report, one, step), one)
@@ -400,7 +413,7 @@ class SimulatedExecutor:
         self._start(name)
 
     def _vacate(self, name: str, one: _Running) -> None:
-        """Free the slots of an attempt, except those that have died meanwhile."""
+        """Free the slots of an attempt, except slots that have died."""
         one.is_alive = False
         each = self._classes[name]
         del each.running[one.slots[0]]
@@ -418,9 +431,9 @@ class SimulatedExecutor:
                 self._start(name)
 
     def _declines(self, name: str, attempt: Attempt, slots: Sequence[int]) -> bool:
-        """Decline an attempt that is predicted to end after a worker does, as a worker with limited time does.
+        """Decline an attempt that is predicted to end after one of its workers ends. Return whether it was declined.
 
-        Return whether it was declined. A worker that has declined MAX_TOO_LONG trials in a row ends.
+        Real workers with limited time do the same. A worker that has declined MAX_TOO_LONG trials in a row ends.
         """
         each, now = self._classes[name], self._clock.now()
         needed = SAFETY * (attempt.expected or 0.0)
@@ -441,9 +454,9 @@ class SimulatedExecutor:
         return True
 
     def _resize(self, name: str, workers: int) -> None:
-        """Start this number of workers of a class, or let the last ones die if it is negative.
+        """Start this number of workers of a class; if it is negative, let the last workers die.
 
-        The trials of dead workers are LOST when the lease ends.
+        The trials of dead workers become LOST when the lease ends.
         """
         each = self._classes[name]
         before, each.size = each.size, max(0, each.size + workers * each.facts.slots)
@@ -465,7 +478,9 @@ class SimulatedExecutor:
             self._arrive(name, started)
 
     def _arrive(self, name: str, started: Mapping[int, int]) -> None:
-        """Add the slots of started workers, by slot. Workers that have died since are left out."""
+        """Add the slots of workers that are now ready. `started` has the worker by slot. Workers that have died are
+        left out.
+        """
         each, now = self._classes[name], self._clock.now()
         slots = [slot for slot, worker in started.items() if each.workers.get(slot) == worker]
         self._has_changed = True
@@ -497,7 +512,9 @@ class SimulatedExecutor:
         return float(self._draws[key].exponential())
 
     def _end_worker(self, name: str, slot: int, worker: int, leaving: Leaving) -> None:
-        """End a worker unless it has ended since. Another one may start in its place."""
+        """End a worker, unless it has already ended. Schedule the start of another one in its place, if the class has
+        this.
+        """
         each = self._classes[name]
         if each.workers.get(slot) != worker:
             return
@@ -517,9 +534,10 @@ class SimulatedExecutor:
             self._start_workers(name, self._classes[name].beside(slot))
 
     def _remove(self, name: str, slots: set[int], leaving: Leaving, *, has_vanished: bool = False) -> None:
-        """Remove live slots of a class. Their trials are LOST when the lease ends, or given back if they were told.
+        """Remove live slots of a class. Their trials are given back if the workers had notice, else LOST when the lease
+        ends.
 
-        `has_vanished`: their machines are gone, too.
+        `has_vanished` is True if their machines are gone, too.
         """
         each, now = self._classes[name], self._clock.now()
         self._has_changed = True
@@ -548,9 +566,9 @@ class SimulatedExecutor:
             self._at(now + NO_WORKER_SECONDS, partial(self._take_back, name, now))
 
     def _record_workers(self, now: float, leaving: Leaving = Leaving.LOST) -> None:
-        """Record which machines are alive. Each has a worker of the same name.
+        """Record the live machines. Each has one worker with the same name.
 
-        `leaving` is why others are not.
+        `leaving` is the reason why other workers have ended.
         """
         if self._recorder is None:
             return
@@ -569,6 +587,6 @@ class SimulatedExecutor:
             self._lose(each.queue.popleft(), f"no worker serves {name}", claimed=False)
 
     def _lose(self, attempt: Attempt, reason: str, **facts: bool) -> None:
-        """Report an attempt as lost. `facts` are those of `Lost`."""
+        """Report an attempt as lost. `facts` are fields of `Lost`."""
         self._live.lose(attempt.number, attempt.attempt)
         self._events.append(Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, **facts))

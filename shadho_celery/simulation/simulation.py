@@ -1,6 +1,6 @@
-"""Simulation of a search on a described cluster: the real scheduler, study and policies, on a manual clock.
+"""Simulation of a search on a cluster: the real scheduler, study and policies, on a manual clock.
 
-`keep` copies a simulated study to a store, so that the dashboard and reports show it like any other study.
+`simulate` runs the search. `keep` copies the simulated study to a store, so that the dashboard and reports can show it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import Limits, StudyState
 
-#: number of random factors drawn in advance; a trial's seed picks one, so it is the same under every policy
+#: number of random factors that are drawn in advance. The seed of a trial selects one of them, so it does not depend on
+#: the policy
 DRAWS = 2**17
 
-#: distance in the draws between the slowdowns of two successive attempts of a trial
+#: distance between the slowdowns of two successive attempts of a trial in the list of random factors
 NEXT_ATTEMPT = 65_537
 
-#: fraction of its time after which a trial runs out of memory, if its class has too little
+#: a trial on a class with too little memory fails after this fraction of its seconds
 OUT_OF_MEMORY_AT = 0.1
 
 
@@ -60,32 +61,32 @@ class Simulation:
     seed: int
     #: simulated seconds
     seconds: float
-    #: number of completed and of failed trials, by subspace
+    #: by subspace: number of completed trials; number of failed trials
     complete: Mapping[str, int]
     failed: Mapping[str, int]
     #: number of completed trials by subspace and class
     placed: Mapping[str, Mapping[str, int]]
-    #: number of attempts lost with their workers
+    #: number of attempts that were lost with their workers
     lost: int
-    #: number of attempts that ended with their workers, also those that were given back
+    #: number of attempts that ended because their workers ended: lost ones, and those that were given back
     interrupted: int
-    #: fraction of the slots' time in which they were busy, by class
+    #: by class: fraction of the slot seconds in which trials ran
     utilisation: Mapping[str, float]
-    #: money that the ended attempts have cost, by class; empty without prices
+    #: by class: money that ended attempts have cost; empty without prices
     money: Mapping[str, float]
     #: notices about the choice and placement of trials
     notices: Sequence[str]
-    #: least loss, and the simulated seconds until it was found; None without a completed trial
+    #: least loss; simulated seconds until it was found. None if no trial has completed
     best: float | None
     best_after: float | None
-    #: CPU seconds of the simulation, and the peak resident memory of its process in MiB
+    #: CPU seconds of the simulation; peak resident memory of its process in MiB
     cpu_seconds: float
     peak_mib: float
     #: the simulated study, with all its trials
     study: StudyState
-    #: the plan of its settings and its space
+    #: plan of the study, from its settings and its space
     plan: Plan
-    #: its trials, attempts and workers
+    #: store with the trials, attempts and workers of the study
     store: MemoryStore
 
     @property
@@ -100,30 +101,30 @@ class Simulation:
 
     @property
     def balanced_an_hour(self) -> float:
-        """Rate of completed trials per hour, as far as they have the mix of subspaces that the space has.
+        """Completed trials per hour in the mix of the space's probabilities; trials beyond this mix do not count.
 
-        It is the rate of the subspace that has completed the fewest trials relative to its probability, divided by
-        that.
+        For each subspace, the number of completed trials is divided by its probability. The least of these numbers is
+        the number of trials that count.
         """
         least = min(self.complete[each.name] / each.probability for each in self.plan.subspaces)
         return an_hour(least, self.seconds)
 
     def rows(self) -> Iterator[tuple[int, str, str, int, float, float, str]]:
-        """Yield number, subspace, class, slot, start and end (seconds) and state of each ended trial.
+        """Yield the number, subspace, class, slot, start, end and state of each ended trial.
 
-        Trials that failed because their worker was lost repeatedly are left out, because they have no end.
+        Start and end are in seconds. Trials without a result, whose workers were lost repeatedly, are left out.
         """
         for trial in self.study.trials:
             if trial.outcome.seconds is None:
                 continue
-            # With several slots a worker, it is the number of the worker.
+            # If workers have several slots, this is the number of the worker.
             slot = int((trial.host or ".-1").rpartition(".")[2])
             started, ended = trial.started_at or 0.0, trial.finished_at or 0.0
             yield trial.number, trial.subspace, str(trial.compute_class), slot, started, ended, str(trial.state)
 
 
 def an_hour(number: float, seconds: float) -> float:
-    """Return the rate per hour of a `number` of trials in this many seconds; 0 if no time has passed."""
+    """Return the rate per hour for a `number` of trials in this many seconds; 0 if no time has passed."""
     return number / seconds * 3600 if seconds else 0.0
 
 
@@ -134,9 +135,10 @@ def simulate(
     on_turn: Callable[[StudyState], None] = lambda study: None,
     **settings: Any,
 ) -> Simulation:
-    """Simulate a search on `cluster` to its end. The same `seed`, by default the cluster's, gives the same result.
+    """Simulate a search on `cluster` until its end. The same `seed`, by default that of the cluster, gives the same
+    result.
 
-    `settings` replace those of the cluster. `on_turn` is called after every turn of the scheduler's loop. Raises
+    `settings` replace settings of the cluster file. `on_turn` is called after each turn of the scheduler's loop. Raises
     UsageError for invalid settings, and for functions of the cluster that fail.
     """
     fleet = cluster.fleet if seed is None else replace(cluster.fleet, seed=seed)
@@ -175,7 +177,9 @@ def simulate(
 
 
 def make_plan(cluster: Cluster, given: Mapping[str, Any]) -> Plan:
-    """Return the plan of the study. Raises UsageError for invalid settings, which `given` replaces."""
+    """Return the plan of the study. `given` replaces settings of the cluster file. Raises UsageError for invalid
+    settings.
+    """
     slots = max(each.slots for each in cluster.fleet.classes.values())
     own: dict[str, Any] = {"gpus": 1} if slots > 1 else {}
     own |= {"sampler": "random", **cluster.settings, **given, "classes": [*cluster.fleet.classes]}
@@ -204,8 +208,8 @@ def _record(plan: Plan, seed: int) -> StudyRecord:
 
 
 def _turns(scheduler: Scheduler, executor: SimulatedExecutor, *, is_endless: bool) -> Iterator[None]:
-    """Run the scheduler to its end, and yield after each turn. Trials that still run at the end have no result."""
-    # All events come from the executor, so a turn need not end before there is an event.
+    """Run the scheduler until its end, and yield after each turn. Trials that still run then get no result."""
+    # A turn may wait for any time, because only events of the executor change anything.
     scheduler.turn_seconds = math.inf
     scheduler.assign()
     scheduler.fill()
@@ -226,28 +230,31 @@ def _placed(names: Sequence[str], fleet: Fleet, study: StudyState) -> dict[str, 
 
 
 class Progress:
-    """How much of the work of interrupted trials their checkpoints hold."""
+    """Keeps how much of the work of interrupted trials is saved in checkpoints."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        #: by trial: fraction of its work that its checkpoint holds
+        #: by number of a trial: fraction of its work that is saved
         self._kept: dict[int, float] = {}
-        #: by running attempt: seconds before its work, seconds of its work, and the fraction that was kept before
+        #: by running attempt: seconds before its work, seconds of its work, and the fraction that was saved before it
         self._running: dict[tuple[int, int], tuple[float, float, float]] = {}
-        #: number of attempts that have ended with their workers
+        #: number of attempts that have ended because their workers ended
         self.interrupted = 0
 
     def kept(self, attempt: Attempt) -> float:
-        """Return the fraction of an attempt's work that a checkpoint holds."""
+        """Return the fraction of the work of an attempt's trial that is saved in a checkpoint."""
         return self._kept.get(attempt.number, 0.0)
 
     def begin(self, attempt: Attempt, overhead: float, work: float) -> None:
-        """Record the seconds that an attempt takes before its work, and for the rest of its work."""
+        """Record the seconds that an attempt takes before its work, and for its remaining work."""
         if self._fleet.checkpoint_seconds is not None:
             self._running[attempt.number, attempt.attempt] = overhead, work, self.kept(attempt)
 
     def interrupt(self, attempt: Attempt, seconds: float, told: bool) -> None:
-        """Keep what an attempt has done, which its worker ends after these seconds: up to now if it was told."""
+        """Save the work of an attempt whose worker ends after these seconds.
+
+        If the worker had notice (`told`), all of its work is saved, otherwise the work up to the last checkpoint.
+        """
         self.interrupted += 1
         key, every = (attempt.number, attempt.attempt), self._fleet.checkpoint_seconds
         if key not in self._running or every is None:
@@ -261,19 +268,20 @@ class Progress:
 
 
 class Checkpoints:
-    """Budgets up to which promoted trials have been computed, and the machines that have their checkpoints."""
+    """Keeps the budgets that trials have reached, and the machines that have their checkpoints, for promoted trials."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        #: budget reached and machine of the latest trial with the same params, by number of the first trial with them
+        #: by number of the first trial with the same params: the greatest budget reached, and the machine of the latest
+        #: trial
         self._kept: dict[int, tuple[float, str | None]] = {}
-        #: the same when the first attempt of a promoted trial began, by its number
+        #: by number of a promoted trial: this budget and machine at the time when its first attempt began
         self._before: dict[int, tuple[float, str | None]] = {}
 
     def begin(self, attempt: Attempt) -> tuple[float, float, bool | None]:
         """Return the budget to compute, the seconds to fetch a checkpoint, and whether the attempt continues from it.
 
-        The last is None if the trial was not promoted. Without budgets, an attempt computes a budget of 1.
+        The third value is None if the trial was not promoted. In a study without budgets, the budget is 1.
         """
         if attempt.budget is None:
             return 1.0, 0.0, None
@@ -291,10 +299,10 @@ class Checkpoints:
 
 
 def make_play(cluster: Cluster, space: Space, progress: Progress | None = None) -> Play:
-    """Return a function that simulates a cluster's trials. A trial's seed determines its size, failure and slowdown.
+    """Return a function that simulates trials. The seed of a trial determines its size, its failure and its slowdowns.
 
-    Size and failure are the same in all attempts of a trial. The slowdown differs between attempts. `progress` says
-    from where trials continue after their workers have ended.
+    Size and failure are the same for all attempts of a trial; the slowdown differs between attempts. `progress` has the
+    saved work of trials whose workers have ended.
     """
     fleet = cluster.fleet
     generator = np.random.default_rng([fleet.seed, 0x51])
@@ -332,25 +340,25 @@ def make_play(cluster: Cluster, space: Space, progress: Progress | None = None) 
 
 S = TypeVar("S", bound=Struct)
 
-#: number of trials, or of attempts, that are written in one transaction
+#: number of trials or attempts that are written in one transaction
 PAGE = 5000
 
-#: maximum number of characters of the title, and number of those of the study's key, in its name
+#: in the name of a kept study: maximum number of characters of the title; number of characters of the key
 MAX_TITLE, KEY_LENGTH = 40, 6
 
-#: characters that a title in a name has not
+#: characters that are replaced in the title
 _UNUSUAL = re.compile(r"[^\w.-]")
 
-#: fields of records that are moments
+#: fields of records that are times
 MOMENTS = ("asked_at", "queued_at", "started_at", "ended_at", "finished_at", "since", "until")
 
 
 def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> StudyRecord:
     """Write a simulated study to a store, and return its record there.
 
-    It is called ``simulated-TITLE-POLICY-`` and some characters of its key. Characters of `title` that names of studies
-    should not have are replaced. `ended_at`, in seconds since the epoch, is the moment at which the simulated time
-    ends. It must not lie in the future, because readers assume that nothing has happened after the time of reading.
+    Its name is ``simulated-TITLE-POLICY-`` with the first KEY_LENGTH characters of its key. Characters of `title` that
+    names of studies should not have are replaced. `ended_at`, in seconds since the epoch, is the time at which the
+    simulation ends in the records. It must not be in the future, because readers assume that records are from the past.
     Raises StoreError.
     """
     began_at, given = ended_at - found.seconds, ValuesRecord(found.plan.space)
@@ -370,7 +378,7 @@ def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> Stu
         for attempts in _pages(found.store.attempts()):
             store.write(key, fence, ended_at, Turn(attempted=[_shifted(each, began_at) for each in attempts]))
     except BaseException:
-        # A part of a study would look like all of it.
+        # The written part is deleted, because it would look like a complete study.
         with suppress(StoreError):
             store.delete(key, fence)
         raise
@@ -385,7 +393,7 @@ def _pages(records: Iterable[S]) -> Iterator[list[S]]:
 
 
 def _shifted(record: S, by: float) -> S:
-    """Return a record whose moments are later by this many seconds."""
+    """Return a record whose times are later by this number of seconds."""
     moments = {name: at + by for name in MOMENTS if (at := getattr(record, name, None)) is not None}
     return structs.replace(record, **moments)
 

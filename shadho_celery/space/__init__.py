@@ -1,15 +1,15 @@
-"""The search space: written in hyperopt's language, compiled once.
+"""The search space, which users write with hyperopt, compiled to a `Space`.
 
-`compile` is the only module that reads hyperopt's graphs, and makes a `Space`. `domains` are the distributions of
-leaves, `split` makes subspaces, `tree` computes the objective's values (`flat` those of a command), `space` determines
-when each label is active, and `describe` describes a space as text. `forms` reads short forms of domains.
+`compile` is the only module that reads hyperopt's graphs. `tree` computes the objective's values, and `flat` those of
+a command. `space` draws params and knows when a label is active. `domains` has distributions, `split` subspaces,
+`points` known points, `forms` short forms of domains, and `features` params as numbers. `describe` and `literals` make
+texts; `stored` has the form of spaces and values in a store.
 
-Users write spaces with hyperopt, and tests compare with it. hyperopt's own evaluation is slow and recursive.
-Expressions are therefore compiled once and sampled in vectorised numpy. On the worker, the objective gets the same
-values as from `space_eval`.
+hyperopt's own evaluation is slow and recursive, so a space is compiled once and sampled with vectorised numpy. The
+objective gets the same values as from hyperopt's `space_eval`.
 """
 
 from shadho_celery.core.system import load_hyperopt_late
 
-# Must run before any module of this room imports hyperopt.
+# This must run before any module of this package imports hyperopt.
 load_hyperopt_late()

@@ -1,8 +1,8 @@
 """Compile a hyperopt expression to a `Space`. This is the only module that reads hyperopt's graphs (pyll).
 
-A graph is read once, children first, without recursion. Each node becomes a node of `tree`, which computes the
-objective's values, and a `Block`, with the labels it needs and their conditions. Expressions that pyll
-creates only during evaluation (an implementation that returns one, a Lambda) are left to hyperopt's ``space_eval``.
+A graph is read once, children first, without recursion. From each node a node of `tree` is made, which computes values,
+and a `Block`, which has the labels below the node. If a function of the space returns an expression when it is called,
+hyperopt's ``space_eval`` computes its value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shadho_celery.space.domains import CONTINUOUS, Categorical, Discrete, Domai
 from shadho_celery.space.space import Block, Branch, Space, merge
 from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Shared, Switch, Value
 
-# Only hyperopt's own algorithms use networkx.
+# networkx is not imported, because only hyperopt's own algorithms use it.
 with placeholder("networkx"):
     from hyperopt import space_eval
     from hyperopt.pyll import base as pyll
@@ -33,14 +33,14 @@ __all__ = ["MAX_DEPTH", "Space", "compile_space"]
 #: a node of hyperopt's graphs, which have no types
 Apply = Any
 
-#: maximum number of nodes from the root to a leaf (a choice in a dict counts two): evaluation recurses once per node,
-#: and Python stops at 1000 frames, some of which the caller uses
+#: maximum number of nodes from the root to a leaf. A choice in a dict counts as two. Evaluation needs one frame per
+#: node, and Python allows 1000 frames, of which the caller uses a part
 MAX_DEPTH = 500
 
-#: modules of other tools' distributions, which a space does not have
+#: modules with distributions of other tools, which cannot be used in a space
 OTHERS = ("scipy.stats", "optuna.distributions", "ray.tune", "skopt.space")
 
-#: hyperopt's distributions -> the names of their parameters in order
+#: by name of a distribution in hyperopt: the names of its parameters, in order
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     **{law: tuple(field.name for field in fields(kind)) for law, kind in CONTINUOUS.items()},
     "randint": ("low", "high"),
@@ -52,7 +52,7 @@ def compile_space(expression: Value) -> Space:
     """Compile a hyperopt expression, or a dict, list or tuple that contains hyperopt expressions.
 
     Raises SpaceError, in one line with the label, the cause and the remedy, if it cannot be searched. Warns if the
-    bounds of a log distribution look like values before taking the logarithm.
+    bounds of a log distribution look as if the user forgot to take the logarithm.
     """
     if expression is None:
         raise SpaceError("The space is None; give an hp expression, such as hp.uniform, or a dict of them.")
@@ -64,9 +64,9 @@ def compile_space(expression: Value) -> Space:
 
 
 def _refuse_domains(apply: Apply) -> None:
-    """Raise SpaceError for a range, or another tool's distribution, in a dict or list: it would be a constant.
+    """Raise SpaceError for a range, or another tool's distribution, in a dict or list, because it would be a constant.
 
-    An option of hp.choice may be one.
+    In an option of hp.choice it is allowed.
     """
     named = apply.named_args if apply.name == "dict" else [("", child) for child in apply.pos_args]
     for key, child in named if apply.name in {"dict", "pos_args"} else ():
@@ -82,9 +82,9 @@ def _refuse_domains(apply: Apply) -> None:
 
 
 def _warn_of_lists(part: Mapping[str, Value]) -> None:
-    """Warn of lists of numbers or texts in a dict of the space, which may be meant as choices.
+    """Warn of lists of numbers or texts in a dict of the space, because the user may have meant choices.
 
-    Not in an option of hp.choice, where a list is usually meant.
+    Options of hp.choice are not checked, because a list is usually meant there.
     """
     lists = {key: each for key, each in part.items() if isinstance(each, list) and each}
     found = [key for key, each in lists.items() if all(isinstance(one, (int, float, str)) for one in each)]
@@ -96,14 +96,14 @@ def _warn_of_lists(part: Mapping[str, Value]) -> None:
 
 def _finish(value: Value, params: Params) -> Value:
     """Return a function's result. If it is one of pyll's expressions, return its value."""
-    # A copy, because hyperopt returns the constants of the expression themselves.
+    # The result is copied, because hyperopt returns the constants of the expression without copying them.
     return tree.copied(space_eval(value, params), {}) if isinstance(value, pyll.Apply) else value
 
 
 def _as_graph(expression: Value) -> Apply:
-    """Convert to a graph as hyperopt does, but one container at a time: hyperopt would recurse and copy shared parts.
+    """Convert an expression to a graph as hyperopt does, but without recursion and without copies of shared parts.
 
-    A dict keeps its order, which hyperopt would sort. A dict inside an hp.choice has already lost its order.
+    The order of a dict is kept, although hyperopt would sort it. In an hp.choice, hyperopt has already sorted it.
     """
     converted: dict[int, Apply] = {}
     try:
@@ -112,7 +112,7 @@ def _as_graph(expression: Value) -> Apply:
             if isinstance(part, dict):
                 _warn_of_lists(part)
                 graph = pyll.as_apply({key: converted[id(value)] for key, value in part.items()})
-                if graph.named_args:  # all keys are strings
+                if graph.named_args:  # this holds if all keys are strings
                     graph.named_args = [(key, converted[id(value)]) for key, value in part.items()]
             elif isinstance(part, (list, tuple)):
                 graph = [converted[id(value)] for value in part]
@@ -131,7 +131,7 @@ def _contents(part: Value) -> Iterable[Value]:
 
 
 def _inputs(apply: Apply) -> list[Apply]:
-    """Return the nodes from which a node is computed. A hyperparameter's distribution is not among them."""
+    """Return the nodes from which a node is computed; none for a hyperparameter."""
     return [] if apply.name == "hyperopt_param" else apply.inputs()
 
 
@@ -144,7 +144,7 @@ def _ordered(root: Apply) -> list[Apply]:
 
 
 class _Reader:
-    """One compilation. It keeps the results for each of pyll's nodes by the node's id."""
+    """Compiles one graph. It keeps what was made of each pyll node, by the node's id."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, Node] = {}
@@ -155,7 +155,7 @@ class _Reader:
         self._switches: dict[str, Switch] = {}
 
     def read(self, root: Apply) -> Space:
-        """Read the graph and check it as a whole."""
+        """Read the whole graph, check it, and return the space."""
         order = _ordered(root)
         for apply in (*order, pyll.as_apply([root])):
             _refuse_domains(apply)
@@ -196,12 +196,13 @@ class _Reader:
         if apply.name == "switch" and args and not kwargs:
             return self._switch(args[0], args[1:])
         if apply.name in stochastic.implicit_stochastic_symbols:
-            # A node with its own generator is noise added by the space's author, not a hyperparameter.
+            # A distribution without a label but with its own generator is noise that the user has added, not a
+            # hyperparameter.
             generator = dict(kwargs).get("rng")
             if generator is None:
                 raise SpaceError(f"A {apply.name} has no label; write hp.{apply.name}('label', ...) instead.")
             if isinstance(generator, Literal):
-                # A copy of the generator would draw the same values each time.
+                # The generator must not be copied, because each copy would draw the same values.
                 drawn_from = Literal(generator.value, is_copied=False)
                 kwargs = tuple((name, drawn_from if node is generator else node) for name, node in kwargs)
         function = pyll.scope._impls.get(apply.name)
@@ -248,14 +249,14 @@ class _Reader:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Return True if evaluating the node again costs less than storing its value, and gives the same value."""
+    """Return True if evaluating the node again is faster than storing its value, and gives the same value."""
     if isinstance(node, Call):
         return node.function in (int, float) and isinstance(node.args[0], Param)
     return isinstance(node, (Literal, Param))
 
 
 def _index_label(index: Node) -> str | None:
-    """Return the label whose value is this index, possibly converted by the int() of hp.randint."""
+    """Return the label whose value is this index, directly or after the int() of hp.randint; None if there is none."""
     index = tree.unshared(index)
     if isinstance(index, Call) and index.function is int and len(index.args) == 1:
         index = tree.unshared(index.args[0])
@@ -263,7 +264,7 @@ def _index_label(index: Node) -> str | None:
 
 
 def _label_and_law(apply: Apply) -> tuple[str, Apply]:
-    """Return a hyperopt_param's label as a str, and the node of its distribution."""
+    """Return the label of a hyperparameter's node, and the node of its distribution."""
     given = {**dict(zip(("label", "obj"), apply.pos_args, strict=False)), **dict(apply.named_args)}
     law = given["obj"]
     label = given["label"].obj if isinstance(given["label"], pyll.Literal) else None
@@ -290,7 +291,7 @@ def _arguments(label: str, law: Apply) -> dict[str, Value]:
 
 
 def _constant(label: str, name: str, node: Apply) -> Value:
-    """Return the value of a distribution's parameter, which must not depend on any draw."""
+    """Return the value of a distribution's parameter. Raises SpaceError if it depends on a draw."""
     if isinstance(node, pyll.Literal):
         return node.obj
     for part in _ordered(node):

@@ -1,4 +1,7 @@
-"""Texts of a compiled space that are the same in every process, to compare it with a stored one and to name options."""
+"""Texts of a compiled space: to compare it with a stored space, to name options, and to show values.
+
+They are the same in every process.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,23 @@ from shadho_celery.space.tree import (
     unshared,
 )
 
-#: version of these texts, which is stored with them: a study with texts of another version is refused
+#: version of these texts. It is stored with them, and a study with another version cannot be resumed
 VERSION = 4
 
-#: maximum length of a text: a longer one is replaced by its beginning and its hash
+#: maximum length of a text; a longer text is replaced by its beginning and its hash
 MAX_TEXT = 200
-#: maximum nesting of an option's tuples and dicts that is shown
+#: maximum number of nested tuples and dicts of an option that are shown
 MAX_LEVELS = 5
-#: maximum length of a name that is an option's text
+#: maximum length of an option's name that is made from its text
 MAX_NAME = 40
-#: text that stands for a drawn value
+#: text that is shown instead of a drawn value
 DRAWN = "..."
-#: constants that may name an option
+#: types of constants that may name an option
 _SCALARS = (str, int, float, np.number, np.bool_)
 
 
 def structure(root: Node) -> dict[Node, str]:
-    """Return a text for every node under `root`: its computation, and the labels that it uses."""
+    """Return a text for each node under `root`, which describes the computation of its value."""
     texts: dict[Node, str] = {}
     for node in nodes(root):
         texts[node] = cut(_node_text(node, texts))
@@ -49,7 +52,7 @@ def structure(root: Node) -> dict[Node, str]:
 
 
 def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
-    """Return label -> the outermost calls that use only this label. hyperopt's own float() and int() are left out."""
+    """Return by label the texts of its `outermost_calls`, sorted. The float() and int() of hyperopt are left out."""
     found: dict[str, set[str]] = {}
     for label, calls in outermost_calls(root).items():
         own = (f"float(<{label}>)", f"int(<{label}>)", f"int(float(<{label}>))")
@@ -59,12 +62,12 @@ def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
 
 
 def outermost_calls(root: Node) -> dict[str, list[Node]]:
-    """Return label -> the calls that use only this label and are not part of another such call."""
+    """Return by label the calls that use only this label and are not part of another such call."""
     labels: dict[Node, frozenset[str]] = {}
     order = list(nodes(root))
     for node in order:
         own = [node.label] if isinstance(node, Param) else []
-        # two labels are as good as many: a set of all labels at every node would be slow in a large space
+        # At most two labels are kept for each node, because sets of all labels would be slow in a large space.
         labels[node] = frozenset(
             islice(sorted({*own, *(label for child in children(node) for label in labels[child])}), 2)
         )
@@ -112,7 +115,7 @@ def _node_text(node: Node, texts: dict[Node, str]) -> str:
 
 
 def option_text(option: Node) -> str:
-    """Return an option as text: constants as Python writes them, and an ellipsis for each drawn value."""
+    """Return an option as text: constants as in Python code, and an ellipsis for each drawn value."""
     return cut(_option_text(unshared(option), MAX_LEVELS, lambda _: DRAWN))
 
 
@@ -131,7 +134,7 @@ def _option_text(node: Node, levels: int, drawn: Callable[[Node], str]) -> str:
 
 
 def outline(option: Node, levels: int = MAX_LEVELS) -> Any:
-    """Return an option's constants in its tuples and dicts, with DRAWN for each drawn value, and what is deeper."""
+    """Return an option with its constants, tuples and dicts, and with DRAWN for drawn values and deeper levels."""
     match unshared(option):
         case Literal(value=value):
             value = value.item() if isinstance(value, np.generic) else value
@@ -146,7 +149,7 @@ def outline(option: Node, levels: int = MAX_LEVELS) -> Any:
 def brief(value: object) -> str:
     """Return values as a short text, with rounded numbers."""
     if isinstance(value, float):
-        # A whole number, such as a width, keeps its digits.
+        # A float without a fraction, such as a width, is not rounded.
         return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {brief(part)}" for key, part in value.items()) + "}"
@@ -156,11 +159,11 @@ def brief(value: object) -> str:
 
 
 def unlike(shown: SequenceOf[Any], options: SequenceOf[Node]) -> tuple[list[Any], list[int]]:
-    """Return forms of a choice's options that all differ, as values and as texts, and the places of those without a
-    text.
+    """Return distinct forms of a choice's options, and the places of options whose texts are equal.
 
-    The forms are the options as `shown`, else all options' texts. If several options have the same text, the option's
-    index is added; it means nothing in another space. An empty text would not be visible in a table.
+    If the forms `shown` all differ, as values and as texts, they are returned; an empty text counts as equal to others,
+    because it would not be visible in a table. Otherwise the texts of the options are returned. To equal texts the
+    option's index is added, so these forms have no meaning in another space.
     """
     if len({*shown}) == len({*map(str, shown)} - {""}) == len(shown):
         return [*shown], []
@@ -172,29 +175,31 @@ def unlike(shown: SequenceOf[Any], options: SequenceOf[Node]) -> tuple[list[Any]
 
 
 def cut(text: str) -> str:
-    """Return a text, if it is too long its beginning and its hash."""
+    """Return a text. If it is too long, return its beginning and its hash."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]}... {digest(text)}"
 
 
 def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:
-    """Return a name for each option: its tag (`option_tags`), else its text as a person reads it, else its index.
+    """Return a name for each option: its tag (`option_tags`), else its text with labels for drawn values, else its
+    index.
 
-    Long texts are shortened in the middle.
+    The middle of a long text is cut out.
     """
     tags = option_tags(label, options, with_numbers=True)
     words = [_name_of(option) if tag is None else tag for option, tag in zip(options, tags, strict=True)]
     counts = Counter(words)
     names = [str(place) if word is None or counts[word] > 1 else word for place, word in enumerate(words)]
-    # a tag may look like another option's index
+    # A tag may be equal to the index of another option. Then all names are indexes.
     return tuple(names) if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
 
 
 def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = False) -> list[str | None]:
-    """Return a word for each option, or None for an option that has no word or the same word as another option.
+    """Return a tag for each option: a word that identifies it. An option without a tag of its own gets None.
 
-    It is the option itself if that is a string, number, bool or None. For a tuple it is the first item if that is a
-    string. For a dict it is the string under the choice's own label, else under the first key that distinguishes all
-    dicts, else the first string. With `with_numbers`, a number or bool is used if no string distinguishes the dicts.
+    The tag of a string, number, bool or None is the option itself. The tag of a tuple is its first item, if this is a
+    string. The tag of a dict is the string under the choice's label, else the string under the first key by which all
+    dicts differ, else the first string. If `with_numbers`, a number or bool is used if the dicts do not differ by a
+    string.
     """
     plain = [unshared(option) for option in options]
     dicts = [option for option in plain if isinstance(option, Dict)]
@@ -209,13 +214,13 @@ def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = F
 
 
 def _name_of(option: Node) -> str | None:
-    """Return an option's text with labels for drawn values, or None if it has neither constants nor labels."""
+    """Return an option's text with labels instead of drawn values; None if it has neither constants nor labels."""
     text = _option_text(unshared(option), MAX_LEVELS, _drawn_label)
     return _shortened(text) if is_storable(text) and text != DRAWN else None
 
 
 def _drawn_label(node: Node) -> str:
-    """Return the label from which a node is drawn, or the text of drawn values if it does not use exactly one."""
+    """Return the label from which a node is drawn. If this is not exactly one label, return DRAWN."""
     if isinstance(node, Switch):
         node = node.index
     labels = {each.label for each in nodes(node) if isinstance(each, Param)}
@@ -227,7 +232,7 @@ def _shortened(text: str) -> str:
 
 
 def is_storable(tag: str) -> bool:
-    """Return False for a tag with an unpaired surrogate or a NUL, which no database accepts."""
+    """Return whether databases accept a tag: it must not have an unpaired surrogate or a NUL."""
     return "\0" not in tag and tag == tag.encode("utf-8", "replace").decode()
 
 
@@ -246,13 +251,13 @@ def _tag(option: Node, key: str | None, kind: tuple[type, ...]) -> str | None:
 
 
 def _telling_key(label: str, dicts: list[dict[str, str]]) -> str | None:
-    """Return a key under which every dict has a different text. The choice's own label is tried first."""
+    """Return a key under which all dicts have different texts, or None. The choice's own label is tried first."""
     keys = [label, *dicts[0]] if dicts else []
     return next((key for key in keys if len({found[key] for found in dicts if key in found}) == len(dicts)), None)
 
 
 def _texts(option: Dict, kind: tuple[type, ...]) -> dict[str, str]:
-    """Return the constants of some kinds in a dict, as texts."""
+    """Return by key the texts of the constants of these kinds in a dict."""
     found = ((key, _text(item, kind)) for key, item in option.items)
     return {key: text for key, text in found if text is not None}
 

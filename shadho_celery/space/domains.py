@@ -1,10 +1,10 @@
-"""Distributions of labels, as hyperopt defines them, and `make_domain`, which builds one from a space's arguments.
+"""Distributions of labels, as hyperopt defines them, and `make_domain`, which creates a distribution by its name.
 
-`Domain` is any of them. Values are hyperopt's raw draws: floats, whole numbers, and option indexes for choices.
+A `Domain` is one of these distributions. Values are hyperopt's raw draws: floats, integers, and for choices the indexes
+of options.
 
-A continuous distribution is a *latent* one (uniform, normal), exponentiated if `log`, and rounded to a grid of step `q`
-if there is one: value = round(exp(latent) / q) * q. "Unscaled" means the latent variable, so a loguniform's interval is
-its exponent's.
+A continuous distribution has a *latent* or unscaled variable, which is uniform or normal. If `log`, the exponential of
+this variable is taken. If there is a step `q`, the result is rounded to a grid: value = round(exp(latent) / q) * q.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ from shadho_celery.errors import SpaceError
 
 Array = npt.NDArray[Any]
 
-#: a grid with more values than this in its central interval counts as continuous (the rule of SHADHO's complexity)
+#: a grid with more values in its central interval counts as continuous (the rule of SHADHO's complexity)
 MAX_GRID = 64
-#: mass of an unbounded distribution that `to_unit` maps onto [0, 1]
+#: probability of the central interval of an unbounded distribution that `to_unit` maps to [0, 1]
 UNIT_MASS = 0.999
-#: probability mass of an interval that draws practically never leave: six standard deviations of a Gaussian
+#: probability of an interval that contains practically all draws: six standard deviations of a Gaussian to each side
 _ALL_BUT_NEVER = math.erf(6.0 / math.sqrt(2.0))
 _MAX_FLOAT, _TINY, _BELOW_ONE = np.finfo(float).max, np.finfo(float).tiny, 1 - np.finfo(float).epsneg
-#: fraction of a step by which a value may miss its grid
+#: fraction of a step by which a value may differ from its grid point
 _ROUNDING = 1e-9
 _LOG_HINT = "the bounds of {law} are logarithms, so write {law}(np.log(low), np.log(high))"
 
 
 @dataclass(frozen=True)
 class Continuous(ABC):
-    """A latent variable, which is exponentiated if `log`, and rounded to a grid if there is a `step`."""
+    """A continuous distribution: a latent variable, of which the exponential is taken if `log`, rounded if there is a
+    `step`.
+    """
 
     #: hyperopt's name of the distribution
     law: ClassVar[str] = ""
     #: True because values lie on an axis
     is_numeric: ClassVar[bool] = True
     log: ClassVar[bool] = False
-    #: mass of the latent distribution that `to_unit` maps onto [0, 1]
+    #: probability of the latent variable's interval that `to_unit` maps to [0, 1]
     unit_mass: ClassVar[float] = 1.0
 
     @property
@@ -65,8 +67,8 @@ class Continuous(ABC):
 
     @abstractmethod
     def central_interval(self, mass: float) -> tuple[float, float]:
-        """Return the bounds that hold `mass` of the latent variable's probability, with equal tails cut; 0 < mass <=
-        1.
+        """Return the bounds of the latent variable's interval with probability `mass` and equal tails; 0 <
+        mass <= 1.
         """
 
     @abstractmethod
@@ -78,7 +80,7 @@ class Continuous(ABC):
         return self._scale(self._draw(generator, size))
 
     def quantile(self, masses: npt.ArrayLike) -> Array:
-        """Return the quantiles at `masses`, each in [0, 1]. This turns quasi-random points into draws."""
+        """Return the quantiles at `masses`, each in [0, 1]. Quasi-random points are converted to draws by this."""
         return self._drawn(self._scale(self._latent_quantile(np.asarray(masses, dtype=float))))
 
     def _scale(self, latent: npt.ArrayLike) -> Array:
@@ -86,16 +88,14 @@ class Continuous(ABC):
         return values if self.step is None else (values / self.step).round() * self.step
 
     def _drawn(self, values: Array) -> Array:
-        """Round values to the grid. A value of probability 0, beyond a bound between two grid points, becomes the next
-        one.
+        """Move values of probability 0, which rounding has put beyond the bounds, to the nearest value that can be
+        drawn.
         """
         return values if self._ends is None else values.clip(*self._ends)
 
     @cached_property
     def _ends(self) -> tuple[float, float] | None:
-        """Least and greatest value with a positive probability in a bounded distribution's grid; None without grid or
-        bounds.
-        """
+        """Least and greatest value of a grid with a positive probability; None without a grid or bounds."""
         bounds = np.asarray(self.central_interval(1.0))
         if self.step is None or not np.isfinite(bounds).all():
             return None
@@ -106,7 +106,9 @@ class Continuous(ABC):
         return (first * self.step, last * self.step) if first <= last else None
 
     def cardinality(self, mass: float) -> int | None:
-        """Return the number of values of a grid in its central interval, or None if the domain counts as continuous."""
+        """Return the number of grid values in the central interval of this `mass`; None if the domain counts as
+        continuous.
+        """
         if self.step is None:
             return None
         low, high = self._drawn(self._scale(self.central_interval(mass))).tolist()
@@ -114,9 +116,9 @@ class Continuous(ABC):
         return count if count <= MAX_GRID else None
 
     def steps(self) -> tuple[range, float] | None:
-        """Return a range of whole numbers and a size, whose products are the values; None for infinitely many values.
+        """Return a range of integers and a step, whose products are the values; None for infinitely many values.
 
-        For an unbounded distribution they are the values that `from_unit` returns.
+        For an unbounded distribution, these are the values that `from_unit` can return.
         """
         if self.step is None:
             return None
@@ -125,25 +127,25 @@ class Continuous(ABC):
 
     @cached_property
     def _unit_interval(self) -> tuple[float, float]:
-        """Bounds of the latent variable that `to_unit` maps onto 0 and 1."""
+        """Bounds of the latent variable that `to_unit` maps to 0 and 1."""
         return self.central_interval(self.unit_mass)
 
     def to_unit(self, values: npt.ArrayLike) -> Array:
         """Map values to features in [0, 1], linear in the unscaled variable."""
         latent = np.asarray(values, dtype=float)
         low, high = self._unit_interval
-        if self.log:  # a grid of a log distribution may contain 0, which belongs to the lower end
+        if self.log:  # the grid of a log distribution may contain 0, which is mapped to the lower end
             latent = np.log(np.maximum(latent, _TINY))
-        # A distribution may be narrower than the distance between two floats.
+        # If the bounds are nearly equal, their difference may be 0.
         return ((latent - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
 
     def from_unit(self, units: npt.ArrayLike) -> Array:
-        """Map features in [0, 1] back to values, which are rounded to the grid if there is one."""
+        """Map features in [0, 1] back to values, rounded to the grid if there is one."""
         low, high = self._unit_interval
         return self._drawn(self._scale(low + np.asarray(units, dtype=float).clip(0.0, 1.0) * (high - low)))
 
     def contains(self, value: object) -> bool:
-        """Return True if the value has the right type and lies in the bounds. It may lie between two grid points."""
+        """Return True if the value has the right type and is within the bounds. It may be between two grid points."""
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _is_finite(value):
             return False
         low, high = self._scale(self.central_interval(1.0)).tolist()
@@ -151,17 +153,17 @@ class Continuous(ABC):
         return bool(low - slack <= value <= high + slack)
 
     def on_grid(self, value: float) -> float | None:
-        """Return the value that the distribution draws for this one: the grid's if it differs only by rounding, else
-        None.
+        """Return the grid value that differs from this value only by rounding, or None; without a grid, the value
+        itself.
         """
         if self.step is None or not math.isfinite(value / self.step):
             return value
-        # The same product as in drawing: two floats that differ by rounding are one value of the grid.
+        # The same product as in drawing, so that floats that differ only by rounding give the same value.
         nearest = round(value / self.step) * self.step
         return nearest if abs(value - nearest) <= max(_ROUNDING * self.step, math.ulp(value)) else None
 
     def beside(self, value: float) -> list[float]:
-        """Return the grid points below and above this value that can be drawn."""
+        """Return the neighbouring grid points below and above this value, if they can be drawn."""
         below = math.floor(value / (self.step or 1.0))
         return [end for step in (below, below + 1) if self.contains(end := step * (self.step or 1.0))]
 
@@ -225,8 +227,9 @@ class Uniform(Continuous):
         return None
 
     def hint(self) -> str | None:
-        """Return a warning if the bounds of a log distribution look like plain values: both positive with a ratio of
-        100 or more.
+        """Return a warning if the bounds of a log distribution look as if the user forgot to take the logarithm.
+
+        This is the case if both are positive and their ratio is at least 100.
         """
         if not self.log or self.low <= 0 or self.high / self.low < 100:
             return None
@@ -236,7 +239,7 @@ class Uniform(Continuous):
 
 @dataclass(frozen=True)
 class QUniform(_Quantised, Uniform):
-    """hp.quniform and hp.uniformint: uniform, rounded to multiples of q, so the ends may exceed the bounds."""
+    """hp.quniform and hp.uniformint: uniform, rounded to multiples of q. Values may therefore be beyond the bounds."""
 
     law = "quniform"
 
@@ -270,7 +273,7 @@ class Normal(Continuous):
         return generator.normal(self.mu, self.sigma, size)
 
     def _latent_quantile(self, masses: Array) -> Array:
-        # the ends of an unbounded distribution are infinite, so stay slightly inside
+        # The quantiles at 0 and 1 are infinite, so masses slightly inside are used.
         return self.mu + self.sigma * np.asarray(scipy.special.ndtri(masses.clip(_TINY, _BELOW_ONE)))
 
     def central_interval(self, mass: float) -> tuple[float, float]:
@@ -311,9 +314,9 @@ class QLogNormal(QNormal):
 
 @dataclass(frozen=True)
 class Discrete(ABC):
-    """Whole numbers from `first` on, `count` of them: a randint's values, or the option indexes of a choice.
+    """The integers from `first` to `first + count - 1`: the values of a randint, or the option indexes of a choice.
 
-    Its methods are those of `Continuous`. `to_unit` maps the i-th of n values to i / (n - 1).
+    It has the same methods as `Continuous`. `to_unit` maps the i-th of n values (from 0) to i / (n - 1).
     """
 
     law: ClassVar[str] = ""
@@ -342,7 +345,7 @@ class Discrete(ABC):
 
     def from_unit(self, units: npt.ArrayLike) -> Array:
         offsets = (np.asarray(units, dtype=float).clip(0.0, 1.0) * (self.count - 1)).round()
-        offsets = np.minimum(offsets, math.nextafter(self.count, 0))  # near 2**63 a float is coarser than an int
+        offsets = np.minimum(offsets, math.nextafter(self.count, 0))  # a float near 2**63 may be rounded up
         return np.asarray(offsets, dtype=np.int64) + self.first
 
     def contains(self, value: object) -> bool:
@@ -353,7 +356,7 @@ class Discrete(ABC):
 
 @dataclass(frozen=True)
 class RandInt(Discrete):
-    """hp.randint: whole numbers from low to high - 1, with equal probabilities. They lie on an axis."""
+    """hp.randint: integers from low to high - 1, with equal probabilities."""
 
     law = "randint"
 
@@ -395,13 +398,13 @@ class RandInt(Discrete):
 
 @dataclass(frozen=True)
 class Categorical(Discrete):
-    """hp.choice and hp.pchoice: the index of an option; indexes have no order."""
+    """hp.choice and hp.pchoice: the index of an option. Indexes have no order."""
 
     law = "categorical"
     is_numeric = False
     first = 0
 
-    #: probability of each option; they sum to 1
+    #: probabilities of the options, which sum to 1
     probabilities: tuple[float, ...]
 
     @classmethod
@@ -416,13 +419,14 @@ class Categorical(Discrete):
     @cached_property
     def _cumulative(self) -> Array:
         cumulative: Array = np.cumsum(self.probabilities)
-        # rounding may leave the last cumulative sum below 1: a draw above it is the last option that can be drawn
+        # Rounding may leave the last cumulative sum below 1, so it is set to 1 from the last option with a positive
+        # probability on.
         cumulative[np.flatnonzero(self.probabilities)[-1] :] = 1.0
         return cumulative
 
     @cached_property
     def is_uniform(self) -> bool:
-        """All options have the same probability."""
+        """True if all options have the same probability."""
         return min(self.probabilities) == max(self.probabilities)
 
     def sample(self, generator: np.random.Generator, size: int) -> Array:
@@ -454,20 +458,20 @@ class Categorical(Discrete):
         return f"pchoice({', '.join(f'{mass:.12g}' for mass in self.probabilities)})"
 
 
-#: the set of values of a label, with their distribution
+#: distribution of a label, which also determines the set of its values
 Domain = Uniform | Normal | RandInt | Categorical
 
-#: hyperopt's name of a distribution with real parameters -> its domain, whose fields are the parameters in order
+#: by hyperopt's name of a distribution with float parameters: its class, whose fields are the parameters in order
 CONTINUOUS: Mapping[str, type[Uniform] | type[Normal]] = {
     kind.law: kind for kind in (Uniform, QUniform, LogUniform, QLogUniform, Normal, QNormal, LogNormal, QLogNormal)
 }
 
 
 def make_domain(label: str, law: str, arguments: Mapping[str, object]) -> Domain:
-    """Build and validate the domain of one hyperparameter.
+    """Return the domain of a hyperparameter.
 
-    `law` is one of hyperopt's names. `arguments` are its parameters by hyperopt's names, already numbers (for
-    "categorical": "p", a sequence). Raises SpaceError with the label, the cause and the remedy.
+    `law` is hyperopt's name of the distribution. `arguments` are its parameters by hyperopt's names: numbers, or for
+    "categorical" the sequence "p". Raises SpaceError with the label, the cause and the remedy if they are invalid.
     """
     domain: Domain
     if law == "categorical":
@@ -489,9 +493,7 @@ def validate(label: str, domain: Domain) -> None:
 
 
 def cell(domain: Domain, value: Any) -> tuple[float, float]:
-    """Return the interval that is rounded to a number's value, in units of `to_unit`. Without a grid, both ends are
-    equal.
-    """
+    """Return the interval that is rounded to this value, mapped by `to_unit`. Without a grid, both ends are equal."""
     half = (domain.step or 0.0) / 2 if isinstance(domain, Continuous) else 0.5
     low, high = domain.to_unit([value - half, value + half]).tolist()
     return low, high
@@ -503,7 +505,7 @@ def _real(label: str, law: str, name: str, arguments: Mapping[str, object]) -> f
     value = arguments[name]
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
-    # Python counts a bool as a number, but as a bound it is a mistake
+    # In Python a bool is a number, but as a parameter it is a mistake.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise SpaceError(f"Hyperparameter {label!r}: {name} of {law} is {short(value, 60)}; give a number.")
     try:
@@ -515,7 +517,7 @@ def _real(label: str, law: str, name: str, arguments: Mapping[str, object]) -> f
 
 
 def _whole(label: str, name: str, arguments: Mapping[str, object]) -> int:
-    """Return the parameter as an int. 5.0 is accepted as 5."""
+    """Return a parameter as an int. 5.0 is accepted as 5."""
     value = arguments.get(name)
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
         return int(value)
@@ -526,9 +528,7 @@ def _whole(label: str, name: str, arguments: Mapping[str, object]) -> int:
 
 
 def _categorical(label: str, weights: object) -> Categorical:
-    """Return the distribution of a pchoice, with probabilities renormalised if rounding left their sum slightly off
-    1.
-    """
+    """Return the distribution of a pchoice. The probabilities are scaled, so that they sum to exactly 1."""
     if not isinstance(weights, Iterable) or isinstance(weights, (str, bytes)):
         raise SpaceError(f"Hyperparameter {label!r}: its probabilities are {short(weights, 60)}; give one per option.")
     masses = tuple(_real(label, "pchoice", "probability", {"probability": weight}) for weight in weights)
@@ -541,15 +541,15 @@ def _is_finite(value: numbers.Real) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:
-        # A whole number that is too large for a float.
+        # The value is an int that is too large for a float.
         return False
 
 
 def _below_one(masses: npt.ArrayLike) -> Array:
-    """Return masses as an array. 1 becomes the float below 1, which belongs to the last value."""
+    """Return masses as an array in which 1 is replaced by the next smaller float, whose quantile is the last value."""
     return np.asarray(masses, dtype=float).clip(max=_BELOW_ONE)
 
 
 def _number(value: float) -> str:
-    """Return the shortest exact text of a number: 5.0 is "5", 0.1 is "0.1"."""
+    """Return the shortest exact text of a number: "5" for 5.0, "0.1" for 0.1."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

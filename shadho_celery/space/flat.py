@@ -1,4 +1,4 @@
-"""Values of a space by label, without nesting, as the arguments of a command need them."""
+"""Plain values of a trial by label, for the arguments of a command."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ SCALARS = (bool, int, float, str, type(None))
 
 
 class FlatValues:
-    """Returns for a trial's params the value of each active label: a number, a text, True, False or None.
+    """Called with a trial's params, returns the value of each active label: a number, a text, True, False or None.
 
-    The value of a choice is its option, or the name of an option that has labels or is a dict or a tuple. The value of
-    a label in one expression is that of the expression.
+    The value of a choice is the chosen option. If this option has labels, or is a dict or a tuple, it is the option's
+    name. The value of a label that is used in exactly one expression, such as ``scope.int(...)``, is the value of this
+    expression.
     """
 
     def __init__(self, space: Space) -> None:
-        #: choices with an option that is neither a plain value nor has a name
+        #: labels of choices with an option that is not a plain value and has no name
         self.nested: set[str] = set()
         self._options = {label: self._plain(label, switch.options) for label, switch in space.switches.items()}
         calls = {label: {*found} for label, found in outermost_calls(space.root).items() if label not in self._options}
@@ -44,7 +45,10 @@ class FlatValues:
         return value.item() if isinstance(value, np.generic) else value
 
     def _plain(self, label: str, options: Sequence[tree.Node]) -> list[Any]:
-        """Return the value of each option of a choice. Note a choice with an option that has neither value nor name."""
+        """Return the plain value or the name of each option of a choice.
+
+        If an option has neither, the choice's label is added to `nested`.
+        """
         values: list[Any] = []
         tags, names = option_tags(label, options, with_numbers=True), option_names(label, options)
         for option, tag, name in zip(map(tree.unshared, options), tags, names, strict=True):

@@ -1,6 +1,7 @@
-"""Short forms of domains, of which a space of hyperopt is made: tables of TOML, and placeholders of a command.
+"""Makes a hyperopt space from short forms of domains.
 
-A label has a table such as ``{log = [1e-4, 1e-1]}`` or a placeholder such as ``{lr:log:1e-4:1e-1}``.
+The short form of a label's domain is a table in TOML, such as ``lr = {log = [1e-4, 1e-1]}``, or a placeholder in a
+command, such as ``{lr:log:1e-4:1e-1}``.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from shadho_celery.core.checks import as_record, guess, one_line, short
 from shadho_celery.core.trial import Finite, Positive
 from shadho_celery.errors import UsageError
 
-#: maximum number of options of a choice, and of choices inside one another
+#: maximum number of options of a choice; maximum depth of nested choices
 MOST_OPTIONS, MAX_CHOICES = 1000, 10
 
 _Range = Annotated[list[Finite], Meta(min_length=2, max_length=2)]
 
-#: name of a label; placeholders and the file itself can hold it
+#: name of a label, without characters that cannot be in a placeholder
 _LABEL = re.compile(r"[^\s{}:\x00-\x1f\x7f]{1,200}")
 DOMAIN = "such as {uniform = [0, 1]}, {log = [1e-4, 1e-1]}, {int = [1, 9]} or {choice = ['adam', 'sgd']}"
 
 
 class Domain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The short form of one label's domain: one law with its ends, or a choice."""
+    """Short form of one label's domain: a distribution with its two ends, or a choice. Exactly one of them is given."""
 
     uniform: _Range | None = None
     log: _Range | None = None
@@ -36,19 +37,19 @@ class Domain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logint: _Range | None = None
     #: True for a choice, whose options are checked by `Reader`
     choice: bool = False
-    #: numbers are multiples of it
+    #: distance between two values: the values are multiples of it
     step: Positive | None = None
 
 
 class Reader:
-    """Makes a space of hyperopt from short forms."""
+    """Makes hyperopt nodes from the short forms of a space."""
 
     def __init__(self) -> None:
-        #: form and node of each label: a label that is in two options of a choice has one node
+        #: by label: its short form and its node. A label in two options of a choice has only one node
         self._known: dict[str, tuple[object, Any]] = {}
 
     def labels(self, table: Mapping[str, Any], where: str, levels: int = MAX_CHOICES) -> dict[str, Any]:
-        """Return the labels of a table, each with its node. Raises UsageError with the path of what is not valid."""
+        """Return the hyperopt node of each label in a table. Raises UsageError with the path of an invalid entry."""
         if levels == 0:
             raise UsageError(f"{one_line(where)}: choices are nested more than {MAX_CHOICES} deep")
         return {label: self._label(label, form, f"{where}.{label}", levels) for label, form in table.items()}
@@ -68,7 +69,7 @@ class Reader:
         return node
 
     def _node(self, label: str, form: Mapping[str, Any], where: str, levels: int) -> Any:
-        # Imported late, because the placeholders of a command are read before hyperopt is needed.
+        # Imported here, because placeholders of a command are read without hyperopt.
         from hyperopt import hp
         from hyperopt.pyll import scope
 
@@ -101,7 +102,7 @@ class Reader:
         return (hp.loguniform if is_log else hp.uniform)(label, *ends)
 
     def _options(self, label: str, options: object, where: str, levels: int) -> list[Any]:
-        """Return the options of a choice: plain values, or with the labels of each by its name."""
+        """Return the options of a choice: plain values from a list, or options with labels from a table."""
         if not isinstance(options, (list, Mapping)) or not options or len(options) > MOST_OPTIONS:
             form = "a list of texts and numbers, or a table of named options with their labels"
             raise UsageError(f"{where}: give {form}, at most {MOST_OPTIONS:,}")
@@ -114,14 +115,14 @@ class Reader:
         return options
 
     def _option(self, label: str, name: str, table: object, where: str, levels: int) -> Any:
-        """Return a named option: its name, or with labels a dict whose first key is the choice's own label."""
+        """Return a named option: a dict with the name and the option's labels, or the name if it has no labels."""
         if not isinstance(table, Mapping) or label in table:
             raise UsageError(f"{one_line(where)}: give a table of labels other than {label}, such as {{}} for none")
         return {label: name, **self.labels(table, where, levels - 1)} if table else name
 
 
 def form_of_placeholder(label: str, parts: list[str], shown: str) -> dict[str, Any]:
-    """Return the short form of a placeholder's domain, whose `parts` the colons separate."""
+    """Return the short form of the domain in a placeholder. `parts` are the texts between its colons."""
     law, *given = parts
     if law == "choice":
         return {law: [*map(_option_of, given)]}
@@ -146,5 +147,5 @@ def _plain(text: str) -> Any:
 
 
 def _option_of(text: str) -> Any:
-    """Return a value that is this text as an argument: 0.1 is a number, and 0.10 remains a text."""
+    """Return an option as a number only if the number is written like the text: 0.1 is a number, 0.10 stays a text."""
     return value if str(value := _plain(text)) == text or isinstance(value, bool) else text

@@ -1,7 +1,8 @@
 """Texts of constants, which are the same in every process.
 
-The text of a function or a class is its name, and that of any other object its repr, if that does not depend on the
-process. Two lambdas, or two objects without a repr, may therefore have the same text.
+The text of a function or a class is its name. The text of another object is its repr, unless the repr depends on the
+process; then it is the name of the type. So two lambdas, or two objects without a repr of their own, may have the same
+text.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from typing import Any
 
 import numpy as np
 
-#: function that returns the text of a part of a value
+#: function that returns the text of an item of a value
 _Text = Callable[[object], str]
 
-#: bits of an int above which Python may refuse to write it in decimal
+#: number of bits above which Python may refuse to convert an int to decimal text
 LONG_INT = 14_000
-#: depth of nesting in a value from which on only type names are given
+#: maximum nesting of a value; deeper items are only represented by the names of their types
 MAX_LEVELS = 20
 #: types of constants whose repr is their text
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
-#: kinds of arrays whose values are their bytes
+#: dtype kinds of arrays whose bytes determine their values
 _PLAIN = "biufcmMSU"
 #: quoted texts within a repr
 _QUOTED = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\"""")
-#: makes a repr depend on the process: an address, the order of a set, lines that depend on the terminal's width. Braces
-#: are a set unless they are empty or begin with a plain key and a colon: members such as <Kind.A: 1> have colons too.
+#: signs that a repr depends on the process: an address, a set, whose order varies, or lines that depend on the
+#: terminal's width. Braces count as a set unless they are empty or begin with a simple key and a colon, because members
+#: such as <Kind.A: 1> have colons, too.
 _VARYING = re.compile(r"0x[0-9a-fA-F]{5,}|\{(?!\}|[^:{}()<>\[\],]+:)|\n|\A<|\A\Z")
 
 
@@ -40,7 +42,7 @@ def digest(content: str | bytes) -> str:
 
 
 def literal_text(value: object, levels: int = MAX_LEVELS) -> str:
-    """Return a constant's text: its value or its name, or only its type if it has neither."""
+    """Return the text of a constant: its value or its name; if it has neither, the name of its type."""
     if levels == 0:
         return _object(value)
     try:
@@ -52,7 +54,7 @@ def literal_text(value: object, levels: int = MAX_LEVELS) -> str:
 def _text(value: Any, text: _Text) -> str:
     match value:
         case Enum():
-            # A combination of flags has no name before Python 3.11.
+            # Before Python 3.11, a combination of flags has no name.
             return f"{type(value).__qualname__}.{value.name or value.value}"
         case np.generic():
             item = value.item()
@@ -68,7 +70,7 @@ def _text(value: Any, text: _Text) -> str:
             return f"{_name(type(value))}({', '.join([*map(text, (value.func, *value.args)), *named])})"
         case int() if value.bit_length() > LONG_INT:
             return hex(value)
-    # list[int] has the name of list.
+    # Generic aliases are excluded, because list[int] has the same name as list.
     if callable(value) and hasattr(value, "__name__") and not hasattr(value, "__args__"):
         return _name(value)
     return repr(value) if type(value) in _SCALARS else _other(value)
@@ -87,15 +89,18 @@ def _container(value: Any, text: _Text) -> str:
 
 
 def _of_kind(value: object, kind: type, text: str) -> str:
-    """Return the text of a container, with its type's name unless that is a built-in type."""
+    """Return the text of a container, with the name of its type unless it is the built-in type."""
     return text if type(value) is kind else f"{_name(type(value))}({text})"
 
 
 def _other(value: object) -> str:
-    """Return an object's repr, with its type's name in front unless it begins with it; only the name if it varies."""
+    """Return an object's repr, with the name of its type in front unless it begins with the name.
+
+    If the repr depends on the process, return only the name.
+    """
     kind, text = type(value), repr(value)
     if text.startswith(f"{kind.__name__}(") and text.endswith(")"):
-        # The lines of a call, such as those of a torch module, do not depend on the terminal.
+        # The lines of a repr that looks like a call, such as that of a torch module, do not depend on the terminal.
         text = " ".join(line.strip() for line in text.split("\n"))
     if _VARYING.search(_QUOTED.sub("''", text)):
         return _object(value)
@@ -109,5 +114,5 @@ def _object(value: object) -> str:
 
 def _name(named: object) -> str:
     name = getattr(named, "__qualname__", getattr(named, "__name__", None))
-    # A ufunc of scipy.special has no module.
+    # Objects such as a ufunc of scipy.special have no module.
     return f"{getattr(named, '__module__', None) or type(named).__module__}.{name}"

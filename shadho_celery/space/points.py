@@ -1,4 +1,4 @@
-"""Known points of a space: values that a user gives for some labels. The other labels are proposed or drawn."""
+"""Known points of a space: a user gives values of labels, and missing labels are proposed by a sampler or drawn."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Literal, Node, unshared
 
-#: number of draws of missing choices that are tried to make all given labels active
+#: maximum number of draws to find options with which all given labels are active
 TRIES = 20
-#: number of draws of missing values among which an allowed one is searched
+#: maximum number of draws of missing values to find a point that the space's `where` allows
 ALLOWED = 1000
-#: larger whole numbers may not be representable as floats
+#: larger ints may be too large for a float
 _LARGEST = 2**1023
 
 
@@ -32,12 +32,12 @@ def complete(
     *,
     off_grid: bool = False,
 ) -> tuple[str, Params]:
-    """Return the subspace and the params of a point: label -> value. Labels that it leaves out are drawn.
+    """Return the subspace and the params of a point, which is a dict of labels and values. Missing labels are drawn.
 
-    The value of a choice is the index or the name of its option. Choices that are left out are drawn so that all given
-    labels are active, and all of them so that the space's `where` allows the point, if a few draws find such values. A
-    rounded value becomes the value of the grid. A value between two values of the grid is accepted with `off_grid`.
-    Raises SpaceError, with the label, for a point outside the space.
+    The value of a choice is the index or the name of an option. Missing choices are drawn such that all given labels
+    are active. Missing labels are drawn again, up to ALLOWED times, until the space's `where` allows the point. A value
+    that differs from a grid value only by rounding becomes the grid value. If `off_grid`, other values between grid
+    values are accepted. Raises SpaceError, with the label, for a point outside the space.
     """
     given = given_values(space, point, off_grid=off_grid)
     params: Params = {}
@@ -62,7 +62,7 @@ def complete(
 
 
 def given_values(space: Space, point: object, *, off_grid: bool = False) -> dict[str, Any]:
-    """Return the labels and values of a point as the space draws them. Raises SpaceError like `complete`."""
+    """Return the given labels and values of a point in the form of draws. Raises SpaceError as `complete` does."""
     if not isinstance(point, Mapping):
         raise SpaceError(f"it is not a dict of labels and values but {short(point, 60)}")
     found = {str(label): _value(space, label, value) for label, value in point.items()}
@@ -80,11 +80,12 @@ def fill(
 ) -> Params:
     """Return the params of a point, with missing labels from the proposal that is nearest to the given values.
 
-    Proposals that make params which are `is_new` come first. `completed` is the result of `complete` for the point. A
-    label that is in none of the proposal's options is drawn. Without a fitting proposal nothing changes.
+    Proposals that lead to params which are `is_new` are preferred. `completed` are the params that `complete` has
+    returned for the point. A label that neither the point nor the proposal has is drawn. If no proposal fits,
+    `completed` is returned.
     """
     given = given_values(space, point)
-    # Of the completed choices, those above a given label must be kept.
+    # Choices of `completed` that make a given label active must be kept.
     needed = {choice: completed[choice] for label in given for choice in _above(space, label, completed)}
     fixed = {**needed, **given}
     fitting: list[Params] = []
@@ -98,14 +99,14 @@ def fill(
 
 
 def _above(space: Space, label: str, params: Params) -> list[str]:
-    """Return the choices above a label that make it active in these params."""
+    """Return the choices whose options make a label active in these params."""
     ways = space.conditions[label]
     way = next((way for way in ways if all(params.get(choice) == place for choice, place in way)), ())
     return [choice for choice, _ in way]
 
 
 def _distance(space: Space, fixed: Mapping[str, Any], params: Params) -> float:
-    """Return the distance of params from the given values. Another option, or an inactive label, counts 1."""
+    """Return the distance of params from the given values. A different option, or an inactive label, counts as 1."""
     found = 0.0
     for label, value in fixed.items():
         domain = space.domains[label]
@@ -118,7 +119,7 @@ def _distance(space: Space, fixed: Mapping[str, Any], params: Params) -> float:
 
 
 def _value(space: Space, label: object, value: Any) -> Any:
-    """Return a value as the space draws it. Raises SpaceError unless label and value belong to the space."""
+    """Return a value in the form of a draw. Raises SpaceError unless label and value belong to the space."""
     if not isinstance(label, str) or label not in space.domains:
         known = one_line(", ".join(space.domains), 300) or "none"
         raise SpaceError(f"there is no label {short(label, 60)}; known are {known}")
@@ -157,7 +158,7 @@ def _on_grid(label: str, domain: Domain, value: Any, off_grid: bool) -> Any:
 
 
 def _place_of_text(options: Sequence[Node], text: str) -> int | None:
-    """Return the index of the option with this text: a name may look like the index of another option."""
+    """Return the index of the option that is this text, or None."""
     for place, option in enumerate(map(unshared, options)):
         if isinstance(option, Literal) and isinstance(option.value, str) and option.value == text:
             return place
@@ -165,7 +166,7 @@ def _place_of_text(options: Sequence[Node], text: str) -> int | None:
 
 
 def _with_choices(space: Space, given: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Return the given values, and for each given label a choice of options that makes it active."""
+    """Return the given values, and options that make each given label active."""
     pins = dict(given)
     for label in given:
         ways = [

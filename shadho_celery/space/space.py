@@ -1,8 +1,7 @@
-"""A compiled search space as used by the rest of the package, and its conditional blocks.
+"""The compiled search space, `Space`, and its blocks, which determine when a label is active.
 
-Blocks determine when each label is active, without computing values. A `Block` has the labels that are drawn together
-and the branches below them. A `Branch` is a choice with labels in at least one option. Both compare by identity, and
-a block may occur in several places.
+A `Block` has labels that are active together, and the branches below them. A `Branch` is a choice with labels in at
+least one option. Both are compared by identity, and a block may occur in several places.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from shadho_celery.space.tree import Node, Switch, Value, evaluate, postorder
 H = TypeVar("H", bound=Hashable)
 P = TypeVar("P", bound=Params)
 
-#: choice's label -> index of its option
+#: by label of a choice: the index of its option
 Pins = Mapping[str, int]
-#: options that must have been chosen, each a (choice's label, option's index), from the outermost inwards
+#: options under which a label is active: pairs of a choice's label and an option's index, the outermost first
 Condition = tuple[tuple[str, int], ...]
-#: a label with more alternatives under which it is active counts as always active
+#: a label that is active under more alternatives counts as always active
 MAX_CONDITIONS = 64
 _NO_PINS: Pins = MappingProxyType({})
-#: a choice of more options is described by their number and a hash
+#: a choice with more options is described by their number and a hash
 MAX_DESCRIBED = 20
-#: number of draws at a time, and maximum number in a row that the bounds between params may refuse
+#: number of params drawn at a time; maximum number of params in a row that the bounds between params may refuse
 BLOCK, MOST_REFUSED = 64, 100_000
-#: message of an exception that asks for an int; not that of int(), which converts
+#: matches messages of exceptions that ask for an int, except those about the conversion by int()
 _ASKS_FOR_INT = re.compile(r"\b(int|integer)s?\b(?!\()")
 
 
@@ -50,7 +49,7 @@ _ASKS_FOR_INT = re.compile(r"\b(int|integer)s?\b(?!\()")
 class Block:
     """Labels that are active together, and the choices whose options contain further labels."""
 
-    #: labels in order of first appearance, including those of its branches
+    #: labels in the order of their first appearance, labels of its branches' choices included
     labels: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()
 
@@ -65,7 +64,7 @@ class Branch:
     #: the label whose value is the option's index; None for a computed index
     label: str | None
     switch: Switch
-    #: the block of each option, empty for an option without labels
+    #: the block of each option; an empty block for an option without labels
     options: tuple[Block, ...]
 
     def position(self, params: Params) -> int:
@@ -76,7 +75,7 @@ class Branch:
 
 
 def merge(blocks: Iterable[Block]) -> Block:
-    """Return one block with the labels and branches of all `blocks`, without duplicates."""
+    """Return a block with the labels and branches of all `blocks`, without duplicates."""
     filled = list(dict.fromkeys(block for block in blocks if block))
     if len(filled) == 1:
         return filled[0]
@@ -86,32 +85,33 @@ def merge(blocks: Iterable[Block]) -> Block:
 
 
 def below(block: Block) -> list[Block]:
-    """Return the blocks of all options with labels below a block, in order. A block may be repeated."""
+    """Return the blocks of all options below a block that have labels, in order. A block may occur repeatedly."""
     return [option for branch in block.branches for option in branch.options if option]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Space:
-    """A compiled search space, made by `compile_space`. Safe to use from several threads."""
+    """A compiled search space, made by `compile_space`. Several threads may use it."""
 
     #: node that computes the objective's values
     root: Node
     #: the block of the labels that are always active
     block: Block
-    #: label -> distribution, in order of first appearance in hyperopt's graph (which sorts a dict by its keys)
+    #: distributions by label, in the order of first appearance in hyperopt's graph, in which dicts are sorted by key
     domains: Mapping[str, Domain]
-    #: label -> the first choice whose option it selects
+    #: by label of a choice: the first node in which it selects an option
     switches: Mapping[str, Switch]
-    #: hyperopt's own form of the space, for hyperopt's algorithms
+    #: hyperopt's graph of the space, for hyperopt's algorithms
     graph: Value
-    #: bounds between params: returns whether the objective's values may be tried; None without bounds
+    #: bounds between params: a function of the objective's argument, which returns whether the point may be tried; None
+    #: if there are no bounds
     where: Callable[[Any], Any] | None = None
-    #: pinned choices of the subspaces in which `where` allows no point
+    #: the fixed choices of each subspace in which `where` allows no point
     left_out: Sequence[Pins] = ()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """All blocks without duplicates, parents before children."""
+        """All blocks without duplicates, each before the blocks below it."""
         return tuple(postorder(self.block, below))[::-1]
 
     @cached_property
@@ -125,9 +125,9 @@ class Space:
         return _repeated(label for block in self.blocks for label in block.labels)
 
     def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
-        """Draw `size` assignments from the prior, as `draw` does. Draws that `where` refuses are replaced by others.
+        """Draw `size` sets of params from the prior, as `draw` does. Only params that `where` allows are returned.
 
-        Raises UsageError if there are too many of them in a row.
+        Raises UsageError if `where` refuses MOST_REFUSED draws in a row.
         """
         drawn = self.draw(generator, size, pins)
         if self.where is None:
@@ -139,7 +139,7 @@ class Space:
         return found
 
     def allows(self, params: Params) -> bool:
-        """Return whether `where` allows these params. Raises UsageError, which names the point, if it fails."""
+        """Return whether `where` allows these params. If `where` fails, raises UsageError, which names the point."""
         if self.where is None:
             return True
         if any(pins.items() <= params.items() for pins in self.left_out):
@@ -155,7 +155,7 @@ class Space:
         raise UsageError(f"where failed for {short(values, 200)}: {why}; return True or False for every point")
 
     def allowed(self, points: Iterable[P]) -> Iterator[P]:
-        """Yield the params that `where` allows. End once it has refused MOST_REFUSED in a row."""
+        """Yield the points that `where` allows, until it has refused MOST_REFUSED points in a row."""
         refused = 0
         for params in points:
             refused = 0 if self.allows(params) else refused + 1
@@ -165,10 +165,10 @@ class Space:
                 return
 
     def draw(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
-        """Draw `size` assignments from the prior: raw draws of the active labels, as plain ints and floats.
+        """Draw `size` sets of params from the prior: raw draws of the active labels, as ints and floats.
 
-        A label in `pins` has the value given there. Each block draws its labels for all assignments in which it is
-        active, then divides these among the options. `where` is not asked.
+        A label in `pins` has the value given there. The labels of a block are drawn at once for all sets of params in
+        which it is active. Then these are divided among the options of its branches. `where` is not called.
         """
         drawn: list[dict[str, Value]] = [{} for _ in range(size)]
         seen: dict[Block, set[int]] = {block: set() for block in self._shared}
@@ -178,7 +178,7 @@ class Space:
             if isinstance(part, Branch):
                 todo.extend(reversed(_deal(part, rows, drawn)))
                 continue
-            if part in seen:  # already reached by another branch, for some of the rows
+            if part in seen:  # another branch may already have reached this block for a part of the rows
                 rows = [row for row in rows if row not in seen[part]]
                 seen[part].update(rows)
             if not rows:
@@ -195,9 +195,10 @@ class Space:
         return drawn
 
     def evaluate(self, params: Params) -> Value:
-        """Return the objective's values for these draws. They equal those of hyperopt's ``space_eval``, types included.
+        """Return the objective's values for these params. They equal those of hyperopt's ``space_eval``, types
+        included.
 
-        Labels that are not active may be missing. Raises SpaceError if an active one is missing.
+        Inactive labels may be missing. Raises SpaceError if an active label is missing.
         """
         return evaluate(self.root, params, {})
 
@@ -216,14 +217,14 @@ class Space:
                 todo.extend(reversed(part.branches))
 
     def active(self, params: Params) -> tuple[str, ...]:
-        """Return the labels that are active under these params, in declaration order. `params` may have more labels."""
+        """Return the labels that are active under these params, in the order of `domains`. `params` may have other
+        labels.
+        """
         found = {label for block in self.walk(params) for label in block.labels}
         return tuple(label for label in self.domains if label in found)
 
     def check(self, params: Params) -> None:
-        """Raise SpaceError unless these params can be drawn: every active label is there, with a value in its
-        domain.
-        """
+        """Raise SpaceError unless these params have all active labels, with values in their domains."""
         for label in params:
             if label not in self.domains:
                 raise SpaceError(f"The space has no hyperparameter {label!r}; leave it out, or correct its name.")
@@ -237,10 +238,10 @@ class Space:
 
     @cached_property
     def conditions(self) -> Mapping[str, tuple[Condition, ...]]:
-        """Label -> the alternatives under which it is active; ``((),)`` means always.
+        """By label: the alternatives under which it is active; ``((),)`` means always.
 
-        Below an option selected by a computed index, or with more than `MAX_CONDITIONS` alternatives, it says "active"
-        too often. `active` is exact.
+        For labels below an option that is selected by a computed index, or with more than `MAX_CONDITIONS`
+        alternatives, the conditions may be too wide. `active` is exact.
         """
         above: dict[Block, set[Condition]] = {block: set() for block in self.blocks}
         above[self.block] = {()}
@@ -261,7 +262,7 @@ class Space:
         return text.whole_labels(self.root)
 
     def whole_number_hint(self, error: str | None, params: Params) -> str:
-        """Return a hint for a trial that failed by type, if some params are whole numbers drawn as floats, else ""."""
+        """Return a hint if a trial may have failed because whole numbers are drawn as floats; "" otherwise."""
         domains = {label: self.domains.get(label) for label in params if label not in self.whole}
         steps = {label: each.step for label, each in domains.items() if isinstance(each, Continuous)}
         floats = [label for label, step in steps.items() if step is not None and step.is_integer()]
@@ -270,8 +271,8 @@ class Space:
         return f"{listed(floats, 3)}: drawn as float; hp.uniformint draws whole numbers as int"
 
     def _simplified(self, chains: set[Condition]) -> set[Condition]:
-        """Return the same alternatives, with those of all options of a choice replaced by the condition of that
-        choice.
+        """Return simplified alternatives: alternatives for all options of a choice are replaced by that for the choice
+        itself.
         """
         if () in chains or len(chains) > MAX_CONDITIONS:
             return {()}
@@ -284,9 +285,10 @@ class Space:
         return chains
 
     def describe(self) -> dict[str, str]:
-        """Return label -> its law, options, use and condition, as a text that is the same in every process.
+        """Return by label a text with its distribution, options, use and conditions, which is the same in every
+        process.
 
-        Two spaces that describe alike give a recorded index or number the same meaning.
+        If two spaces have the same texts, recorded indexes and numbers mean the same in both.
         """
         texts = text.structure(self.root)
         calls = text.expressions(self.root, texts)
@@ -310,7 +312,7 @@ class Space:
 
 
 def _extended(chains: set[Condition], label: str | None, place: int) -> set[Condition]:
-    """Return the conditions extended by this option. Conditions with another option of the choice are left out."""
+    """Return the conditions extended by this option of a choice. Conditions with another option of it are left out."""
     if label is None:
         return chains
     lasting = {chain for chain in chains if dict(chain).get(label, place) == place}
@@ -318,7 +320,7 @@ def _extended(chains: set[Condition], label: str | None, place: int) -> set[Cond
 
 
 def _deal(branch: Branch, rows: list[int], drawn: list[dict[str, Value]]) -> list[tuple[Block | Branch, list[int]]]:
-    """Return the block of each chosen option with the rows that chose it. Options without labels are left out."""
+    """Return pairs of the block of a chosen option and the rows that chose it. Options without labels are left out."""
     hands: dict[int, list[int]] = {}
     for row in rows:
         hands.setdefault(branch.position(drawn[row]), []).append(row)

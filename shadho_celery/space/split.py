@@ -1,4 +1,4 @@
-"""Subspaces of a space: one for each combination of its structural choices, created lazily and limited in number.
+"""Subspaces of a space: one for each combination of options of its structural choices, up to a limit.
 
 A choice is structural if at least one of its options contains a hyperparameter. Source: SHADHO, arXiv 1707.01428.
 """
@@ -25,37 +25,39 @@ from shadho_celery.space.tree import Value, postorder
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SUBSPACES = 64
-#: maximum number of draws from a subspace in search of points that `where` allows; number of allowed ones after which
-#: the search ends; and part of the draws below which there is a warning
+#: to find the fraction of points that `where` allows in a subspace: maximum number of draws, and number of allowed
+#: draws after which no more are made; and the fraction in the whole space below which there is a warning
 MOST_DRAWS, ENOUGH, FEW = 10_000, 100, 0.01
 #: name of the subspace that is the whole space
 UNDIVIDED = "all"
-#: the values of a subspace's labels in order, None for an inactive one; identifies params within the subspace
+#: values of a subspace's labels in order, None for an inactive label. A key identifies params in the subspace
 Key = tuple[Value | None, ...]
-#: the choices that are still open, nearest first, as a linked list
+#: the branches that are still open, the nearest first, as a linked list
 _Pending = tuple[Branch, "_Pending"] | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Subspace:
-    """A part of the search space that is ranked and assigned as a unit: some choices are pinned, the rest is drawn."""
+    """A part of the search space, in which structural choices are pinned to an option. Shares and placement use it as a
+    unit.
+    """
 
-    #: the pinned choices and options, such as ``kernel=rbf``, joined by commas; "all" if no choice is pinned
+    #: text with the pinned choices and options, such as ``kernel=rbf``, joined by commas; "all" if no choice is pinned
     name: str
-    #: the pinned choices: label -> option index, in declaration order
+    #: the pinned choices: index of the option by label, in the order of the space
     fixed: Pins
-    #: label -> distribution of every label that may be drawn in it, including choices that were not split
+    #: distributions by label of all labels that may be drawn in it, including choices that are not pinned
     domains: Mapping[str, Domain]
-    #: its probability under the space's prior; those of all subspaces sum to 1
+    #: its probability under the prior of the space. The probabilities of all subspaces sum to 1
     probability: float
     space: Space = field(repr=False)
 
     def sample(self, generator: np.random.Generator, size: int) -> list[dict[str, Value]]:
-        """Draw `size` assignments of the active labels from the prior within the subspace, including pinned labels."""
+        """Draw `size` sets of params from the prior within the subspace. Pinned labels are included."""
         return self.space.sample(generator, size, self.fixed)
 
     def at(self, masses: NDArray[np.float64]) -> dict[str, Value]:
-        """Return the values of the active labels at quantiles in [0, 1]. `masses` has one for each domain."""
+        """Return the params whose values are quantiles of the active labels. `masses`, in [0, 1], are by domain."""
         params: dict[str, Value] = {**self.fixed}
         for column, (label, domain) in enumerate(self.domains.items()):
             params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
@@ -63,24 +65,26 @@ class Subspace:
 
     @cached_property
     def always_active(self) -> tuple[str, ...] | None:
-        """Labels that are active for all params, or None if the active labels depend on the params."""
+        """The active labels if they are the same for all params; None if they depend on the params."""
         space, fixed = self.space, self.fixed
         depends = any(branch.label not in fixed for block in space.walk(fixed) for branch in block.branches)
         return None if depends else space.active(fixed)
 
     @cached_property
     def most_drawn(self) -> int:
-        """Greatest number of labels that are drawn for one trial. Of a choice's options only one is active."""
+        """Greatest number of labels that are drawn for one trial, because only one option of a choice is active."""
         counts: dict[Block, int] = {}
         for block in postorder(self.space.block, lambda each: _inside(each, self.fixed)):
             taken = [_taken(branch, self.fixed) for branch in block.branches]
             below = sum(max((counts[each] for each in options if each), default=0) for options in taken)
             counts[block] = below + sum(label not in self.fixed for label in block.labels)
-        # A label of two blocks is counted twice.
+        # A label in two blocks was counted twice, so the number may be too high.
         return min(counts[self.space.block], len(self.domains))
 
     def active(self, params: Params) -> tuple[str, ...]:
-        """Return the labels that are active under these params, in declaration order. `params` may have more labels."""
+        """Return the labels that are active under these params, in the order of the space. `params` may have other
+        labels.
+        """
         return self.always_active or self.space.active(params)
 
     def key(self, params: Params) -> Key:
@@ -88,29 +92,30 @@ class Subspace:
         return tuple(map(params.get, self.domains))
 
     def contains(self, params: Params) -> bool:
-        """Return True if these params belong to this subspace. They belong to one subspace only."""
+        """Return True if these params belong to this subspace. Params belong to exactly one subspace."""
         return all(params.get(label) == place for label, place in self.fixed.items())
 
 
 def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Subspace, ...]:
-    """Return the space's subspaces in declaration order. Every assignment belongs to exactly one subspace.
+    """Return the subspaces of a space in the order of the space. All params belong to exactly one subspace.
 
-    With more than `max_subspaces` combinations only the outermost choices are split, and of these as many, in
-    declaration order, as fit; the others stay conditional leaves, and a log line says so. An option of probability 0
-    has no subspace.
+    If there are more than `max_subspaces` combinations, only outermost choices are split, as many in their order as the
+    limit allows. The other choices are drawn within subspaces, and a log line says so. An option of probability 0 has
+    no subspace.
     """
     subspaces, only = _Structure(space).split(max_subspaces)
     if only is not None:
-        # This is not a warning, because the space is searched like any other, and there is nothing to fix.
+        # This is not a warning, because nothing is wrong with the space.
         named = ", ".join(only) or "none"
         logger.info("the space has more than %d combinations of choices: split on %s only", max_subspaces, named)
     return subspaces
 
 
 def bounded(subspaces: Sequence[Subspace]) -> tuple[tuple[Subspace, ...], str | None]:
-    """Return the subspaces in which `where` allows a point, and a warning if it allows few draws, or None.
+    """Return the subspaces in which `where` allows points, and a warning, or None.
 
-    A subspace counts if one of MOST_DRAWS draws is allowed. Raises UsageError if there is no such subspace.
+    A subspace is left out if `where` refuses all of MOST_DRAWS draws from it. The warning names these subspaces, and
+    says if few draws are allowed. Raises UsageError if all subspaces are left out.
     """
     if subspaces[0].space.where is None:
         return (*subspaces,), None
@@ -134,7 +139,7 @@ def bounded(subspaces: Sequence[Subspace]) -> tuple[tuple[Subspace, ...], str | 
 
 
 def _allowed_part(subspace: Subspace) -> float:
-    """Return the part of a subspace's draws that `where` allows, of at most MOST_DRAWS."""
+    """Return the fraction of draws from a subspace that `where` allows, estimated from at most MOST_DRAWS draws."""
     generator, space, drawn, allowed = np.random.default_rng(0), subspace.space, 0, 0
     while drawn < MOST_DRAWS and allowed < ENOUGH:
         drawn += ENOUGH
@@ -148,7 +153,10 @@ def undivided(space: Space) -> Subspace:
 
 
 def parts_of(subspace: Subspace) -> tuple[Subspace, ...]:
-    """Return the subspaces of the whole space, as `split` does, but without its log line; or a subspace itself."""
+    """Return the subspaces of the whole space, as `split` does, but without the log line.
+
+    Of a subspace, return itself.
+    """
     return (subspace,) if subspace.fixed else _Structure(subspace.space).split(DEFAULT_MAX_SUBSPACES)[0]
 
 
@@ -158,11 +166,13 @@ class _Structure:
     def __init__(self, space: Space) -> None:
         self._space = space
         branches = [branch for block in space.blocks for branch in block.branches]
-        #: label -> the first branch on it
+        #: by label of a choice: its first branch
         self.choices = {branch.label: branch for branch in reversed(branches) if branch.label is not None}
 
     def split(self, most: int) -> tuple[tuple[Subspace, ...], list[str] | None]:
-        """Return at most this many subspaces, and the choices that are split if that is only some of them, or None."""
+        """Return at most `most` subspaces, and the choices that are split; None instead of these if all choices are
+        split.
+        """
         combinations, only = list(islice(self.combinations(self.choices), most + 1)), None
         if len(combinations) > most:
             only = self.outermost(most)
@@ -175,7 +185,7 @@ class _Structure:
         return [place for place in options if self._probability(label, place) > 0]
 
     def combinations(self, labels: Collection[str]) -> Iterator[dict[str, int]]:
-        """Yield every combination of options of these choices, with the last choice varying fastest."""
+        """Yield each combination of options of these choices. The option of the last choice changes fastest."""
         todo: list[tuple[_Pending, dict[str, int], set[Branch]]] = [(_push(self._space.block, None), {}, set())]
         while todo:
             pending, pins, seen = todo.pop()
@@ -184,7 +194,7 @@ class _Structure:
                 if branch.label is None or branch.label not in labels or branch in seen:
                     continue
                 seen.add(branch)
-                if branch.label in pins:  # another list of options with the same index
+                if branch.label in pins:  # the same choice has already selected an option of another list
                     pending = _push(branch.options[pins[branch.label]], pending)
                     continue
                 for place in reversed(self.reachable(branch.label)):
@@ -195,7 +205,7 @@ class _Structure:
                 yield pins
 
     def outermost(self, limit: int) -> list[str]:
-        """Return the outermost choices, in declaration order, that together have at most `limit` combinations."""
+        """Return outermost choices, in the order of the space, that together have at most `limit` combinations."""
         chosen: dict[str, int] = {}
         for branch in self._space.block.branches:
             if branch.label is None or branch.label in chosen:
@@ -213,7 +223,7 @@ class _Structure:
         names = [",".join(parts) or UNDIVIDED for parts in named]
         if len(set(names)) == len(names):
             return names
-        # commas and equals signs inside labels and tags can make two names equal
+        # Two names may be equal, because labels and tags may have commas and equals signs. Then numbers are added.
         return [f"{name}#{number}" for number, name in enumerate(names)]
 
     def subspace(self, name: str, pins: Pins) -> Subspace:
@@ -231,12 +241,12 @@ class _Structure:
 
 
 def _inside(block: Block, pins: Pins) -> list[Block]:
-    """Return the blocks with labels below a block that these pins allow."""
+    """Return the blocks with labels directly below a block, of the options that these pins allow."""
     return [option for branch in block.branches for option in _taken(branch, pins) if option]
 
 
 def _taken(branch: Branch, pins: Pins) -> tuple[Block, ...]:
-    """Return the block of a branch's pinned option, or the blocks of all its options if none is pinned."""
+    """Return the block of the branch's pinned option; if no option is pinned, the blocks of all options."""
     place = pins.get(branch.label) if branch.label is not None else None
     return branch.options if place is None else (branch.options[place],)
 

@@ -1,11 +1,11 @@
-"""The forms in which a store keeps a space, and the values that each trial's objective gets. Both are data.
+"""The forms in which a store keeps a search space, and the values that the objective of a trial gets.
 
-The scheduler writes them: the labels of the space once, and the values when it draws a trial. Readers decode them and
-evaluate nothing, because a store may come from a stranger.
+The scheduler writes the labels of the space once, and the values of a trial when it draws the trial. Readers only
+decode them and never evaluate an expression, because a store may come from a stranger.
 
-Values are JSON. A value that JSON lacks is an object with one key: ``!tuple`` with the list of a tuple's items,
-``!float`` with the text of nan or an infinity, ``!dict`` with the pairs of a dict whose keys are not all plain texts,
-and ``!text`` with the text of any other value, such as a function, or of one that is too long.
+Values are written as JSON. A value that JSON cannot represent is an object with one key. ``!tuple`` has the list of a
+tuple's items. ``!float`` has the text of nan or an infinity. ``!dict`` has the pairs of a dict whose keys are not all
+plain texts. ``!text`` has the text of any other value, such as a function, or of a value that is too long.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from shadho_celery.space.literals import MAX_LEVELS, literal_text
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Node, Value
 
-#: maximum number of characters of a text among the values, of a constant, and of all values of a trial; and of the
-#: record of a trial that is read. A number counts as NUMBER characters
+#: maximum number of characters: of a text among the values; of a constant; of all values of a trial; and of a trial's
+#: record that is read. A number counts as NUMBER characters
 MAX_STRING, MAX_CONSTANT, MAX_VALUES, LONGEST, NUMBER = 2_000, 10_000, 200_000, 1_000_000, 20
-#: maximum number of pairs of a dict whose keys are not texts: hashes of numbers can be made to collide
+#: maximum number of pairs of a dict whose keys are not texts, because an attacker could choose numbers with colliding
+#: hashes
 MAX_PAIRS = 1_000
 _TUPLE, _FLOAT, _DICT, _TEXT = "!tuple", "!float", "!dict", "!text"
-#: what reading of a record may raise
+#: exceptions that the reading of a record may raise
 _UNREADABLE = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
 
 #: a constant that JSON can represent
@@ -55,7 +56,9 @@ Scalar = bool | int | float | Annotated[str, Meta(max_length=MAX_STRING)] | None
 
 
 class Shown(str):
-    """Text that is shown instead of a value which only the study's module can create. Its repr is the text itself."""
+    """Text that is shown instead of a value that cannot be restored from a store, such as a function. Its repr is the
+    text.
+    """
 
     __slots__ = ()
 
@@ -64,20 +67,22 @@ class Shown(str):
 
 
 class Label(Struct, frozen=True, kw_only=True):
-    """A label: its distribution, and what is shown instead of its draw."""
+    """A stored label: its distribution, and for a choice the forms in which its options are shown."""
 
     #: hyperopt's name of the distribution, and its parameters by name
     law: str
     parameters: dict[str, Any]
-    #: alternatives under which it is active, each a list of (choice's label, option's index); ``[[]]`` means always
+    #: alternatives under which it is active, each a list of pairs of a choice's label and an option's index; ``[[]]``
+    #: means always
     conditions: list[list[tuple[str, int]]]
     #: True if the objective gets its draw as an int
     is_whole: bool = False
-    #: the option of a choice by index, for tables: the constant itself, or a name; None for another label
+    #: options of a choice by index, as tables show them: the constant itself, or a text; None for other labels
     options: list[Scalar] | None = None
-    #: the same for charts, where tuples and dicts are in the form of `brief`
+    #: options of a choice as charts show them: as in tables, but tuples and dicts in the form of `brief`
     outlines: list[Scalar] | None = None
-    #: the constant itself in the form of values, or the name of an option that has labels
+    #: options of a choice as the objective gets them: a constant, in the form of values, or the name of an option with
+    #: labels
     constants: list[Any] | None = None
 
     def shown(self, drawn: Any) -> Any:
@@ -89,7 +94,9 @@ class Label(Struct, frozen=True, kw_only=True):
         return self._of(self.outlines, drawn)
 
     def given(self, drawn: Any) -> tuple[Value, bool]:
-        """Return a draw as the objective got it, and False if it is a text instead of the real value."""
+        """Return a draw as the objective got it, and True; if the value could only be stored as a text, the text and
+        False.
+        """
         return _decoded(self._of(self.constants, drawn))
 
     def _of(self, options: list[Any] | None, drawn: Any) -> Any:
@@ -99,14 +106,14 @@ class Label(Struct, frozen=True, kw_only=True):
 
 
 class StoredSpace(Struct, frozen=True, kw_only=True):
-    """The labels of a space, and the version of this form and of the texts that describe the space."""
+    """The labels of a space, and the version of the texts that describe it (`describe.VERSION`)."""
 
     labels: dict[str, Label]
     version: int = 0
 
 
 def to_json(space: Space) -> dict[str, Any]:
-    """Return the labels of a space as values that JSON can represent."""
+    """Return the stored form of a space, as values that JSON can represent."""
     labels = {}
     for label, domain in space.domains.items():
         switch = space.switches.get(label)
@@ -124,7 +131,7 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def read_labels(stored: Mapping[str, Any] | None) -> Mapping[str, Label]:
-    """Return the labels of a recorded space; {} without a record, or for anything that is not one."""
+    """Return the labels of a stored space; {} if it was not stored, or cannot be read."""
     try:
         return {} if stored is None else convert(stored, StoredSpace).labels
     except _UNREADABLE:
@@ -136,7 +143,7 @@ class _Values(Struct):
 
 
 class _Shown(Struct):
-    #: by label: the value of its only expression, where that differs from `Label.shown`
+    #: by label: the value of its only expression, if it differs from `Label.shown`
     shown: dict[str, Any] = {}
 
 
@@ -145,7 +152,7 @@ _as_values, _as_shown = msgspec.json.Decoder(_Values).decode, msgspec.json.Decod
 
 
 def read_given(text: str | None, params: Params) -> tuple[Value, bool]:
-    """Return the values of a trial by its record, and False if some of them are texts instead of the real values.
+    """Return the values in a trial's record, and True if all of them are real values; False if some are only texts.
 
     Without a record, the values are the `params`.
     """
@@ -158,7 +165,7 @@ def read_given(text: str | None, params: Params) -> tuple[Value, bool]:
 
 
 def read_shown(text: str | None) -> dict[str, Any]:
-    """Return by label the values in a trial's record that are shown instead of draws, other than those of `Label`."""
+    """Return by label the values in a trial's record that tables show instead of those of `Label.shown`."""
     try:
         found = {} if text is None or len(text) > LONGEST else _as_shown(text).shown
         return {label: _decoded(value)[0] for label, value in found.items()}
@@ -167,9 +174,9 @@ def read_shown(text: str | None) -> dict[str, Any]:
 
 
 class ValuesRecord:
-    """Makes the records of the values of a space's trials.
+    """Makes the records of the values that objectives of a space get.
 
-    The functions of the space are called as the objective's process calls them.
+    The functions of the space are called in the same way as for the objective.
     """
 
     def __init__(self, space: Space) -> None:
@@ -180,16 +187,16 @@ class ValuesRecord:
             if isinstance(node, tree.Call) or node in arguments:
                 arguments.update(tree.children(node))
         constants = {node: node.value for node in order if isinstance(node, tree.Literal)}
-        #: constants by id that are evaluated without a copy, as no function gets them
+        #: by id: constants that need not be copied in an evaluation, because no function gets them
         self._uncopied = {id(value): value for node, value in constants.items() if node not in arguments}
-        #: constants by id in the form of values
+        #: by id of a constant: its stored form
         self._written = {
             id(value): _Writer(MAX_CONSTANT).of(value) for value in constants.values() if not _fits_json(value)
         }
-        #: True if a random function of the space draws other values for the objective than here
+        #: True if the space has a random function, which would draw other values here than for the objective
         self._is_random = any(isinstance(node, tree.Call) and "rng" in dict(node.kwargs) for node in order)
         calls = {label: {*each} for label, each in outermost_calls(space.root).items() if label not in space.switches}
-        #: by label: its only expression, other than a mere conversion
+        #: by label with exactly one expression, which is more than a conversion by int() or float(): this expression
         self._calls = {
             label: call
             for label, each in calls.items()
@@ -197,7 +204,7 @@ class ValuesRecord:
         }
 
     def of(self, params: Params) -> str | None:
-        """Return the record of the values for these params, or None if the values are the params."""
+        """Return the record of the values for these params; None if the values are equal to the params."""
         if self._is_random:
             return _encode({"values": _text("(a random function of the space draws these values)")}).decode()
         writer = _Writer(MAX_VALUES, self._written)
@@ -218,15 +225,15 @@ class ValuesRecord:
 
 
 class _Writer:
-    """Writes values as JSON of at most about `left` characters."""
+    """Converts values to their stored form, of at most about `left` characters."""
 
     def __init__(self, left: int, written: Mapping[int, Any] | None = None) -> None:
-        """`written` has by id values that are written already."""
+        """`written` has the stored form of constants by id."""
         self._left = left
         self._written = written or {}
 
     def of(self, value: Value, levels: int = MAX_LEVELS) -> Any:
-        """Return a value, with at most this many levels of nesting."""
+        """Return the stored form of a value, with at most `levels` levels of nesting."""
         value = value.item() if isinstance(value, np.generic) else value
         kind = type(value)
         self._left -= NUMBER
@@ -251,7 +258,7 @@ class _Writer:
 
 
 def _odd(number: float) -> Any:
-    """Return a number that JSON lacks."""
+    """Return the stored form of a number that JSON cannot represent."""
     return {_FLOAT: repr(number)} if isinstance(number, float) else _text(literal_text(number))
 
 
@@ -260,7 +267,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _decoded(written: Any) -> tuple[Value, bool]:
-    """Return a value from its JSON, and False if some of it are texts instead of the real values."""
+    """Return the value of a stored form, and True; or with False, if a part of it is only a text."""
     texts: list[str] = []
 
     def value(found: Any, levels: int) -> Value:
@@ -288,7 +295,11 @@ def _decoded(written: Any) -> tuple[Value, bool]:
 
 
 def shown_options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:
-    """Return a choice's options as shown to users: constants themselves, else tags or texts; see `unlike`."""
+    """Return the options of a choice as tables show them: constants, tags or texts; and the places of options with
+    equal texts.
+
+    See `unlike`.
+    """
     found: list[Any] = []
     for option, tag in zip(switch.options, option_tags(label, switch.options), strict=True):
         plain = tree.unshared(option)
@@ -305,12 +316,14 @@ def shown_options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]
 
 
 def _outlines(label: str, switch: tree.Switch) -> list[Any]:
-    """Return the options with their tuples and dicts in short form, unless several would then look alike."""
+    """Return the options of a choice as charts show them: tuples and dicts in short form, unless two would then be
+    equal.
+    """
     shown = shown_options(label, switch)[0]
     long = {place for place, each in enumerate(shown) if isinstance(each, str) and each.startswith(("(", "{"))}
     brief_ones = {place: outline(switch.options[place]) for place in long}
     texts = {place: cut(brief(value)) for place, value in brief_ones.items() if isinstance(value, (tuple, dict))}
-    # Options that differ only in rounded digits keep their texts, which differ.
+    # Options whose short forms are equal keep their texts, which differ.
     counts = Counter([*texts.values(), *map(str, shown)])
     return [texts[place] if counts[texts.get(place, "")] == 1 else each for place, each in enumerate(shown)]
 
@@ -328,7 +341,7 @@ def _is_constant(option: Node) -> bool:
 
 
 def _fits_json(value: object) -> bool:
-    """Return whether JSON returns the constant unchanged."""
+    """Return whether a constant is the same after it was written to JSON and read."""
     if isinstance(value, float):
         return type(value) is float and math.isfinite(value)
     if type(value) is int:

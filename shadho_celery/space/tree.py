@@ -1,6 +1,6 @@
-"""The compiled form of a space: small frozen nodes that compute the objective's values from the drawn values.
+"""The compiled form of a space: frozen nodes, from which the objective's values are computed for drawn params.
 
-Nodes form a graph without cycles. A node that occurs in several places is wrapped in `Shared`. Nodes compare by
+Nodes form a graph without cycles. A node that occurs in several places is wrapped in `Shared`. Nodes are compared by
 identity.
 """
 
@@ -18,19 +18,20 @@ import numpy as np
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 
-#: anything: a part of a space, or an objective's values
+#: any object: a part of a space, or an objective's values
 Value = Any
 Memo = dict[Hashable, Value]
 T = TypeVar("T")
 
-#: size in bytes above which an array is passed as a read-only view instead of a copy
+#: an array with more bytes is passed as a read-only view instead of a copy
 LARGE_ARRAY = 2**20
 
-#: types whose values cannot change; instances of the last one, `object`, are compared by identity
+#: types whose instances cannot change
 _FIXED = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType, object}
 )
-#: key in a memo of the copies made in one evaluation, by the ids of the originals, as in copy.deepcopy
+#: key in a memo under which the copies made in one evaluation are kept, by the ids of the originals, as in
+#: copy.deepcopy
 COPIES = "copies"
 
 
@@ -39,7 +40,7 @@ class Literal:
     """A constant."""
 
     value: Value
-    #: True if each evaluation gets a copy, so that an objective which changes it changes only its own
+    #: True if each evaluation gets a copy, so that an objective can change it without an effect on other trials
     is_copied: bool
 
 
@@ -52,7 +53,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Sequence:
-    """A tuple. Lists become tuples too, as in hyperopt."""
+    """A tuple, or a list, which becomes a tuple as in hyperopt."""
 
     items: tuple[Node, ...]
 
@@ -66,7 +67,9 @@ class Dict:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call:
-    """A function call on other nodes: a conversion, arithmetic, or another function of hyperopt's scope."""
+    """A call of a function with the values of other nodes: a conversion, arithmetic, or another function of hyperopt's
+    scope.
+    """
 
     name: str
     function: Callable[..., Value]
@@ -84,7 +87,10 @@ class Switch:
     options: tuple[Node, ...]
 
     def position(self, index: Value) -> int:
-        """Return the option's index. Only whole numbers are accepted, as in hyperopt (no numpy bool, no 1.0)."""
+        """Return the option's index as an int. Raises SpaceError unless it is an integer within the range.
+
+        As in hyperopt, 1.0 and a numpy bool are refused.
+        """
         if isinstance(index, np.ndarray):
             index = index.item()
         if not isinstance(index, (int, np.integer)):
@@ -96,7 +102,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Shared:
-    """A node that occurs in several places. It is evaluated once, because it may be expensive or have side effects."""
+    """A node that occurs in several places. Each evaluation computes it only once, because it may be slow or random."""
 
     node: Node
 
@@ -106,7 +112,7 @@ Node = Literal | Param | Sequence | Dict | Call | Switch | Shared
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return the nodes that a node refers to, in order."""
+    """Return the nodes from whose values the value of a node is computed, in order."""
     match node:
         case Sequence(items):
             return items
@@ -122,9 +128,12 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def evaluate(node: Node, params: Params, memo: Memo) -> Value:  # noqa: C901 - one frame for each level
-    """Return the same value as hyperopt's space_eval. `memo` keeps the values of shared nodes for one evaluation."""
-    # The loops are written out because each function, and before Python 3.12 each comprehension, would use one more
-    # frame for each level of the space.
+    """Return the value of a node for these params, as hyperopt's space_eval does.
+
+    `memo` keeps the values of shared nodes during one evaluation.
+    """
+    # Loops are used instead of functions or comprehensions, because a function, and before Python 3.12 a comprehension,
+    # needs one more frame for each level of the space.
     if isinstance(node, Param):
         if node.label not in params:
             raise SpaceError(f"The params lack {node.label!r}, which is active in them; give it a value.")
@@ -162,7 +171,7 @@ def unshared(node: Node) -> Node:
 
 
 def converted(node: Node) -> str | None:
-    """Return the label whose draw a node is, as it is or converted by int() and float(); None for any other node."""
+    """Return the label of a node that is a draw, possibly converted by int() and float(); None for another node."""
     node = unshared(node)
     while isinstance(node, Call) and node.function in (int, float) and len(node.args) == 1:
         node = unshared(node.args[0])
@@ -175,14 +184,14 @@ def nodes(root: Node) -> Iterator[Node]:
 
 
 def is_fixed(value: Value) -> bool:
-    """Return True if no part of the value can change."""
+    """Return True if the value and all of its parts are immutable."""
     if isinstance(value, partial):
         return not vars(value) and all(map(is_fixed, (value.func, *value.args, *value.keywords.values())))
     return type(value) in _FIXED or (type(value) in (tuple, frozenset) and all(map(is_fixed, value)))
 
 
 def copied(value: Value, memo: Memo) -> Value:
-    """Return a copy that shares no part with the value, or the value itself if it cannot be copied (a lock)."""
+    """Return a deep copy of a value. A value that cannot be copied, such as a lock, is returned itself."""
     copies = memo.setdefault(COPIES, {})
     if isinstance(value, np.ndarray) and value.nbytes > LARGE_ARRAY and not value.dtype.hasobject:
         if id(value) not in copies:

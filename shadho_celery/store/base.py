@@ -1,8 +1,7 @@
-"""The methods that a study needs of a store, and the record of a study.
+"""The protocol of a store, the record of a study, and the identity of the process that holds a study's lock.
 
-Holder of a lock: a process, identified by its host, process id, start time, kernel boot and pid namespace.
-
-Host and process id are not enough: two containers may have the same ones, and so may two boots of one machine.
+The holder of a lock is identified by host, process id, start time, kernel boot and pid namespace. Host and process id
+are not enough, because they may be equal in two containers, or after a reboot of a machine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Action, AttemptRecord, MachineRecord, MoneyPlan, SessionRecord
 from shadho_celery.core.trial import Moment, Name, Report, Trial
 
-#: URL of the store of a command without --store
+#: URL of the store of commands without --store
 DEFAULT_STORE = "sqlite:///shadho.db"
 #: maximum number of characters of a command that is shown
 MAX_COMMAND = 500
@@ -30,36 +29,37 @@ MAX_COMMAND = 500
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials. Only `settings`, `in_force` and what follows change, without `tree`."""
+    """A study without its trials. Only `settings` and the fields after it may change, except `tree`."""
 
-    #: globally unique, because studies of several stores may share one Redis; also used in names of folders
+    #: key that is globally unique, because studies of several stores may share one Redis; also the name of folders
     key: StudyKey
     name: Annotated[Name, Meta(min_length=1)]
     #: module with SPACE and objective; "" for a search without a module
     module: Name
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    #: label -> description of its domain and condition
+    #: by label: description of its domain and conditions
     space: Mapping[str, str]
-    #: seconds since the epoch
+    #: time of its creation in seconds since the epoch
     created_at: Moment
-    #: options that the study's command lines have given so far: name -> value
+    #: by name: options that were given in all runs so far
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: values of the settings `settings.IN_FORCE` in the latest run; the sampler is None if it was a function
+    #: by name: values of the settings `settings.IN_FORCE` in the latest run; the sampler is None if it was a user's own
+    #: class
     in_force: Mapping[str, Any] = field(default_factory=dict)
-    #: by subspace: which sampler `auto` chose last, and why; empty with other samplers
+    #: by subspace: text that says which sampler `auto` has chosen, and why; empty with other samplers
     choices: Mapping[str, str] = field(default_factory=dict)
-    #: decade of the seconds of its first trials, by which `auto` divides proposals; None until they have ended
+    #: decade of the seconds of its first trials, which the sampler `auto` uses; None before they have ended
     decade: Annotated[float, Meta(gt=0)] | None = None
-    #: its latest plan, if it is placed by money
+    #: latest plan, if its trials are placed by money
     money_plan: MoneyPlan | None = None
-    #: the labels of the space in the machine-readable form of `space.stored`; None if they were not given
+    #: labels of the space in the form of `space.stored`; None if they were not recorded
     tree: Mapping[str, Any] | None = None
-    #: names of the compute classes that its attempts could go to, in the order of `AttemptRecord.placed`
+    #: names of the compute classes to which attempts could be sent, in the order of `AttemptRecord.placed`
     classes: tuple[Name, ...] = ()
 
     @property
     def asked(self) -> int | None:
-        """Limit on the number of trials in the latest run, or None."""
+        """Limit on the number of trials in the latest run; None without a limit."""
         limit: int | None = self.in_force.get("trials") or self.settings.get("trials")
         return limit
 
@@ -70,18 +70,18 @@ class StudyRecord:
 
     @property
     def is_simulated(self) -> bool:
-        """True if its trials were simulated, so that it cannot continue."""
+        """True if its trials were simulated. Then it cannot be resumed."""
         return bool(self.in_force.get("simulated"))
 
     @property
     def objectives(self) -> Mapping[str, str]:
-        """By name of each loss: its direction. Empty in a study of one loss without a name."""
+        """Direction of each loss by name; empty in a study with one loss that has no name."""
         return self.in_force.get("objectives") or {}
 
 
 @dataclass(kw_only=True)
 class Turn:
-    """The changes of one turn of the loop. Facts of the study are None if they have not changed."""
+    """The changes of one turn of the loop. Fields about the study are None if they have not changed."""
 
     new: Sequence[Trial] = ()
     changed: Sequence[Trial] = ()
@@ -91,10 +91,10 @@ class Turn:
     money_plan: MoneyPlan | None = None
     #: one record for each attempt that has changed
     attempted: Sequence[AttemptRecord] = ()
-    #: new or ended sessions, and machines
+    #: new or changed sessions and machines
     seen: Sequence[SessionRecord | MachineRecord] = ()
     classes: Sequence[str] | None = None
-    #: requests to the study that were answered
+    #: requests to the study that were carried out or refused
     asked: list[Action] = field(default_factory=list)
 
 
@@ -106,13 +106,15 @@ class Store(Protocol):
         """URL of the store for messages, without a password."""
 
     def trials(self, key: str, numbers: Collection[int]) -> Iterable[Trial]:
-        """Return the trials with these numbers, in the order of the numbers.
+        """Return the trials with these numbers, sorted by number.
 
         Raises StoreError for a trial that cannot be read.
         """
 
     def reports(self, key: str, numbers: Collection[int] | None = None) -> Iterable[Report]:
-        """Return the study's reports, or those of the trials with these numbers, by trial, attempt and step."""
+        """Return the reports of all trials of the study, or of the trials with these numbers, sorted by trial, attempt
+        and step.
+        """
 
     def numbers(self, key: str) -> Iterable[int]:
         """Return the numbers of the study's trials."""
@@ -120,15 +122,15 @@ class Store(Protocol):
     def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         """Record one turn of the loop in one transaction.
 
-        Returns the numbers of the `changed` trials that were missing and have been written again in full. Raises
-        LockLost if `fence` is old: another scheduler has locked the study since.
+        Returns the numbers of the `changed` trials whose rows were missing, and which were written again in full.
+        Raises LockLost if `fence` is too old, because another scheduler has locked the study since.
         """
 
     def unlock(self, key: str, fence: int) -> None:
         """Unlock the study."""
 
 
-#: stands for a start time, or for boot and pid namespace, that the machine does not provide
+#: value of a start time, or of boot and pid namespace, if the machine does not provide them
 UNKNOWN = "?"
 
 
@@ -140,11 +142,11 @@ def holder_name() -> str:
 def is_held(holder: str, expires: float, now: float) -> bool:
     """Return whether `holder` may still be running.
 
-    A process that cannot be checked from this machine or container counts as running until `expires`.
+    A process of another machine or container, which cannot be checked, counts as running until `expires`.
     """
     host, pid, started_at, namespace = _parts(holder)
     if UNKNOWN not in (started_at, namespace) and (host, namespace) == (socket.gethostname(), _namespace()):
-        # No need to wait for the expiry: a process that got the same id later is not the holder.
+        # The process can be checked. A later process with the same id has another start time.
         return pid.isdecimal() and len(pid) < 20 and _started_at(int(pid)) == started_at
     return now < expires
 
@@ -156,7 +158,7 @@ def described(holder: str) -> str:
 
 
 def _parts(holder: str) -> list[str]:
-    """Return host, process id, start time and namespace of a holder's name. Missing parts are UNKNOWN."""
+    """Return the host, process id, start time and namespace in a holder's name. Missing parts are UNKNOWN."""
     return (holder.split(" ") + 4 * [UNKNOWN])[:4]
 
 
@@ -170,9 +172,9 @@ def _namespace() -> str:
 
 
 def _started_at(pid: int) -> str:
-    """Return a process's start time in clock ticks since boot, "" if it does not run, or UNKNOWN without /proc."""
+    """Return the start time of a process in clock ticks since boot; "" if it does not run; UNKNOWN without /proc."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if state in "ZX" else rest[18]  # a zombie is dead
+        return "" if state in "ZX" else rest[18]  # a zombie process has ended
     except OSError:
         return "" if Path("/proc/self/stat").exists() else UNKNOWN

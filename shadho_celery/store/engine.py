@@ -1,4 +1,4 @@
-"""SQLAlchemy engine for the store's database at a URL: SQLite or PostgreSQL."""
+"""SQLAlchemy engines for the database of a store, SQLite or PostgreSQL, with time limits and remedies for errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shadho_celery.core.system import (
 from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.errors import StoreError
 
-#: file systems on which SQLite's locks and shared memory do not work between machines
+#: types of file systems on which SQLite's locks and shared memory do not work between machines
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs"}
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "pvfs2", "orangefs"}
@@ -43,7 +43,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 #: SQLAlchemy's names of the database drivers that the tests cover
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
 
-#: options of a connection that detect a lost network within half a minute; options in the URL override them
+#: options of a connection with which a lost network is detected within half a minute; options in the URL override them
 POSTGRESQL = {
     "connect_timeout": DATABASE_CONNECT_SECONDS,
     "keepalives_idle": 10,
@@ -51,30 +51,30 @@ POSTGRESQL = {
     "tcp_user_timeout": 30_000,
 }
 
-#: prefixes of PostgreSQL's codes for temporary errors: the server is unavailable (08, 57P), short of a resource (53), a
-#: standby (25006), or has reloaded its users (28, 42501); the transaction conflicted with another one (40, 55P03), or
-#: was ended (57014, 25P03, 25P04)
+#: prefixes of PostgreSQL's codes for errors that may be temporary: the server is unavailable (08, 57P), lacks a
+#: resource (53), is a standby (25006), or has reloaded its users (28, 42501); the transaction conflicted with another
+#: one (40, 55P03), or was cancelled (57014, 25P03, 25P04)
 PASSING = ("08", "57P", "53", "25006", "28", "42501", "40", "55P03", "57014", "25P03", "25P04")
 
-#: code of a cancelled statement, and the number of cancellations in a row after which it is not tried again
+#: code for a cancelled statement; a statement that was cancelled this many times in a row is not tried again
 CANCELLED, MAX_CANCELLED = "57014", 3
 
-#: seconds between two looks for connections that do not answer
+#: seconds between two checks for connections that do not answer
 TICK_SECONDS = 0.2
 
 #: suffixes of the files that SQLite opens beside a database
 JOURNALS = ("-journal", "-wal", "-shm")
 
-#: number of writes that `commit_seconds` measures, and the bytes of each on a disk
+#: number of writes that `commit_seconds` measures; bytes of each write to a disk
 COMMITS, PAGE_BYTES = 9, 4096
 
-#: name of the execution option that has the time limit of a statement, in seconds
+#: name of the execution option with the time limit of a statement in seconds
 SECONDS = "shadho_seconds"
 
-#: words in SQLite's message if other processes use the file; the second one if too many of them open it at once
+#: words in SQLite's messages if other processes use the file, or if too many of them open it at once
 LOCKED = ("locked", "locking protocol")
 
-#: remedies by the words that occur in a database's error message
+#: by words in the error message of a database: the remedy
 REMEDIES = {
     "locked": "another program keeps it locked: close that program",
     "locking protocol": "many programs open it at once: close some, and keep it on a local disk",
@@ -105,9 +105,9 @@ def remedy(said: str) -> str:
 
 
 def is_outage(error: sa.exc.DBAPIError) -> bool:
-    """Return whether an error is temporary: the database is unavailable or locked, or two transactions conflicted.
+    """Return whether an error may be temporary: the database is unavailable or locked, or two transactions conflicted.
 
-    Use this for calls after the start. An error at the start is reported to the user.
+    This is used for calls after the start. Any error at the start is reported to the user.
     """
     if isinstance(error.orig, sqlite3.Error):
         return any(words in str(error.orig) for words in LOCKED)
@@ -118,14 +118,14 @@ def is_outage(error: sa.exc.DBAPIError) -> bool:
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str | None:
-    """Return PostgreSQL's SQLSTATE code of an error, or None without a code."""
+    """Return PostgreSQL's SQLSTATE code of an error; None if it has none."""
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
 
 
 def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
-    """Return the engine of the database at `url`. With `read_only`, the database must exist.
+    """Return the engine for the database at `url`. If `read_only`, the database must exist.
 
-    Raises StoreError with cause and remedy.
+    Raises StoreError with cause and remedy if it cannot be opened.
     """
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
@@ -134,7 +134,7 @@ def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
 
 
 def _parsed(url: str) -> sa.URL:
-    """Return the URL of a database of a supported kind. Raises StoreError."""
+    """Return the parsed URL. Raises StoreError if it is not the URL of a supported database."""
     try:
         parsed = sa.make_url(url)
         if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username):
@@ -165,7 +165,7 @@ def _postgresql_engine(url: sa.URL, options: dict[str, object]) -> sa.Engine:
 
 
 def allow(connection: sa.Connection, seconds: float) -> None:
-    """Set the time limit of each statement in this transaction, in seconds. SQLite has no time limit."""
+    """Set the time limit of each statement in this transaction, in seconds. For SQLite this does nothing."""
     if connection.dialect.name == "postgresql":
         connection.execution_options(**{SECONDS: seconds})
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(1000 * seconds)}")
@@ -174,22 +174,23 @@ def allow(connection: sa.Connection, seconds: float) -> None:
 class _Watch:
     """Limits the time of each request to a PostgreSQL server.
 
-    The server itself cancels a statement that takes too long or waits for a lock. If the server hangs, it does not, and
-    the drivers have no timeout, so a thread closes the connection. Pooled connections are tested before they are used.
+    Usually the server cancels a statement that takes too long or waits for a lock too long. A server that hangs cannot
+    do this, and the drivers have no timeout, so a thread closes the connection. Pooled connections are tested before
+    they are used.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        #: by connection in use: the time at which it will be closed, and the seconds that its request may take
+        #: by connection in use: the time at which it will be closed, and the allowed seconds of its request
         self._due: dict[Any, tuple[float, float]] = {}
         self._lock, self._has_thread = threading.Lock(), False
-        #: by closed connection: the seconds that its request was allowed
+        #: by connection that was closed: the allowed seconds of its request
         self._cut: dict[Any, float] = {}
         #: by connection: the time at which its current statement started
         self._began: dict[Any, float] = {}
-        #: by name of a statement: number of times in a row that it was cancelled
+        #: by name of a statement: number of times that it was cancelled in a row
         self._cancelled: Counter[str] = Counter()
-        # Inserted at the front, so that it runs before the dialect's own first statements.
+        # This listener is inserted at the front, so that it is called before the dialect's own first statements.
         sa.event.listen(engine, "connect", self._on_connect, insert=True)
         sa.event.listen(engine, "checkout", self._on_checkout)
         sa.event.listen(engine, "checkin", lambda dbapi, _: self._disarm(dbapi))
@@ -205,7 +206,8 @@ class _Watch:
             "lock_timeout": LOCK_WAIT_SECONDS,
             "idle_in_transaction_session_timeout": IDLE_SECONDS,
         }
-        # Set by statements, because connection poolers refuse `options`. Limits in the URL's `options` have priority.
+        # The limits are set by statements, because connection poolers refuse `options`. Limits in the URL's `options`
+        # have priority.
         told = str(self._engine.url.query.get("options", ""))
         limits = [f"SET {name} = {int(1000 * value)}" for name, value in seconds.items() if name not in told]
         with closing(dbapi.cursor()) as cursor:
@@ -217,7 +219,7 @@ class _Watch:
         try:
             self._engine.dialect.do_ping(dbapi)
         except self._engine.dialect.loaded_dbapi.Error:
-            # The pool creates another connection.
+            # The pool then creates another connection.
             raise sa.exc.DisconnectionError from None
         self._disarm(dbapi)
 
@@ -227,7 +229,7 @@ class _Watch:
         self._arm(dbapi, connection.get_execution_options()[SECONDS] + GRACE_SECONDS)
 
     def _after(self, connection: sa.Connection, _: object, statement: str, *__: object) -> None:
-        # For the commit, if no other statement follows.
+        # This is the limit for the commit, if no other statement follows.
         self._arm(_dbapi(connection), STATEMENT_SECONDS + GRACE_SECONDS)
         self._cancelled.pop(_name(statement), None)
 
@@ -252,10 +254,10 @@ class _Watch:
                 ) from error
 
     def _arm(self, dbapi: Any, seconds: float) -> None:
-        """Close a connection after this many seconds, unless it is disarmed or armed again before."""
+        """Let a connection be closed after this number of seconds, unless it is disarmed or armed again before."""
         with self._lock:
             self._due[dbapi] = time.monotonic() + seconds, seconds
-            # If the system refuses a thread, statements have no limit until the next try.
+            # If no thread can be started, statements have no limit until the next call.
             with suppress(NoThread):
                 if not self._has_thread:
                     start_thread(threading.Thread(target=self._run, name="shadho-store", daemon=True))
@@ -271,7 +273,7 @@ class _Watch:
         self._began.pop(dbapi, None)
 
     def _run(self) -> None:
-        """Close connections until none is in use."""
+        """Close connections whose time is over. End when no connection is in use."""
         is_over = False
         while not is_over:
             time.sleep(TICK_SECONDS)
@@ -290,14 +292,15 @@ def _dbapi(connection: sa.Connection) -> Any:
 
 
 def _name(statement: str) -> str:
-    """Return the first word of a statement and the name of its table, as in "UPDATE trials"."""
+    """Return the first word of a statement and the name of its table, such as "UPDATE trials"."""
     table = re.search(r'\b(?:INTO|UPDATE|FROM)\s+"?(\w+)', statement)
     return " ".join([statement.split(maxsplit=1)[0], *(table.groups() if table else ())])
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database in {None, "", ":memory:"}:
-        # One connection, used by one thread at a time: each further connection would have an empty database of its own.
+        # Only one connection is used, by one thread at a time, because each further connection would have another,
+        # empty database.
         arguments = {"check_same_thread": False}
         return sa.create_engine(
             "sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, connect_args=arguments
@@ -311,7 +314,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     _refuse_pipes(path)
 
     def check_file(_: sa.Connection) -> None:
-        # SQLite would continue to write to a file that has been deleted.
+        # SQLite would not notice that the file was deleted, and would continue to write to it.
         try:
             now = path.stat()
         except FileNotFoundError:
@@ -333,10 +336,10 @@ def _refuse_network(path: Path) -> None:
 
 
 def commit_seconds(url: str) -> float:
-    """Return the median of the seconds that the database at `url` takes to write a little for good.
+    """Return the median seconds of a small commit to the database at `url`.
 
-    The store itself is not changed: SQLite's disk gets a temporary file beside the store, PostgreSQL a temporary table.
-    Raises StoreError if it cannot be written, and SQLAlchemy's errors.
+    The store is not changed: for SQLite, a temporary file beside the store is written; for PostgreSQL, a temporary
+    table. Raises StoreError if this fails.
     """
     took = []
     if _parsed(url).get_backend_name() == "sqlite":
@@ -374,7 +377,7 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def _reading_engine(url: sa.URL) -> sa.Engine:
-    """Return the engine of an SQLite file that is only read."""
+    """Return the engine for an SQLite file that is only read."""
     path = _file_to_read(url)
     if not path.is_file():
         raise StoreError(f"there is no store {path}; check its name (store), and the folder you are in")
@@ -384,7 +387,10 @@ def _reading_engine(url: sa.URL) -> sa.Engine:
 
 
 def missing_file(url: str) -> Path | None:
-    """Return the path of an SQLite store that does not exist, or None for any other store. Raises StoreError."""
+    """Return the path of the file of an SQLite store that does not exist; None for any other store.
+
+    Raises StoreError for an invalid URL.
+    """
     parsed = _parsed(url)
     if parsed.get_backend_name() != "sqlite" or parsed.database in {None, "", ":memory:"}:
         return None
@@ -409,19 +415,23 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         journal = path.with_name(f"{path.name}-wal")
         if journal.exists() and journal.stat().st_size:
             raise
-        # Without a journal there is no writer, and in a read-only folder SQLite cannot create the journal's index file.
+        # In a read-only folder, SQLite cannot create the index file of the journal. Without a journal there is no
+        # writer, so the file can be read as immutable.
         connection = connect(f"{path.as_uri()}?immutable=1")
     _distrust(connection)
     return connection
 
 
 def _refuse_pipes(path: Path) -> None:
-    """Raise StoreError if the database, or a journal beside it, is not a file: SQLite would block on a named pipe."""
+    """Raise StoreError if the database, or a journal beside it, is not a regular file.
+
+    SQLite would wait forever for a named pipe.
+    """
     for each in (path, *(path.with_name(f"{path.name}{ending}") for ending in JOURNALS)):
         try:
             mode = each.stat().st_mode
         except OSError:
-            # There is none, or SQLite says why it cannot be opened. A journal of another process comes and goes.
+            # The file does not exist, or SQLite will say why it cannot be opened. A journal may be deleted at any time.
             continue
         if not stat.S_ISREG(mode):
             raise StoreError(f"{each} is not a file, and SQLite would open it; remove it, or use another store")
@@ -433,35 +443,36 @@ def file_of(url: sa.URL) -> Path:
 
 
 def folder_of(url: str) -> Path | None:
-    """Return the folder with the file of a store, or None for a store on a server or in memory."""
+    """Return the folder with the file of a store; None for a store on a server or in memory."""
     parsed = _parsed(url)
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in {None, "", ":memory:"}
     return file_of(parsed).parent if is_file else None
 
 
 def _create(path: Path) -> os.stat_result:
-    """Create a file that only its owner can read, unless it exists. Return its status, which identifies it."""
+    """Create a file that only its owner can read, unless it exists. Return its status, which identifies the file."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)) as file:
         return os.fstat(file.fileno())
 
 
 def _distrust(connection: sqlite3.Connection) -> None:
-    # Views and triggers in a file may only call harmless functions of SQLite.
+    # With this setting, views and triggers in a file can only call harmless functions of SQLite.
     connection.execute("PRAGMA trusted_schema = OFF")
-    # Bytes that are not UTF-8 must not raise while rows are fetched: only a later check can name the row.
+    # Bytes that are not UTF-8 must not raise an exception while rows are fetched, because only a later check can name
+    # the row.
     connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     _distrust(connection)
-    # WAL lets other processes read while the scheduler writes. NORMAL syncs at checkpoints, which is enough if a
-    # process dies.
+    # With WAL, other processes can read while the scheduler writes. With NORMAL, data is synced at checkpoints of the
+    # journal, so that nothing is lost if a process dies.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Return the type of the file system that has `path`, or "" if it is not known."""
+    """Return the type of the file system of `path`; "" if it is not known."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:

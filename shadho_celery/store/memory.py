@@ -16,16 +16,16 @@ _decode = msgspec.msgpack.Decoder(AttemptRecord).decode
 
 
 class MemoryStore:
-    """Keeps the trials and reports of one study in memory. It is several hundred times as fast as a database."""
+    """Store that keeps one study in memory. It is several hundred times as fast as a database."""
 
     safe_url = "memory"
 
     def __init__(self, fence: int = 1) -> None:
-        """Writes with another fencing number than `fence` raise LockLost."""
+        """A write with a fencing number other than `fence` raises LockLost."""
         self._fence = fence
         self._trials: dict[int, Trial] = {}
         self._reports: list[Report] = []
-        #: live attempts, and ended ones as bytes, which take a quarter of a record's memory
+        #: live attempts; ended attempts as bytes, which take a quarter of the memory of records
         self._live: dict[tuple[int, int], AttemptRecord] = {}
         self._ended: list[bytes] = []
         self._sessions: dict[tuple[str, float], SessionRecord] = {}
@@ -60,21 +60,23 @@ class MemoryStore:
         return self._trials.keys()
 
     def trials(self, key: str = "", numbers: Collection[int] | None = None) -> list[Trial]:
-        """Return all trials, or those with the given `numbers`, in the order of their numbers."""
+        """Return all trials, or the trials with these numbers, sorted by number."""
         wanted = self._trials.keys() if numbers is None else self._trials.keys() & set(numbers)
         return [self._trials[number] for number in sorted(wanted)]
 
     def reports(self, key: str, numbers: Collection[int] | None = None) -> list[Report]:
-        """Return all reports, or those of the trials with these numbers, in the order in which they were written."""
+        """Return the reports of all trials, or of the trials with these numbers, in the order in which they were
+        written.
+        """
         return [each for each in self._reports if numbers is None or each.number in numbers]
 
     def attempts(self, key: str = "", numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
-        """Yield the attempts of all trials, or of those with the given `numbers`, in the order of both numbers."""
+        """Yield the attempts of all trials, or of the trials with these numbers, sorted by trial and attempt."""
         found: dict[tuple[int, int], AttemptRecord] = {}
         for record in (*map(_decode, self._ended), *self._live.values()):
             if numbers is None or record.number in numbers:
                 place = record.number, record.attempt
-                # A result may arrive after its attempt was thought to be lost.
+                # An attempt may have two records if its result arrived after it was given up as lost.
                 found[place] = found[place].merged(record) if place in found else record
         return (found[place] for place in sorted(found))
 
@@ -83,9 +85,9 @@ class MemoryStore:
         return self._classes
 
     def sessions(self, key: str = "") -> list[SessionRecord]:
-        """Return the sessions of the workers in the order of their beginnings."""
+        """Return the sessions of the workers, sorted by start."""
         return sorted(self._sessions.values(), key=lambda each: (each.since, each.worker))
 
     def machines(self, key: str = "") -> list[MachineRecord]:
-        """Return the machines of the workers in the order of their names."""
+        """Return the machines of the workers, sorted by name."""
         return sorted(self._machines.values(), key=lambda each: each.host)

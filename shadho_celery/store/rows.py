@@ -1,10 +1,9 @@
-"""Conversion between records and rows of the tables. Rows are checked when they are read.
+"""The tables of the store, and the conversion between records and rows. Rows are checked when they are read.
 
-The tables of the store: eight that a person can query, and one for its version.
-
-The columns of `trials` are the facts of `core.columns`, and those of most other tables the fields of records. A change
-number tells a reader of `trials` and `attempts` which rows are new: each transaction that writes such rows gives them
-the next number of its study.
+There are eight tables that a person can query, and one for the version. The columns of `trials` are the facts of
+`core.columns`; most other tables have the fields of a record as columns. By the change number, a reader of `trials` and
+`attempts` finds the rows that are new or have changed: each transaction that writes such rows gives them the next
+change number of its study.
 """
 
 from __future__ import annotations
@@ -30,18 +29,19 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import MAX_LEVELS, NO_OUTCOME, Finite, Outcome, Report, Trial, TrialState
 from shadho_celery.store.base import StudyRecord
 
-#: numbers by which SQLite marks a column that is computed when it is read or written
+#: numbers by which SQLite marks generated columns, which are computed when they are read or written
 _GENERATED = {2, 3}
 
-#: version of these tables; it changes when a column or table is removed, or older rows lack what readers need, but not
-#: when another column or table is added
+#: version of these tables. It changes if a column or table is removed, or if older rows lack facts that readers need,
+#: but not if a column or table is added
 VERSION = 2
 
-#: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, converts 1e22 to an int and refuses NUL characters
+#: type of JSON columns. PostgreSQL's JSONB is not used, because it reorders keys, converts 1e22 to an int and refuses
+#: NUL characters
 json_value = sa.JSON(none_as_null=True)
 schema = sa.MetaData()
 
-#: types of the columns for fields of records; anything else is JSON
+#: by type of a record's field: type of its column. Fields of other types are stored as JSON
 _OF_RECORDS: dict[type, Any] = {
     inspect.FloatType: sa.Float,
     inspect.BoolType: sa.Boolean,
@@ -51,9 +51,10 @@ _OF_RECORDS: dict[type, Any] = {
 
 
 def _columns(hints: Mapping[str, Any], *keys: str, optional: Collection[str] = ()) -> Iterator[sa.Column[Any]]:
-    """Yield a column for each fact, by the types of the facts.
+    """Yield a column for each fact. `hints` has the types of the facts by name.
 
-    `keys` are the facts that identify a row. Facts of optional types may be null, and those that `optional` names.
+    `keys` are the facts that identify a row. A column may be null if the type of the fact is optional, or if `optional`
+    names the fact.
     """
     for name, hint in hints.items():
         found = inspect.type_info(hint)
@@ -80,7 +81,7 @@ def _sql_type(found: inspect.Type) -> Any:
 
 
 def _of_study(name: str, kind: type, *keys: str, **options: Any) -> sa.Table:
-    """Return the table of the records of this kind that belong to a study."""
+    """Return a table for records of this kind, each of which belongs to a study."""
     return sa.Table(name, schema, _study(), *_columns(_fields(kind), *keys), **options)
 
 
@@ -92,7 +93,7 @@ studies = sa.Table(
     "studies",
     schema,
     *_columns(_fields(StudyRecord), "key"),
-    #: change number of its latest transaction; null before the first
+    #: change number of its latest transaction; null before the first one
     sa.Column("change", sa.BigInteger),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
@@ -105,13 +106,13 @@ trials = sa.Table(
     "trials",
     schema,
     _study(),
-    # Null stands for no losses and no constraints.
+    # Null means that a trial has no losses by name, or no constraints.
     *_columns({name: HINTS[name] for name in FACTS}, "number", optional=["losses", "constraints"]),
     sa.Column("change", sa.BigInteger),
     sa.Index("trials_by_change", "study", "change"),
 )
 
-#: every attempt of every trial; null stands for what is not known, or not yet
+#: all attempts of all trials; null means that a fact is not known, or not known yet
 attempts = sa.Table(
     "attempts",
     schema,
@@ -119,16 +120,16 @@ attempts = sa.Table(
     *_columns(_fields(AttemptRecord), "number", "attempt"),
     sa.Column("change", sa.BigInteger),
     sa.Index("attempts_by_change", "study", "change"),
-    # Rows in the order of their keys need no index beside them, which would repeat the study's key.
+    # Rows are stored in the order of their primary keys, because a separate index would repeat the key of the study.
     sqlite_with_rowid=False,
 )
 
-#: times in which workers could run a study's trials, and the machines of these workers
+#: periods in which workers could run a study's trials; and the machines of these workers
 sessions = _of_study("sessions", SessionRecord, "worker", "since")
 machines = _of_study("machines", MachineRecord, "host")
 reports = _of_study("reports", Report, "number", "attempt", "step")
 
-#: trials of earlier studies from which a study learns, in the order of their places; they are not part of the study
+#: trials of earlier studies from which a study learns, by their place in a list. They are not trials of the study
 warm_starts = sa.Table(
     "warm_starts",
     schema,
@@ -152,14 +153,15 @@ actions = sa.Table(
     sa.Column("answer", sa.Text, nullable=False),
 )
 
-#: VERSION of the program that created the tables: one row
+#: one row with the VERSION of the program that created the tables
 schema_version = sa.Table("schema_version", schema, sa.Column("version", sa.Integer, primary_key=True))
 
 
 def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
-    """Return the reason why the store cannot be used, with its remedy, or None if it can be used.
+    """Return the reason why the store cannot be used, with its remedy; None if it can be used.
 
-    The store may be of another version or lack a table, or its file may contain SQL of its own, which might never end.
+    The store may have been written by another version, or lack a table. Or its file may contain SQL code, such as a
+    trigger, which might never end.
     """
     needed = (studies, trials, reports)
     found = set(sa.inspect(engine).get_table_names())
@@ -175,7 +177,7 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
         return "an earlier version, or another program, has written it; give --store another URL"
     if any(version != VERSION for version in versions):
         return f"its tables are of version {max(versions)}, not {VERSION}; install the shadho_celery that wrote it"
-    # Listed again, because another process may have created tables meanwhile.
+    # The tables are listed again, because another process may have created some since.
     missing = schema.tables.keys() - set(sa.inspect(engine).get_table_names())
     if has_content and missing:
         return f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or use another store"
@@ -183,13 +185,14 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
 
 
 def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: bool) -> str | None:
-    """Return a virtual table, generated column or trigger in an SQLite file, as words for a message, or None.
+    """Return words for a virtual table, generated column or trigger in an SQLite file; None if it has none.
 
-    SQLite would run its SQL when the store is read or written. Triggers matter only if the store is written.
+    SQLite would run the SQL code of these when the store is read or written. Triggers matter only if the store is
+    written.
     """
     kinds = {str(row[1]): row[2] for row in connection.exec_driver_sql("PRAGMA table_list")}
     for name in found & schema.tables.keys():
-        # SQLite before version 3.37 does not list the kinds of tables.
+        # SQLite before version 3.37 does not list the types of tables.
         if kinds.get(name) == "virtual":
             return f"the virtual table {name}"
         columns = connection.exec_driver_sql(f"PRAGMA table_xinfo({name})").all()
@@ -201,7 +204,7 @@ def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: 
 
 
 def note_version(engine: sa.Engine) -> None:
-    """Write the version of the tables, unless it is already recorded."""
+    """Write the version of the tables, unless a version is already recorded."""
     with engine.connect() as connection:
         if connection.execute(sa.select(schema_version)).first() is not None:
             return
@@ -218,11 +221,11 @@ COLUMNS = [*FACTS]
 _TEXTS = ("host", "error", "warning", "log")
 #: columns with JSON
 JSON = [name for name in FACTS if isinstance(trials.c[name].type, sa.JSON)]
-#: columns with JSON that are read with every row: mappings of names to numbers
+#: columns with JSON that are read with every row: objects with numbers by name
 _NUMBERS = [name for name in JSON if name in KEPT]
-#: columns that a study does not need of earlier trials, and that have most bytes of a row
+#: columns with most of the bytes of a row, which a study does not need of earlier trials
 _AT_LENGTH = {n for n in (*_TEXTS, *JSON) if n not in KEPT and n not in Trial.__struct_fields__}
-#: fields of a live attempt that are stored
+#: fields of live attempts that are stored in a trial's row
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 
@@ -230,17 +233,17 @@ _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 UNREADABLE = (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError)
 
 _SETTINGS = get_type_hints(StudySettings, include_extras=True)
-#: maximum length of a text that is read from a store; this package has not written longer ones
+#: maximum length of a text that is read from a store; this package never writes longer ones
 LONGEST = 20_000_000
 _TOO_LONG = "(left out: too long)"
 
 
 def readable(columns: Iterable[sa.Column[Any]], order: Collection[sa.Column[Any]] = ()) -> sa.Select[Any]:
-    """Return a query of columns.
+    """Return a query of columns, for rows that may be damaged.
 
-    Texts and JSON are selected as text, with a short text in place of values that are too long. In the columns of
-    `order` these become null, because a page of rows begins after the last row of the page before. SQLAlchemy's own
-    decoder would stop at the first value that is not JSON, without saying in which row.
+    JSON is selected as text, because SQLAlchemy's decoder would stop at the first value that is not JSON, without
+    naming the row. Values that are too long are replaced by a short text. In the columns of `order`, they are replaced
+    by null, because these columns are compared to find the next page of rows.
     """
     found: list[sa.ColumnElement[Any]] = []
     ordered = {column.name for column in order}
@@ -250,7 +253,7 @@ def readable(columns: Iterable[sa.Column[Any]], order: Collection[sa.Column[Any]
             instead = None if column.name in ordered else _TOO_LONG
             found.append(sa.case((sa.func.length(text) > LONGEST, instead), else_=text).label(column.name))
         elif isinstance(column.type, sa.LargeBinary):
-            # Without SQLAlchemy's conversion, which would stop at the first value that is not bytes.
+            # SQLAlchemy's conversion is not used, because it would stop at the first value that is not bytes.
             short = sa.case((sa.func.length(column) > LONGEST, None), else_=column)
             found.append(sa.type_coerce(short, sa.types.NullType()).label(column.name))
         else:
@@ -259,9 +262,9 @@ def readable(columns: Iterable[sa.Column[Any]], order: Collection[sa.Column[Any]
 
 
 def unchecked(columns: Iterable[sa.Column[Any]], *, are_bytes: bool) -> sa.Select[Any]:
-    """Return a query of columns whose values are the driver's own: nothing is converted, which takes most of the time.
+    """Return a query of columns whose values are returned as the driver gives them, which is much faster.
 
-    Texts that are too long are selected as null. With `are_bytes`, texts are selected as bytes.
+    Texts that are too long are selected as null. If `are_bytes`, texts are selected as bytes.
     """
     found: list[sa.ColumnElement[Any]] = []
     for column in columns:
@@ -275,7 +278,7 @@ def unchecked(columns: Iterable[sa.Column[Any]], *, are_bytes: bool) -> sa.Selec
 
 
 def as_study(row: sa.Row[Any]) -> StudyRecord:
-    """Return the study of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""
+    """Return the study of a row. Raises an exception of UNREADABLE if a value has not the type of its field."""
     record: StudyRecord = msgspec.convert(_facts(row, studies), StudyRecord)
     for name, value in [*record.settings.items(), *record.in_force.items()]:
         if value is not None and name in _SETTINGS:
@@ -294,17 +297,17 @@ def as_lesson(row: sa.Row[Any]) -> Trial:
 
 
 def _storable(text: str) -> str:
-    """Return a text without the characters that databases refuse: NUL and unpaired surrogates, as in error messages."""
+    """Return a text in which characters that databases refuse, NUL and unpaired surrogates, are replaced."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def record_row(key: str, record: msgspec.Struct, **more: object) -> dict[str, object]:
-    """Return the row of a record of a study, with `more` values: values by column name."""
+    """Return the row of a study's record, as values by column name. `more` has further values."""
     return {"study": key, **msgspec.to_builtins(asdict(record), builtin_types=(bytes,)), **more}
 
 
 def action_row(key: str, action: Action) -> dict[str, object]:
-    """Return the row of an action in `actions`: values by column name."""
+    """Return the row of an action in `actions`, as values by column name."""
     return record_row(key, action, is_done=action.answer.is_done, answer=_storable(action.answer.text))
 
 
@@ -320,8 +323,8 @@ def as_report(row: sa.Row[Any]) -> Report:
 
 
 def _facts(row: sa.Row[Any], table: sa.Table) -> dict[str, Any]:
-    """Return the values of a row by column name, with JSON decoded. Columns with null are left out."""
-    # SQLAlchemy's names are of a subclass of str.
+    """Return the values of a row by column name, with decoded JSON. Columns with null are left out."""
+    # Names are converted to str, because SQLAlchemy's names are instances of a subclass.
     named = ((str.__str__(name), value) for name, value in row._mapping.items() if value is not None)
     return {name: _decoded(value) if isinstance(table.c[name].type, sa.JSON) else value for name, value in named}
 
@@ -331,16 +334,17 @@ def _decoded(text: str) -> Any:
     try:
         found = msgspec.json.decode(text)
     except msgspec.MsgspecError:
-        # An unpaired surrogate, or an infinite number: Python's json module can read what it has written.
+        # The text has an unpaired surrogate or an infinite number. Python's json module, which has written it, can read
+        # it.
         found = json.loads(text)
-    # Printing a deeply nested value would raise RecursionError.
+    # A deeply nested value is refused, because printing it would raise RecursionError.
     if text.count("[") + text.count("{") > MAX_LEVELS and not is_shallow(found, MAX_LEVELS):
         raise ValueError(f"it has more than {MAX_LEVELS} levels")
     return found
 
 
 class Reader(Generic[R]):
-    """Makes records from the rows of a table that were selected with its `query`."""
+    """Makes records from the rows of a table that its `query` selects."""
 
     def __init__(
         self,
@@ -351,8 +355,8 @@ class Reader(Generic[R]):
     ) -> None:
         """`make` raises an exception of UNREADABLE for a damaged row.
 
-        `order` has the columns by which the rows are ordered, which identify a row of a study; by default those of the
-        primary key.
+        `order` has the columns by which rows are sorted, and which identify a row within a study; by default the
+        columns of the primary key.
         """
         keys = [column.name for column in table.primary_key if column.name != "study"]
         self.table, self.make = table, make
@@ -362,7 +366,7 @@ class Reader(Generic[R]):
         self.query = readable([table.c[name] for name in self.columns], self.order)
 
     def problem(self, error: Exception) -> str:
-        """Return a line about an error that `make` has raised, with the column's name instead of its index."""
+        """Return the message of an exception of `make`, with the column's name instead of its index."""
         return one_line(re.sub(r"`\$\[(\d+)\]`", lambda place: self.columns[int(place[1])], str(error)))
 
 
@@ -380,7 +384,7 @@ class TrialReader(Reader[R]):
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
     def trial(self, row: Sequence[object]) -> Trial:
-        """Return the trial of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""
+        """Return the trial of a row. Raises an exception of UNREADABLE if a value has not the type of its field."""
         found = self._converted(row)
         outcome = self._outcome(found) if found.state.is_finished else replace(NO_OUTCOME, code=found.code)
         own = {name: getattr(found, name) for name in self._own}
@@ -391,12 +395,15 @@ class TrialReader(Reader[R]):
         return trial.evolve(live=tuple(trial.attempted(**each) for each in live))
 
     def earlier(self, row: Sequence[object]) -> Trial | Summary:
-        """Return the summary of a row if its trial has finished, else the trial. Raises like `trial`."""
+        """Return the summary of a row if its trial has finished, else the trial.
+
+        Raises the same exceptions as `trial`.
+        """
         found = self._converted(row)
         if not found.state.is_finished:
             return self.trial(row)
         _check(found)
-        # Checks that the params, which are read only when they are needed, can be read.
+        # This checks that the params can be read. They are read again when they are needed.
         _params(found.params)
         summary: Summary = found
         return summary
@@ -422,13 +429,13 @@ def _check(found: Any) -> None:
         raise ValueError("it is COMPLETE without a loss")
 
 
-#: whole trials; and unfinished trials with the summaries of finished ones
+#: FULL reads trials; BRIEF reads unfinished trials, and summaries of finished trials
 FULL: Reader[Trial] = TrialReader(COLUMNS, TrialReader.trial)
 BRIEF: Reader[Trial | Summary] = TrialReader([n for n in COLUMNS if n not in _AT_LENGTH], TrialReader.earlier)
 
 
 def _of(kind: type[K], table: sa.Table, order: Sequence[str] | None = None) -> Reader[K]:
-    """Return the reader of the records of a table whose columns are the fields of `kind`."""
+    """Return a reader for a table whose columns are the fields of the record type `kind`."""
     return Reader(table, kind.__struct_fields__, lambda row: msgspec.convert(_facts(row, table), kind), order)
 
 
@@ -442,12 +449,12 @@ STUDIES = Reader(studies, [each.name for each in fields(StudyRecord)], as_study,
 
 
 def trial_row(key: str, trial: Trial, change: int | None = None) -> dict[str, object]:
-    """Return the row of a trial in `trials`, written with this change number: values by column name."""
+    """Return the row of a trial in `trials` with this change number, as values by column name."""
     facts = asdict(trial.outcome) | asdict(trial)
     facts["violation"] = trial.outcome.violation if facts["constraints"] else None
     row: dict[str, Any] = {"study": key, **{name: facts[name] for name in COLUMNS}, "state": str(trial.state)}
     row["change"] = change
-    # Null instead of an empty object, which nearly all studies would have.
+    # Empty objects are stored as null, because nearly all trials have them.
     row |= {name: row[name] or None for name in _NUMBERS}
     row |= {name: _storable(row[name]) for name in _TEXTS if row[name]}
     if trial.live is not None:

@@ -1,7 +1,7 @@
-"""Store of studies and trials: eight tables that can be queried with SQL, in SQLite or PostgreSQL.
+"""`SqlStore` keeps studies and trials in the tables of `rows`, in SQLite or PostgreSQL.
 
-One scheduler writes to a study at a time. Its lock is in the columns `holder`, `lock_expires` and `fence` of the
-study's row. Every write checks the fence in the same transaction, so a scheduler that was replaced cannot write.
+One scheduler writes to a study at a time. Its lock consists of the columns `holder`, `lock_expires` and `fence` in the
+row of the study. Every write checks the fence in its own transaction, so a scheduler that was replaced cannot write.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ R = TypeVar("R")
 #: seconds without a write after which a scheduler on another machine may take over the lock
 LOCK_SECONDS = 30.0
 
-#: number of rows read at a time; and in one transaction by a reader of many rows
+#: number of rows that are read at a time; and by a reader of many rows
 PAGE, LONG_PAGE = 2000, 20_000
 
 #: maximum number of studies that an error lists
@@ -78,37 +78,37 @@ _FIXED = {"number", "subspace", "params", "given", "seed", "asked_at", "sampler"
 _UPDATED = [name for name in COLUMNS if name not in _FIXED] + ["change"]
 _STATES = {state.value for state in TrialState}
 _INSERT = sa.insert(trials)
-#: Sets the given columns of a trial that has not finished. A finished trial keeps its first result.
+#: Sets columns of a trial, unless it has finished: a finished trial keeps its first result.
 _UPDATE = sa.update(trials).where(
     trials.c.study == sa.bindparam("_study"),
     trials.c.number == sa.bindparam("_number"),
     trials.c.finished_at.is_(None),
 )
-#: Sets the given columns of a study, unless another scheduler has taken over the study.
+#: Sets columns of a study, unless another scheduler has taken over the study.
 _FENCED = sa.update(studies).where(studies.c.key == sa.bindparam("_key"), studies.c.fence == sa.bindparam("_fence"))
 
 
 class SqlStore:
-    """Keeps studies and trials in the database of a SQLAlchemy URL. ``sqlite://`` keeps them in memory.
+    """Keeps studies and trials in the database at a SQLAlchemy URL. ``sqlite://`` keeps them in memory.
 
-    Every write is one transaction. Every method raises StoreError if the database cannot be used.
+    Every write is one transaction. All methods raise StoreError if the database cannot be used.
     """
 
     def __init__(self, url: str = DEFAULT_STORE, *, read_only: bool = False) -> None:
-        """With `read_only`, nothing is created or changed."""
+        """If `read_only`, nothing is created or changed."""
         self.url = url
-        #: the same for messages, without a password
+        #: the URL without the password, for messages
         self.safe_url = mask(url)
         self._engine = make_engine(url, read_only=read_only)
         self._is_read_only = read_only
-        #: remedy in the error for a study that does not exist
+        #: remedy in the error message for a study that does not exist
         self._instead = "shadho-celery studies lists its studies" if read_only else "leave out resume to begin one"
         weakref.finalize(self, self._engine.dispose)
-        #: True after an outage, as the turn that failed may have been recorded all the same
+        #: True after an outage, because it is not known whether the last turn was recorded
         self._is_unsure = False
-        #: by key of a study: its latest change number, as this object has read or written it
+        #: by key of a study: its latest change number that this object has read or written
         self._change: dict[str, int] = {}
-        #: True if this store is only read, and its tables have not been created yet
+        #: True if this store is only read and has no tables yet
         self._is_empty = read_only
         if read_only:
             self.verify()
@@ -117,9 +117,9 @@ class SqlStore:
                 self._create_tables()
 
     def verify(self) -> None:
-        """Check the tables of a store that is only read, which another version may have changed since it was opened.
+        """Check the tables of a store that is only read.
 
-        Raises StoreError if they cannot be used.
+        Another version may have written them since the store was opened. Raises StoreError if they cannot be used.
         """
         with self._errors():
             found = [] if self._is_empty else self._fetched(sa.select(schema_version.c.version))
@@ -130,7 +130,7 @@ class SqlStore:
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
         """Record a new study, and the trials of earlier studies from which it learns.
 
-        Raises StudyExists if the store already has a study with that name.
+        Raises StudyExists if the store already has a study with this name.
         """
         rows = [_lesson(record.key, place, each) for place, each in enumerate(warm_start)]
         try:
@@ -147,18 +147,18 @@ class SqlStore:
     def find(self, name: str, instead: str | None = None, *, told: Callable[[str], None] | None = None) -> StudyRecord:
         """Return the study called `name`, or the only study whose name begins with `name`.
 
-        With `told`, `name` may also be a module or the beginning of the module's last part: that means the module's
-        latest study. `told` is called with a line that names the study, unless `name` is its full name. Raises
-        StudyNotFound, with `instead` as the remedy.
+        With `told`, `name` may also be a module, or the beginning of the last part of a module's name. This means the
+        latest study of the module. `told` is called with a line that names the study, unless `name` is its full name.
+        Raises StudyNotFound, with `instead` as the remedy.
         """
         if self._is_empty:
             raise StudyNotFound(f"there are no studies in {self.safe_url}")
         query = sa.select(studies.c.name, studies.c.module).order_by(studies.c.created_at.desc())
-        # A damaged row may have values of any type here.
+        # Values are converted to str, because a damaged row may have values of any type.
         modules = {str(row.name): str(row.module) for row in self._fetched(query)}
         whole, others = (name, 0) if name in modules else self._meant(name, modules, may_be_module=told is not None)
         if whole not in modules:
-            # It may be no Unicode text either, which databases refuse.
+            # The name is not looked up in the database, because it may have characters that databases refuse.
             raise self._absent(f"named {name!r}", instead)
         found = self._one(studies.c.name == whole, f"named {name!r}", instead)
         if told is not None and others:
@@ -180,7 +180,7 @@ class SqlStore:
         return self._one(studies.c.module == module, f"of {module}")
 
     def holder(self, key: str, now: float) -> str | None:
-        """Return the host and the process id of the scheduler that runs the study, or None if no scheduler does."""
+        """Return the host and the process id of the scheduler that runs the study; None if it does not run."""
         query = sa.select(studies.c.holder, studies.c.lock_expires).where(studies.c.key == key)
         return next((described(row.holder) for row in self._fetched(query) if _is_held(row, now)), None)
 
@@ -190,13 +190,13 @@ class SqlStore:
         return any(row.holder and not _is_held(row, now) for row in self._fetched(query))
 
     def numbers(self, key: str) -> Iterator[int]:
-        """Yield the numbers of the study's trials, in order."""
+        """Yield the numbers of the study's trials, sorted."""
         for page in self._pages(sa.select(trials.c.number).where(trials.c.study == key), [trials.c.number], PAGE):
             for row in page:
                 yield self._number(key, row.number)
 
     def last_attempted(self, key: str) -> int:
-        """Return the greatest number of a trial with a recorded attempt, or -1."""
+        """Return the greatest number of a trial with a recorded attempt; -1 if there is none."""
         [(number,)] = self._fetched(sa.select(sa.func.max(attempts.c.number)).where(attempts.c.study == key))
         return -1 if number is None else self._number(key, number)
 
@@ -213,38 +213,38 @@ class SqlStore:
         return {TrialState(state): count for state, count in found.items()}
 
     def tally(self, key: str, name: str) -> dict[str, int]:
-        """Return the number of the study's trials by the value of the text column `name`.
+        """Return the number of the study's trials by their values in the text column `name`.
 
-        The values are in the order of their first trials. Trials without a value are left out.
+        The values are sorted by the first trial with each of them. Trials without a value are left out.
         """
         fact, first = trials.c[name], sa.func.min(trials.c.number)
         query = sa.select(fact.label("fact"), sa.func.count().label("trials"))
         query = query.where(trials.c.study == key, fact.is_not(None)).group_by(fact).order_by(first)
         rows = self._fetched(query)
-        # Damaged rows raise when the trials themselves are read.
+        # Damaged rows are ignored here; an error is raised when the trials are read.
         return {row.fact: row.trials for row in rows if isinstance(row.fact, str)}
 
     def spent(self, key: str, until: float = math.inf) -> dict[str, float]:
-        """Return the money that the study's attempts which ended by `until` have cost, by compute class.
+        """Return by compute class the money that the study's attempts have cost.
 
-        Attempts without a price are left out.
+        Only attempts with a price that ended by the time `until` are included.
         """
         priced = sa.select(sessions.c.worker).where(sessions.c.study == key, sessions.c.price.is_not(None)).limit(1)
         if not self._fetched(priced):
-            # There may be millions of attempts.
+            # No worker has a price, so the attempts, of which there may be millions, need not be read.
             return {}
         at, took = attempts.c, attempts.c.ended_at - attempts.c.started_at
         query = sa.select(at.compute_class, (sa.func.sum(took * at.price) / 3600).label("money"))
         query = query.where(at.study == key, at.price.is_not(None), took > 0).group_by(at.compute_class)
         rows = self._fetched(query if until == math.inf else query.where(at.ended_at <= until))
-        # The values of a damaged row may be of any type.
+        # A damaged row may have values of any type.
         return {str(row.compute_class): float(row.money) for row in rows if _is_amount(row.money)}
 
     def best(self, key: str) -> int | None:
-        """Return the number of the best COMPLETE trial, or None if no trial is COMPLETE.
+        """Return the number of the best COMPLETE trial; None if no trial is COMPLETE.
 
-        The order is that of `core.columns.merit`: least violation, highest budget, least loss; then the least
-        number. A budget of null is all of the fidelity.
+        The order is that of `core.columns.merit`: least violation, highest budget, least loss; then the least number. A
+        budget of null counts as the highest.
         """
         order = [sa.func.coalesce(trials.c.violation, 0.0), trials.c.budget.is_not(None), trials.c.budget.desc()]
         query = sa.select(trials.c.number).where(
@@ -254,7 +254,7 @@ class SqlStore:
         return self._number(key, found[0].number) if found else None
 
     def delete(self, key: str, fence: int) -> None:
-        """Delete a study that is locked, with its trials and all other records. Raises LockLost if `fence` is old."""
+        """Delete a study, with its trials and all other records. Raises LockLost if `fence` is not that of its lock."""
         with self._begin() as connection:
             allow(connection, MAINTENANCE_SECONDS)
             if not _set(connection, key, fence, holder=None):
@@ -264,10 +264,10 @@ class SqlStore:
             connection.execute(sa.delete(studies).where(studies.c.key == key))
 
     def lock(self, key: str, holder: str, now: float) -> int:
-        """Lock the study for `holder` (see `holder_name`). Return the fencing number that its writes must show.
+        """Lock the study for `holder` (see `holder_name`). Return the fencing number, which all writes must give.
 
-        Takes over the lock of a process that has ended on this machine and in this container, and an expired lock of
-        another machine or container. Raises StudyLocked for any other lock.
+        An existing lock is taken over if its process ran in this container or on this machine and has ended, or if it
+        is of another machine or container and has expired. Raises StudyLocked for any other lock.
         """
         with self._begin() as connection:
             row = connection.execute(
@@ -282,12 +282,12 @@ class SqlStore:
                 )
             if not _is_number(row.fence):
                 raise StoreError(f"the study's fence in {self.safe_url} is {short(row.fence)}; restore it from a copy")
-            # Another scheduler may have written since.
+            # Forget the change number, because another scheduler may have written.
             self._change.pop(key, None)
             fence = row.fence + 1
             if not _set(connection, key, row.fence, holder=holder, lock_expires=now + LOCK_SECONDS, fence=fence):
                 raise StudyLocked
-            # A scheduler that ended without unlocking the study has left its sessions open.
+            # If the last scheduler ended without unlocking the study, its sessions have no end yet.
             written_at = row.lock_expires - LOCK_SECONDS if isinstance(row.lock_expires, float) else now
             left = (sessions.c.study == key) & sessions.c.until.is_(None)
             ended = {"until": min(written_at, now), "reason": str(Leaving.ENDED)}
@@ -305,12 +305,13 @@ class SqlStore:
             _set(connection, key, fence, holder=None, lock_expires=None)
 
     def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
-        """Record one turn of the loop and renew the lock. If `fence` is old, raise LockLost and write nothing.
+        """Record one turn of the loop and renew the lock. If `fence` is too old, write nothing and raise LockLost.
 
-        After a StoreOutage the same turn may be written again, whether it was recorded or not. Trials of `changed`
-        whose rows were deleted are inserted again in full, and their numbers are returned.
+        After a StoreOutage the same turn may be written again, whether it was recorded or not. `changed` trials whose
+        rows were deleted are inserted again in full, and their numbers are returned.
         """
-        # Of several reports of one step, the first one counts, as in a pruner. It may already be in the table.
+        # If an attempt has several reports with one step, the first one is kept, as in a pruner. It may already be in
+        # the table.
         first: dict[tuple[int, int, int], Report] = {}
         for report in turn.reported:
             first.setdefault((report.number, report.attempt, report.step), report)
@@ -323,20 +324,22 @@ class SqlStore:
             insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
             deleted: list[Trial] = []
             with self._begin() as connection:
-                # Noted before the commit: a number is not used again even if it is unknown whether it was committed.
+                # The number is kept before the commit, so that it is not used again if it is unknown whether the commit
+                # succeeded.
                 change = self._change[key] = self._last_change(connection, key) + has_changed
                 if not _set(connection, key, fence, **facts, change=change):
                     raise LockLost
                 if turn.new:
                     _execute_many(connection, insert, [trial_row(key, trial, change) for trial in turn.new])
-                # A new trial that was recorded before an outage may have changed since.
+                # After an outage, new trials are also updated, because they may have been recorded before and have
+                # changed since.
                 if updated := [*turn.new, *turn.changed] if self._is_unsure else turn.changed:
                     changes = []
                     for row in [trial_row(key, trial, change) for trial in updated]:
                         now_is = {name: row[name] for name in _UPDATED}
                         changes.append({"_study": key, "_number": row["number"], **now_is})
                     found = _execute_many(connection, _UPDATE, changes)
-                    # Fewer rows are updated if some trials had already finished or their rows were deleted.
+                    # If fewer rows were updated, trials had already finished in the store, or their rows were deleted.
                     if found < len(updated) and (deleted := _deleted(connection, key, updated)):
                         _execute_many(connection, insert, [trial_row(key, trial, change) for trial in deleted])
                 if rows:
@@ -349,10 +352,12 @@ class SqlStore:
         try:
             rewritten = write()
         except StoreOutage as error:
-            # It is unknown whether the transaction was committed: fence, numbers and states make a repetition safe.
+            # It is unknown whether the transaction was committed. It is safe to repeat it, because of the fence, the
+            # numbers and the states.
             self._is_unsure = True
             cause = error.__cause__
-            # Repeat only after a lost connection. A detail means that the server hangs: do not wait for it again.
+            # Repeat it at once only after a lost connection. An error with a detail means that the server hangs; then
+            # do not wait again.
             if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated and not cause.detail):
                 self._renew(key, fence, now, cause)
                 raise
@@ -369,14 +374,16 @@ class SqlStore:
                 connection.execute(_upsert(table, connection.dialect.name), rows)
 
     def _last_change(self, connection: sa.Connection, key: str) -> int:
-        """Return the study's latest change number, from 0."""
+        """Return the study's latest change number; 0 if it has none."""
         if key in self._change:
             return self._change[key]
         found = connection.scalar(sa.select(studies.c.change).where(studies.c.key == key))
         return found if _is_number(found) else 0
 
     def _renew(self, key: str, fence: int, now: float, error: object) -> None:
-        """Renew only the lock after an error that the server has reported, because the tables may stay locked for long.
+        """Renew only the lock, after an error that the server has reported.
+
+        The tables may stay locked for long.
 
         Raises LockLost if `fence` is old.
         """
@@ -387,22 +394,22 @@ class SqlStore:
                 raise LockLost
 
     def trials(self, key: str, numbers: Collection[int] | None = None) -> Iterator[Trial]:
-        """Yield the study's trials, or those of `numbers`, in the order of their numbers.
+        """Yield all trials of the study, or the trials with these numbers, sorted by number.
 
         Raises StoreError, with the number, for a trial that cannot be read.
         """
         return self._read(FULL, key, numbers)
 
     def rows_of_trials(self, key: str, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
-        """Yield columns of the study's trials, or of those written after the change number `since`, in blocks of rows.
+        """Yield blocks of rows with columns of the study's trials, or of those written after the change number `since`.
 
-        The first column must be ``number``. All rows are in the order of their numbers, changed ones in any. The
-        values are the driver's own and unchecked; texts may be bytes. A million rows take seconds.
+        The first column must be ``number``. Without `since`, rows are sorted by number. The values are unchecked, as
+        the driver returns them; texts may be bytes. A million rows take seconds.
         """
         return self._blocks(trials, key, names, since)
 
     def rows_of_attempts(self, key: str, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
-        """Yield columns of the study's attempts as `rows_of_trials` does.
+        """Yield blocks of rows with columns of the study's attempts, as `rows_of_trials` does.
 
         The first columns must be ``number`` and ``attempt``.
         """
@@ -412,13 +419,13 @@ class SqlStore:
         is_file = self._engine.dialect.name == "sqlite"
         query = unchecked([table.c[name] for name in names], are_bytes=is_file).where(table.c.study == key)
         if since > 0:
-            # With an order, SQLite would read all rows in this order, and not those of the index.
+            # The rows are not sorted, because SQLite would then read all rows instead of using the index.
             return iter([self._raw(query.where(table.c.change > since))])
         order = [column for column in table.primary_key if column.name != "study"]
         return self._pages(query, order, LONG_PAGE, self._raw)
 
     def _raw(self, query: sa.Select[Any]) -> Sequence[Sequence[Any]]:
-        """Return the rows of a query as tuples of the driver: faster than rows of SQLAlchemy."""
+        """Return the rows of a query as tuples of the driver, which is faster than rows of SQLAlchemy."""
         with self._errors(), self._engine.connect() as connection:
             try:
                 found: Sequence[Sequence[Any]] = connection.execute(query).cursor.fetchall()
@@ -427,20 +434,21 @@ class SqlStore:
             return found
 
     def on_rung(self, key: str, origin: int, rung: int) -> int | None:
-        """Return the number of the trial on the given rung that continues trial `origin`, or None.
+        """Return the number of the trial on this rung that continues trial `origin`; None if there is none.
 
         Cancelled trials are ignored.
         """
         of_origin = (trials.c.study == key) & (trials.c.origin == origin) & (trials.c.rung == rung)
-        # Another trial replaces a cancelled one.
+        # A cancelled trial is replaced by another one.
         ended = of_origin & (trials.c.state != TrialState.CANCELLED.value)
         rows = self._fetched(sa.select(trials.c.number).where(ended).order_by(trials.c.number.desc()).limit(1))
         return self._number(key, rows[0].number) if rows else None
 
     def earlier(self, key: str) -> Iterator[Trial | Summary]:
-        """Yield the study's unfinished trials, and summaries of the finished ones, in the order of their numbers.
+        """Yield the study's unfinished trials, and summaries of its finished trials, sorted by number.
 
-        Summaries are faster to read than trials. Raises like `trials`, and for a trial that continues a missing one.
+        Summaries are faster to read than trials. Raises StoreError for a trial that cannot be read, or that continues a
+        missing trial.
         """
         found = trials.alias()
         known = sa.select(found.c.number).where(found.c.study == key, found.c.number == trials.c.origin)
@@ -451,22 +459,22 @@ class SqlStore:
         return self._read(BRIEF, key)
 
     def warm_start(self, key: str) -> list[Trial]:
-        """Return the trials of earlier studies from which the study learns. Their numbers are their indexes."""
+        """Return the trials of earlier studies from which the study learns, numbered from 0."""
         return [*self._read(LESSONS, key)]
 
     def reports(self, key: str, numbers: Collection[int] | None = None) -> list[Report]:
-        """Return the study's reports, or those of the trials with these numbers, by trial, attempt and step."""
+        """Return the reports of all trials, or of the trials with these numbers, sorted by trial, attempt and step."""
         return [*self._read(REPORTS, key, numbers)]
 
     def change(self, key: str) -> int:
-        """Return the study's latest change number: each transaction that writes trials or attempts counts it up."""
+        """Return the study's latest change number. Each transaction that writes trials or attempts increases it."""
         found = self._fetched(sa.select(studies.c.change).where(studies.c.key == key))
         return found[0].change if found and _is_number(found[0].change) else 0
 
     def versions(self, now: float) -> dict[str, tuple[object, ...]]:
-        """Return by key of each study: its change number, its last scheduler, and whether that may be running it.
+        """Return by key of each study: its change number, its last scheduler, and whether that may still run.
 
-        The counts and the state of a study are the same as long as these are.
+        As long as these are equal, the numbers of trials and the state of the study are equal, too.
         """
         if self._is_empty:
             return {}
@@ -474,7 +482,7 @@ class SqlStore:
         return {str(row.key): (row.change, row.holder, _is_held(row, now)) for row in rows}
 
     def attempts(self, key: str, numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
-        """Yield the attempts of the study's trials, or of the trials with these `numbers`, in order of both numbers."""
+        """Yield the attempts of all trials, or of the trials with these numbers, sorted by trial and attempt."""
         return self._read(ATTEMPTS, key, numbers)
 
     def class_order(self, key: str) -> Sequence[str]:
@@ -482,15 +490,15 @@ class SqlStore:
         return self._one(studies.c.key == key, f"with the key {short(key)}").classes
 
     def sessions(self, key: str) -> list[SessionRecord]:
-        """Return the sessions of the study's workers in the order of their beginnings."""
+        """Return the sessions of the study's workers, sorted by start."""
         return [*self._read(SESSIONS, key)]
 
     def machines(self, key: str) -> list[MachineRecord]:
-        """Return the machines of the study's workers in the order of their names."""
+        """Return the machines of the study's workers, sorted by name."""
         return [*self._read(MACHINES, key)]
 
     def actions(self, key: str) -> list[Action]:
-        """Return the requests to the study while it ran, in the order of their times."""
+        """Return the requests that the study got while it ran, sorted by time."""
         return [*self._read(ACTIONS, key)]
 
     def steered(self, key: str) -> Collection[str]:
@@ -501,15 +509,15 @@ class SqlStore:
         return [str(row.action) for row in found]
 
     def close(self) -> None:
-        """Close the connections to the database. A later call of any method opens a connection again.
+        """Close the connections to the database. A later call of a method opens a new one.
 
-        A database in memory is not closed, because a study may be read after its end.
+        A database in memory is not closed, because the study may be read after its end.
         """
         if self._engine.url.database not in {None, "", ":memory:"}:
             self._engine.dispose()
 
     def _one(self, where: sa.ColumnElement[bool], which: str, instead: str | None = None) -> StudyRecord:
-        """Return the latest study of those that a condition selects. Raises StudyNotFound."""
+        """Return the latest study that meets a condition. Raises StudyNotFound if there is none."""
         query = STUDIES.query.where(where).order_by(studies.c.created_at.desc()).limit(1)
         for record in self._made(STUDIES, self._fetched(query)):
             return record
@@ -519,10 +527,10 @@ class SqlStore:
         return StudyNotFound(f"there is no study {which} in {self.safe_url}; {instead or self._instead}")
 
     def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
-        """Return the name of the study that `name` is short for, and the number of other studies that it matches.
+        """Return the full name of the study that `name` means, and the number of other studies that it matches.
 
-        `modules` has the module of each study by the study's name, the latest study first. An unknown name is returned
-        unchanged. Raises StudyNotFound if it is ambiguous, or similar to the name of a study.
+        `modules` has the module by the name of each study, the latest study first. An unknown name is returned
+        unchanged. Raises StudyNotFound if `name` is ambiguous, or unknown and similar to a known name.
         """
         fitting = [each for each in modules if each.startswith(name)]
         if may_be_module and name:
@@ -542,7 +550,10 @@ class SqlStore:
         return (fitting[0] if fitting else name), 0
 
     def _read(self, reader: Reader[R], key: str, numbers: Collection[int] | None = None) -> Iterator[R]:
-        """Yield the records of a study, or of its trials with these numbers. Raises StoreError for a damaged row."""
+        """Yield the records of a study, or those of its trials with these numbers.
+
+        Raises StoreError for a damaged row.
+        """
         query = reader.query.where(reader.table.c.study == key)
         if numbers is None:
             pages = self._pages(query, reader.order, PAGE)
@@ -568,9 +579,10 @@ class SqlStore:
         size: int,
         fetch: Callable[[sa.Select[Any]], Sequence[Any]] | None = None,
     ) -> Iterator[Sequence[Any]]:
-        """Yield the rows of a query in pages of this `size`, ordered by the columns with which they begin.
+        """Yield the rows of a query in pages of `size` rows, sorted by the columns `order`, which must be their first
+        columns.
 
-        Each page is read in a transaction of its own, because a long transaction keeps SQLite's journal growing.
+        Each page is read in a transaction of its own, because SQLite's journal grows during a long transaction.
         """
         fetch = fetch or self._fetched
         query = query.order_by(*order).limit(size)
@@ -585,13 +597,13 @@ class SqlStore:
             return connection.execute(query).all()
 
     def _number(self, key: str, number: object) -> int:
-        """Return the number of a trial. Raises StoreError for a value of another type."""
+        """Return a value as the number of a trial. Raises StoreError if it is not a valid number."""
         if _is_number(number):
             return number
         raise self._damaged(trials, {"study": key, "number": number}, "it has no number")
 
     def _damaged(self, table: sa.Table, which: Mapping[str, object], problem: str) -> StoreError:
-        """Return the error for a row that cannot be read, which these values identify."""
+        """Return the error for a row that cannot be read. The values in `which` identify the row."""
         row = ", ".join(f"{name} {short(value)}" for name, value in which.items())
         tool = "sqlite3" if self._engine.dialect.name == "sqlite" else "psql"
         return StoreError(
@@ -600,12 +612,12 @@ class SqlStore:
         )
 
     def _insert_ignoring(self, table: sa.Table) -> sa.Insert:
-        """Return a statement that inserts rows into a table and skips rows that exist already."""
+        """Return a statement that inserts rows into a table, except rows that already exist."""
         found: sa.Insert = _insert(table, self._engine.dialect.name).on_conflict_do_nothing()
         return found
 
     def _create_tables(self) -> None:
-        """Create missing tables and columns. If another process creates them at the same time, try again."""
+        """Create missing tables. If another process does the same at this time, try again."""
         deadline = time.monotonic() + LOCKED_SECONDS
         while True:
             try:
@@ -635,19 +647,19 @@ class SqlStore:
         except sa.exc.IntegrityError:
             raise
         except sa.exc.DBAPIError as error:
-            # The error's detail, if there is one, says more than the driver's message.
+            # If the error has a detail, it is used instead of the driver's message, because it says more.
             cause = one_line(mask_in("; ".join(error.detail) or str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
 def _last_part(module: str) -> str:
-    """Return the last part of a module's name, with which generated names of its studies begin."""
+    """Return the last part of a module's name. Generated names of its studies begin with it."""
     return module.rpartition(".")[2]
 
 
 def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
-    """Return the row in `warm_starts` of a trial of an earlier study from which a study learns."""
+    """Return the row in `warm_starts` for a trial from which a study learns."""
     named = {"losses": trial.outcome.losses or None, "constraints": trial.outcome.constraints or None}
     facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.outcome.loss}
     return {"study": key, "place": place, **facts, **named}
@@ -661,9 +673,9 @@ def _parts(numbers: Collection[int]) -> Iterator[Sequence[int]]:
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number from 0 up to which one can be added.
+    """Return whether a value is an integer from 0 to 2**63 - 2, so that adding 1 gives a valid integer.
 
-    SQLite stores values of any type in a numeric column.
+    This is checked, because SQLite may have values of any type in a numeric column.
     """
     return isinstance(value, int) and 0 <= value < 2**63 - 1
 
@@ -673,18 +685,18 @@ def _is_amount(value: object) -> TypeGuard[float]:
 
 
 def _is_held(row: Any, now: float) -> bool:
-    """Return whether a study's row names a scheduler that may still be running the study."""
+    """Return whether the row of a study names a scheduler that may still run the study."""
     is_lock = isinstance(row.holder, str) and isinstance(row.lock_expires, (int, float, type(None)))
     return is_lock and bool(row.holder) and is_held(row.holder, row.lock_expires or 0.0, now)
 
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:
-    """Set columns of a study if its fencing number is still `fence`. Return whether it was."""
+    """Set columns of a study if its fencing number is `fence`. Return whether this was the case."""
     return connection.execute(_FENCED, {"_key": key, "_fence": fence, **values}).rowcount > 0
 
 
 def _deleted(connection: sa.Connection, key: str, written: Sequence[Trial]) -> list[Trial]:
-    """Return those of the `written` trials that have no row in the table."""
+    """Return the trials of `written` that have no row in the table."""
     found: set[int] = set()
     for start in range(0, len(written), PAGE):
         numbers = [trial.number for trial in written[start : start + PAGE]]
@@ -694,10 +706,10 @@ def _deleted(connection: sa.Connection, key: str, written: Sequence[Trial]) -> l
 
 
 def _insert(table: sa.Table, dialect: str) -> Any:
-    """Return a statement that inserts rows, for which a dialect has rules for rows that exist already."""
+    """Return a statement of this dialect that inserts rows, with methods for the case that rows already exist."""
     if dialect == "sqlite":
         return sqlite.insert(table)
-    # Imported late: it takes a quarter of the time of SQLAlchemy, and most stores are SQLite files.
+    # Imported only here, because it takes a quarter of SQLAlchemy's import time, and most stores are SQLite files.
     from sqlalchemy.dialects import postgresql
 
     return postgresql.insert(table)
@@ -705,7 +717,9 @@ def _insert(table: sa.Table, dialect: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _upsert(table: sa.Table, dialect: str) -> sa.Insert:
-    """Return a statement that inserts rows, or sets those columns of existing rows that the new rows know."""
+    """Return a statement that inserts rows. If a row already exists, the columns that are not null in the new row are
+    set.
+    """
     keys, insert = [*table.primary_key], _insert(table, dialect)
     new = {c.name: sa.func.coalesce(insert.excluded[c.name], c) for c in table.columns if not c.primary_key}
     statement: sa.Insert = insert.on_conflict_do_update(index_elements=keys, set_=new)
@@ -718,16 +732,17 @@ def _execute_many(
     rows: list[dict[str, object]],
     of_json: Sequence[str] = JSON,
 ) -> int:
-    """Execute a statement with each of `rows`, whose values of the columns `of_json` are encoded.
+    """Execute a statement with each of `rows`. Return the number of changed rows.
 
-    Returns the number of changed rows. The driver is called directly, which takes half of SQLAlchemy's time.
+    Values of the columns `of_json` are encoded. The driver is called directly, which takes half of the time that
+    SQLAlchemy takes.
     """
     text, names = _compiled(connection.dialect, statement, tuple(rows[0]))
     for row in rows if of_json else ():
         row.update({name: json.dumps(row[name]) for name in of_json if row.get(name) is not None})
     values = [itemgetter(*names)(row) for row in rows] if names else rows
     found = 0
-    # Rows are sent in several calls, each of which has its own time limit.
+    # Rows are sent in several calls, because each call has its own time limit.
     for start in range(0, len(values), PAGE):
         found += connection.exec_driver_sql(text, values[start : start + PAGE]).rowcount
     return found
@@ -737,7 +752,7 @@ def _execute_many(
 def _compiled(dialect: sa.Dialect, statement: sa.Insert | sa.Update, columns: tuple[str, ...]) -> tuple[str, list[str]]:
     """Return the SQL of a statement, and the names of its parameters in order.
 
-    The names are [] for a driver that takes parameters by name.
+    The list is empty if the driver takes parameters by name.
     """
     compiled = statement.compile(dialect=dialect, column_keys=columns)
     return str(compiled), compiled.positiontup or []

@@ -1,4 +1,4 @@
-"""Pareto fronts of trials with several losses: which trials are on one, their order, and the hypervolume over time.
+"""Pareto fronts of trials with several losses: the trials on a front, their order, and the hypervolume over time.
 
 Losses are minimised, except in a `Coverage`. A point dominates another one if no loss is worse and at least one loss is
 better. Sources: [D] Deb, Pratap, Agarwal, Meyarivan, "A Fast and Elitist Multiobjective Genetic Algorithm: NSGA-II",
@@ -24,16 +24,16 @@ from shadho_celery.errors import UsageError
 
 Array = NDArray[np.float64]
 
-#: fraction of the range of a loss by which the reference point lies beyond the worst value
+#: the reference point is worse than the worst value of a loss by this fraction of the loss's range
 MARGIN = 0.1
 #: greatest number of losses for an exact hypervolume, because its time grows exponentially with the number of losses
 MOST_EXACT = 3
 #: number of Sobol points that estimate the hypervolume of more than MOST_EXACT losses; a power of two
 SAMPLES = 4096
-#: points of a front up to which the hypervolume of three losses orders them; more are ordered by crowding, which takes
-#: less time
+#: a front of three losses with at most this number of points is ordered by hypervolume; a larger one by crowding, which
+#: takes less time
 MOST_COVERED = 100
-#: maximum number of entries in a history; if the front changed more often, some changes are left out
+#: maximum number of entries in the history of a hypervolume; if the front changed more often, changes are left out
 MOST_CHANGES = 100
 #: number of trials that are compared with the front at once
 BLOCK = 2000
@@ -42,7 +42,9 @@ _GREATEST = float(np.finfo(np.float64).max)
 
 
 class Front:
-    """Pareto front: the losses of trials that no other trial dominates. Of equal losses, only the first are kept."""
+    """Pareto front: the losses of trials that no other trial dominates. Of trials with equal losses, only the first is
+    kept.
+    """
 
     def __init__(self) -> None:
         #: losses by trial number
@@ -72,9 +74,9 @@ class Front:
 
 
 def reference_point(losses: Array) -> Array:
-    """Return a point worse than the worst value of each loss by MARGIN of the loss's range, shape (losses,).
+    """Return a point that is worse than the worst value of each loss by MARGIN of the loss's range, shape (losses,).
 
-    It is finite.
+    All of its values are finite.
     """
     scale = sizes(losses)
     low, worst = np.ldexp([losses.min(axis=0), losses.max(axis=0)], -scale)
@@ -83,19 +85,19 @@ def reference_point(losses: Array) -> Array:
 
 
 def hypervolume(points: Array, reference: Array) -> float:
-    """Return the volume between the points, shape (n, losses), and the reference point, shape (losses,).
+    """Return the volume that the points dominate within the reference point. Shapes (n, losses) and (losses,).
 
-    It is exact up to MOST_EXACT losses; for more losses it is estimated.
+    It is exact for at most MOST_EXACT losses, and estimated for more.
     """
     return hypervolumes(points, reference, [len(points)])[0]
 
 
 def hypervolumes(points: Array, reference: Array, counts: Sequence[int]) -> list[float]:
-    """Return the hypervolume of the first `count` points for each count of `counts`, which increase.
+    """Return the hypervolume of the first n points, for each n in the increasing `counts`.
 
     A hypervolume that is too large for a float is the greatest float.
     """
-    # Differences of the greatest floats, and products of large ones, overflow.
+    # Losses are scaled, because differences and products of very large floats overflow.
     scale = sizes(np.vstack([points, reference]))
     found = _scaled(np.ldexp(points, -scale), np.ldexp(reference, -scale), counts)
     with np.errstate(over="ignore"):
@@ -127,7 +129,7 @@ def _swept_space(points: Array, reference: Array) -> float:
     Between two points, the volume is the area under the front of the first two losses times the difference in the last.
     """
     end_x, end_y, end_z = map(float, reference)
-    # The front of two losses from left to right, between two ends that no point reaches.
+    # The front of the first two losses, sorted by the first one, between two points that are never dominated.
     xs, ys = [-np.inf, end_x], [end_y, -np.inf]
     volume, area, before = 0.0, 0.0, end_z
     for x, y, z in sorted(points.tolist(), key=lambda point: point[2]):
@@ -146,7 +148,7 @@ def _swept_space(points: Array, reference: Array) -> float:
 
 
 def _estimated(points: Array, reference: Array, counts: Sequence[int]) -> list[float]:
-    """Estimate hypervolumes: the share of fixed quasi-random points that is dominated, times the volume of their box.
+    """Estimate hypervolumes as the dominated share of fixed quasi-random points in a box, times the volume of the box.
 
     The box lies between the best value of each loss and the reference point.
     """
@@ -186,9 +188,9 @@ def first_front(points: Array) -> NDArray[np.bool_]:
 
 
 def sizes(losses: Array) -> NDArray[np.intc]:
-    """Return the exponent of the power of two above each loss's greatest absolute value, shape (losses,).
+    """Return for each loss the exponent of the power of two above its greatest absolute value, shape (losses,).
 
-    Scaling by a power of two does not round.
+    Losses are scaled by powers of two, because this causes no rounding errors.
     """
     return np.asarray(np.frexp(np.abs(losses).max(axis=0))[1])
 
@@ -200,8 +202,9 @@ def _is_as_good(one: Sequence[float], other: Sequence[float]) -> bool:
 def order_of(losses: Array, violations: Array, most: int) -> NDArray[np.intp]:
     """Return the indexes of the best trials, `most` at most, the best first.
 
-    Feasible trials come first, by fronts, and within a front as in `spread` ([D], section III; [B]). The other trials
-    follow, sorted by violation. `losses` has shape (n, losses), `violations` (n,): 0 for a feasible trial.
+    Feasible trials come first: those of the first front in the order of `spread`, then those of the front without the
+    first one, and so on ([D], section III; [B]). Infeasible trials follow, sorted by violation. `losses` has shape (n,
+    losses), `violations` (n,): 0 for a feasible trial.
     """
     feasible = np.flatnonzero(violations <= 0)
     found: list[int] = []
@@ -225,11 +228,11 @@ def contributions(points: Array, reference: Array) -> Array:
 
 
 def spread(points: Array) -> NDArray[np.intp]:
-    """Return the indexes of a front's points in an order in which the first points already cover the front well.
+    """Return the indexes of a front's points, ordered so that the first points already cover the front well.
 
-    For two losses, the point that alone covers the least volume is put last, and this is repeated with the remaining
-    points ([B], section 3.1). To save time, for three losses the volume that each point covers alone is computed only
-    once, and for more losses crowding is used ([D]).
+    For two losses, the point that covers the least volume alone is put last, and this is repeated with the remaining
+    points ([B], section 3.1). To save time, the volumes of three losses are computed only once, and more losses are
+    ordered by crowding ([D]).
     """
     points = np.ldexp(points, -sizes(points))
     low, high = points.min(axis=0), points.max(axis=0)
@@ -246,7 +249,10 @@ def spread(points: Array) -> NDArray[np.intp]:
 
 
 def crowding(points: Array) -> Array:
-    """Return the sum over losses of the distance between a point's neighbours, infinite at the ends ([D], III B)."""
+    """Return the crowding distance of each point: the sum over losses of the distance between its two neighbours.
+
+    It is infinite at the ends ([D], III B).
+    """
     found = np.zeros(len(points))
     for column in points.T:
         order = np.argsort(column, kind="stable")
@@ -257,7 +263,9 @@ def crowding(points: Array) -> Array:
 
 
 def _covered_alone(points: Array) -> Array:
-    """Return `contributions` to a front of two losses, scaled to [0, 1]. Each point has only two neighbours."""
+    """Return the `contributions` of a front of two losses scaled to [0, 1]. They depend only on a point's two
+    neighbours.
+    """
     order, corner = np.argsort(points[:, 0], kind="stable"), _corner(points)
     right = np.append(points[order[1:], 0], corner[0])
     above = np.concatenate([corner[1:], points[order[:-1], 1]])
@@ -272,11 +280,11 @@ def _corner(points: Array) -> Array:
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
-    """Hypervolume of a front over time, with one reference point. With more than three losses it is an estimate."""
+    """Hypervolume of a front over time. For more than three losses it is an estimate."""
 
-    #: reference point: a loss for each name, in the objective's own direction
+    #: reference point: by name of the loss, a value as the objective returns it, even if the loss is maximised
     reference: Mapping[str, float]
-    #: pairs of a number of ended trials and the hypervolume of the front after so many trials; the last pair is current
+    #: pairs of a number of ended trials, and the hypervolume of the front after this number; the last pair is current
     history: Sequence[tuple[int, float]]
 
     @property
@@ -291,11 +299,12 @@ def coverage(
     objectives: Mapping[str, str],
     reference: Mapping[str, float] | None = None,
 ) -> Coverage | None:
-    """Return the hypervolume of the front over time. Return None for a study of one loss, or without a feasible trial.
+    """Return the hypervolume of the front over time. Return None for a study with one loss, or without a feasible
+    trial.
 
-    `losses` are the minimised ones of feasible trials, shape (trials, losses), and `ended` has the number of trials
-    that had ended when each of them had. By default, the `reference` point is worse than the worst value of each loss
-    so far, by a tenth of the loss's range. Raises UsageError unless it has a finite number for each loss.
+    `losses` are those of feasible trials, negated if maximised, shape (trials, losses). `ended` has for each of these
+    trials the number of all trials that had ended with it or before. The default `reference` is `reference_point`.
+    Raises UsageError unless `reference` has a finite number for each loss.
     """
     minimised = None if reference is None else turned(_checked(reference, objectives), objectives)
     if len(objectives) < 2 or not len(ended):
@@ -303,7 +312,7 @@ def coverage(
     point = reference_point(losses) if minimised is None else np.array([minimised[name] for name in objectives])
     changes = _changes(losses)
     looked_at = sorted({round(place) for place in np.linspace(0, len(changes) - 1, min(MOST_CHANGES, len(changes)))})
-    # The volume of a point stays covered when a better one replaces it on the front.
+    # A point that has left the front need not be removed, because the points that replaced it cover its volume.
     volumes = hypervolumes(losses[changes], point, [place + 1 for place in looked_at])
     history = [(int(ended[changes[place]]), volume) for place, volume in zip(looked_at, volumes, strict=True)]
     own = turned(dict(zip(objectives, point.tolist(), strict=True)), objectives)
@@ -315,7 +324,7 @@ def _changes(losses: Array) -> list[int]:
     front, found = Front(), []
     for start in range(0, len(losses), BLOCK):
         block = losses[start : start + BLOCK]
-        # Most trials are far from the front: they are left out together.
+        # Most trials are dominated by the front so far. They are left out together, which is faster.
         is_behind = np.zeros(len(block), bool)
         for point in front.points if len(front) else []:
             is_behind |= (point <= block).all(axis=1)

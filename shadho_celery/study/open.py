@@ -1,4 +1,4 @@
-"""Start a new study in a store, or resume one, and lock it."""
+"""Start of a new study in a store, or of the next run of an earlier study; both lock the study."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn, holder_na
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
 
-#: maximum bytes of a study's name, so that it fits a line of a table
+#: maximum number of bytes of a study's name, so that it fits into a line of a table
 MAX_NAME = 200
 
-#: number of characters of the study's key in a generated name
+#: least number of characters of the study's key in a generated name
 SHORT = 4
 
 
@@ -54,12 +54,12 @@ def open_study(
     clock: Clock | None = None,
     warm_start: Sequence[Trial] = (),
 ) -> StudyState:
-    """Start a new study, or resume one, and lock it.
+    """Start a new study, or resume an earlier one. Lock the study and return its state.
 
-    `space` is `Space.describe()`, and `tree` is the space's machine-readable form, which is recorded. `given` makes the
-    record of a trial's values from its params. `name` and `resume` are as in `earlier_study`. `key` is that of a new
-    study, from `new_key`; by default one is drawn. `settings` (JSON values) are added to those of earlier runs in the
-    study's record. `in_force` are all settings of this run, which are recorded too.
+    `space` is `Space.describe()`, and `tree` is the machine-readable form of the space, which is recorded. `given`
+    makes the record of a trial's values from its params. `name` and `resume` are as in `earlier_study`. `key` is the
+    key of a new study, from `new_key`; by default a new one is made. `settings` (JSON values) are added to the settings
+    of earlier runs in the study's record. `in_force` are all settings of this run, which are also recorded.
 
     The trials of a `warm_start` are recorded with a new study, and its samplers learn from them in every run.
 
@@ -102,7 +102,8 @@ def _resumed(
     if record != before:
         store.keep_settings(record.key, fence, record.settings, record.in_force)
     trials, taught = _earlier_trials(store, record.key, fence, clock), store.warm_start(record.key)
-    # The row of the last trial may have been deleted. Its attempts, reports and checkpoints are another trial's.
+    # If the row of the last trial was deleted, its number is not used again, because attempts, reports and checkpoints
+    # may exist under this number.
     first = store.last_attempted(record.key) + 1
     study = StudyState(store, record, fence, trials, clock, first_number=first, warm_start=taught, given=given)
     study.recorder.spent.update(store.spent(record.key))
@@ -122,10 +123,11 @@ def earlier_study(
     settings: Mapping[str, Any] | None = None,
     tree: Mapping[str, Any] | None = None,
 ) -> StudyRecord | None:
-    """Return the record of the study that is resumed, or None if a study begins.
+    """Return the record of the study to resume, or None if a new study is to be started.
 
-    With `resume`, the study called `name` is resumed, or without a name the module's latest; with "if-exists" it is
-    begun if there is none of exactly this name. The other arguments are those of `open_study`.
+    If `resume` is True, this is the study called `name`, or the latest study of the module if `name` is None. If
+    `resume` is "if-exists" and there is no study with exactly this name, None is returned. The other arguments are as
+    in `open_study`.
 
     Raises StudyNotFound, SpaceChanged, StudyError (another version), UsageError or StoreError.
     """
@@ -140,11 +142,11 @@ def earlier_study(
             raise
         return None
     if resume is not True and name and record.name != name:
-        # The beginning of a name is not enough, because the new study may have that name.
+        # `find` also accepts the beginning of a name. That is not enough here, because the new study may get this name.
         return None
     check_continues(record.name, is_simulated=record.is_simulated)
     if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
-        # The spaces cannot be compared.
+        # Spaces recorded by different versions cannot be compared.
         raise StudyError(
             f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
             "resume), or resume it with the version that began it"
@@ -169,7 +171,7 @@ def earlier_study(
 
 
 def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord) -> None:
-    """Raise UsageError if a study gets a new limit on trials, and more trials have ended."""
+    """Raise UsageError if a study gets a new limit on trials that is below the number of its ended trials."""
     limit = now.in_force.get("trials")
     if limit is None or limit == before.in_force.get("trials"):
         return
@@ -182,7 +184,7 @@ def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord)
 
 
 def _earlier_trials(store: SqlStore, key: str, fence: int, clock: Clock) -> Iterator[Trial | Summary]:
-    """Yield the trials of earlier runs, renewing the lock meanwhile."""
+    """Yield the trials of earlier runs. The lock is renewed in between."""
     renewed_at = clock.now()
     for trial in store.earlier(key):
         if trial.number % 1000 == 0 and clock.now() - renewed_at >= RENEW_SECONDS:
@@ -204,14 +206,17 @@ def _new_record(
 
 
 def _short_name(module: str, key: str, length: int) -> str:
-    """Return a name that is easy to type: the last part of the study file's name, and some characters of the key."""
+    """Return a name that is easy to type: the last part of the study's name, and the first characters of the key."""
     last = re.sub(r"^.*/|\.(toml|pickle)$", "", module).rpartition(".")[2]
     last = last.encode()[: MAX_NAME - 1 - len(key)].decode(errors="ignore")
     return f"{last or 'study'}-{key[:length]}"
 
 
 def _create(store: SqlStore, record: StudyRecord, *, is_named: bool, warm_start: Sequence[Trial]) -> StudyRecord:
-    """Record a new study. A generated name is made longer until no other study in the store has it."""
+    """Add a new study to the store, and return its record.
+
+    A generated name is made longer until no other study in the store has it.
+    """
     for length in range(SHORT, len(record.key) + 1):
         try:
             store.create(record, warm_start)
@@ -234,15 +239,15 @@ def _check_name(name: str) -> None:
 
 
 def check_continues(name: str, *, is_simulated: bool) -> None:
-    """Raise UsageError for a simulated study, which has no trials that can continue."""
+    """Raise UsageError for a simulated study, because it cannot be resumed."""
     if is_simulated:
         raise UsageError(f"study {name} was simulated, and cannot continue; simulate it for longer instead")
 
 
 def _successor(record: StudyRecord, store: str) -> str:
-    """Return what a user writes to begin a study with the same settings that learns from the trials of `record`."""
+    """Return the command or call that begins a study with the settings of `record`, and learns from its trials."""
     if not record.module:
-        # It was begun by a program.
+        # The study was begun by a Python program.
         return f"minimize(..., store={store!r}, warm_start={record.name!r})"
     where = [] if store == DEFAULT_STORE else ["--store", store]
     command = ["shadho-celery", "run", record.module, *where, *as_options(record.settings), "--warm-start", record.name]

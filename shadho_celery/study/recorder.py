@@ -1,9 +1,9 @@
-"""What a run of a study records about its attempts, workers and machines, until the store has it.
+"""Records of a run's attempts, workers and machines, which are kept here until they are written to the store.
 
-Three sums are kept here. The predicted seconds of the queued attempts are the backlogs of the classes, which are part
-of the record of the next placement. The money that the attempts have cost is compared with the limit of the study. The
-preemptions and the hours of the workers are charged to trials without checkpoints. No other decision depends on these
-records.
+Three sums are also computed here. The backlog of a class is the sum of the predicted seconds of its queued attempts; it
+is recorded with each placement. The money that attempts have cost is compared with the limit of the study. From the
+preemptions and the hours of workers, the cost model computes the rates of preemption. No other decision depends on
+these records.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from shadho_celery.core.records import AttemptRecord, End, Leaving, MachineRecor
 from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
 from shadho_celery.core.units import cost_of
 
-#: how an attempt ended whose result has ended its trial
+#: by state of the result that ended a trial: how its attempt ended
 _ENDS = {
     state: End(state.lower())
     for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED)
 }
 
-#: number of a trial, and of an attempt within it
+#: number of a trial, and number of an attempt of this trial
 _Key = tuple[int, int]
 
-#: seconds for which the record of a queued attempt is held back
+#: seconds for which the record of a queued attempt is not written
 QUEUED_SECONDS = 1.0
 
 #: minimum seconds between two records of changed numbers of slots
 RESIZE_SECONDS = 60.0
 
-#: minimum seconds of a mean number of slots that ran trials of other studies, and its minimum part of the session so
-#: far. The number of these means grows with the logarithm of the session's length
+#: the number of slots that run trials of other studies is averaged over at least this number of seconds, and over at
+#: least this fraction of the session so far. So the number of averages grows with the logarithm of the session's length
 OTHERS_SECONDS, OTHERS_PART = 2.0, 1 / 64
 
 
@@ -43,36 +43,37 @@ class Recorder:
     """Records of attempts, sessions and machines that have changed since the last `clear`."""
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
-        """`classes` are those of the study's record."""
+        """`classes` are the class names in the study's record."""
         #: names of the classes in the order of `AttemptRecord.placed`; the place of a class never changes
         self._classes = [*classes]
         self._written_classes = len(self._classes)
-        #: facts that have become known of attempts
+        #: records of attempts with facts that are not in the store yet
         self._attempts: dict[_Key, AttemptRecord] = {}
-        #: those of them that `attempted` has returned, and True once no attempt is held back
+        #: the records that `attempted` returned last; and True once `attempted` returns all records
         self._due: dict[_Key, AttemptRecord] = {}
         self._is_closed = False
-        #: by queued attempt: its class and its predicted seconds; and their sum by class
+        #: by queued attempt: its class and its predicted seconds; and the sum of these seconds by class
         self._queued: dict[_Key, tuple[str, float]] = {}
         self._backlogs: defaultdict[str, float] = defaultdict(float)
-        #: present workers by name, with their sessions; and the machines seen so far by host
+        #: by name of a present worker: its session; and by host: the machines seen so far
         self._sessions: dict[str, SessionRecord] = {}
         self._machines: dict[str, MachineRecord] = {}
-        #: price of each slot by worker, also of workers that have left
+        #: by worker, also of workers that have left: price of a slot an hour
         self._prices: dict[str, float | None] = {}
-        #: price of each slot of a class whose workers announce none
+        #: by class: price of a slot an hour for workers that announce no price
         self.class_prices: Mapping[str, float | None] = {}
-        #: by claimed attempt with a price: the price, the time of its claim, and its slot
+        #: by claimed attempt with a price: the price of its slots an hour, the time of its claim, and its slot
         self._priced: dict[_Key, tuple[float, float, object]] = {}
-        #: by slot: the time of its last claim of which a priced attempt has ended, and the last such end
+        #: by slot: the time of a claim, and the last end of an attempt of this claim. A slot may claim several attempts
+        #: at once
         self._freed: dict[object, tuple[float, float]] = {}
-        #: money that ended attempts have cost, also those of earlier runs, by class
+        #: by class: money that ended attempts have cost, those of earlier runs included
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._seen: list[SessionRecord | MachineRecord] = []
-        #: by present worker with slots of other studies: begin of the mean, slot seconds since then until the last
-        #: `follow`, its time, and the slots at this time
+        #: by present worker with slots of other studies: start of the current mean; slot seconds from then to the last
+        #: `follow`; time of the last `follow`; and the number of these slots at that time
         self._others: dict[str, tuple[float, float, float, int]] = {}
-        #: time of the last `follow` that compared the numbers of slots
+        #: time of the last `follow` that compared numbers of slots with those of the sessions
         self._followed_at = -math.inf
         #: by class: number of workers that were preempted or have vanished, and hours of all workers that have left
         self._left: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
@@ -80,10 +81,10 @@ class Recorder:
     # What is to be written
 
     def attempted(self, now: float) -> Sequence[AttemptRecord]:
-        """Return one record for each attempt that has changed, with the facts that have become known.
+        """Return one record for each changed attempt, with the new facts.
 
-        An attempt that was queued in the last QUEUED_SECONDS is held back: most are claimed in that time, and are then
-        written only once.
+        An attempt that was queued in the last QUEUED_SECONDS is left out. Most attempts are claimed within this time,
+        and are then written only once.
         """
         self._due = {key: each for key, each in self._attempts.items() if self._is_due(each, now)}
         return [*self._due.values()]
@@ -95,21 +96,21 @@ class Recorder:
 
     @property
     def is_urgent(self) -> bool:
-        """True if there is something to write at once, although no trial has changed."""
+        """True if these records must be written now, even if no trial has changed."""
         return bool(self._seen) or (self._is_closed and bool(self._attempts))
 
     @property
     def seen(self) -> Sequence[SessionRecord | MachineRecord]:
-        """Machines that are new, and sessions that have begun or ended."""
+        """New machines, and sessions that have begun, changed or ended."""
         return self._seen
 
     @property
     def classes(self) -> Sequence[str] | None:
-        """Names of all classes in the order of `AttemptRecord.placed`, or None if none is new."""
+        """Names of all classes in the order of `AttemptRecord.placed`; None if there is no new class."""
         return self._classes if len(self._classes) > self._written_classes else None
 
     def clear(self) -> None:
-        """Forget what was written: the records that were last returned."""
+        """Forget the records that were returned last, because they were written."""
         for key in self._due:
             del self._attempts[key]
         self._seen = []
@@ -123,7 +124,7 @@ class Recorder:
         record.compute_class, record.queued_at, record.copy = attempt.compute_class, at, is_copy
 
     def place(self, attempt: Attempt, found: Mapping[str, Placed]) -> None:
-        """Record what was known of the live classes when an attempt was placed, and add it to its class's backlog."""
+        """Record what placement knew about the live classes, and add the attempt to the backlog of its class."""
         if not self._classes or not found.keys() <= {*self._classes}:
             self._classes = [*dict.fromkeys([*self._classes, *found])]
         self._record(attempt).placed = pack(found, self._classes)
@@ -133,7 +134,7 @@ class Recorder:
             self._backlogs[name] += seconds
 
     def backlog(self, compute_class: str) -> float:
-        """Return the predicted seconds of the attempts that wait in a class's queue. Unknown seconds count as 0."""
+        """Return the sum of the predicted seconds of the attempts in a class's queue. Unknown seconds count as 0."""
         return max(0.0, self._backlogs[compute_class])
 
     def start(self, attempt: Attempt, event: Started) -> None:
@@ -151,16 +152,19 @@ class Recorder:
             self.charge(record)
 
     def charge(self, record: AttemptRecord) -> None:
-        """Count what a claimed attempt costs from its claim on. It may be one of an earlier run, which still runs."""
+        """Count the money that a claimed attempt costs from its claim on.
+
+        The attempt may have been sent by an earlier run.
+        """
         if record.price is not None and record.started_at is not None and record.end is None:
             key = record.number, record.attempt
             slot = key if record.slot is None else (record.worker, record.slot)
             self._priced[key] = record.price, record.started_at, slot
 
     def end(self, attempt: Attempt, event: Lost | Result, now: float, *, is_pruned: bool) -> None:
-        """Record that an attempt was ended by an event, which may be that of another attempt of its trial.
+        """Record that an event has ended an attempt. The event may be the result of another attempt of the trial.
 
-        `is_pruned`: the trial was stopped because of its reports.
+        `is_pruned` is True if the trial was stopped because of its reports.
         """
         self._unqueue(attempt)
         record = self._record(attempt)
@@ -183,12 +187,14 @@ class Recorder:
             self.spent[str(record.compute_class)] += cost_of(price, began, record.ended_at)
 
     def spending(self, now: float) -> float:
-        """Return the money that the attempts so far have cost, also those of earlier runs and those that run `now`."""
+        """Return the money that attempts have cost until `now`, running attempts and earlier runs included."""
         running = {slot: (price, self._begun(claimed, slot)) for price, claimed, slot in self._priced.values()}
         return sum(self.spent.values()) + sum(cost_of(price, began, now) for price, began in running.values())
 
     def _begun(self, claimed: float, slot: object) -> float:
-        """Return when an attempt began, of which the slot may have claimed several at once to run them in turn."""
+        """Return when an attempt really began. A slot may claim several attempts at once, and runs them one after the
+        other.
+        """
         last, freed = self._freed.get(slot, (claimed, claimed))
         return freed if last == claimed else claimed
 
@@ -197,7 +203,7 @@ class Recorder:
             name, seconds = waited
             self._backlogs[name] -= seconds
             if not self._queued:
-                # Rounding errors do not add up.
+                # Without queued attempts the sums are reset, so that rounding errors do not accumulate.
                 self._backlogs.clear()
 
     def _record(self, attempt: Attempt) -> AttemptRecord:
@@ -214,9 +220,9 @@ class Recorder:
         return self._sessions.values()
 
     def prices(self) -> dict[str, float | None]:
-        """Return the mean price of a slot of each class's present workers; None for a class without a price.
+        """Return by class the mean price of a slot of its present workers; None if none of them has a price.
 
-        A worker without a price costs nothing, as its attempts do.
+        A worker without a price counts as free of charge.
         """
         slots: defaultdict[str, int] = defaultdict(int)
         prices: dict[str, float | None] = {}
@@ -236,7 +242,7 @@ class Recorder:
         return found
 
     def recall(self, sessions: Iterable[SessionRecord]) -> None:
-        """Count the sessions of earlier runs."""
+        """Add ended sessions to the numbers of preemptions and hours."""
         for each in sessions:
             if each.until is not None:
                 preempted, hours = self._left[each.compute_class]
@@ -252,7 +258,8 @@ class Recorder:
     ) -> None:
         """Record which workers can run trials now. Call this again at every change.
 
-        `present` returns the facts of a worker in `names`, and `leaving` why a worker is no longer among them.
+        `names` are the workers that can run trials. `present` returns the facts of such a worker. `leaving` returns why
+        a worker is no longer in `names`.
         """
         if names == self._sessions.keys():
             return
@@ -276,10 +283,10 @@ class Recorder:
                 self._begin(SessionRecord(worker=name, since=at, price=price, **where))
 
     def follow(self, at: float, present: Callable[[str], Present], others: Mapping[str, int]) -> None:
-        """Record which workers have another number of slots now: their sessions end, and others begin.
+        """Record changed numbers of slots of workers: their sessions end, and new sessions begin.
 
-        Trials that share a GPU change the number often, so this compares the numbers once in RESIZE_SECONDS. `others`
-        has by worker the slots that run trials of other studies, of which means are recorded.
+        If trials share a GPU, the number of slots changes often, so it is compared only once in RESIZE_SECONDS.
+        `others` has by worker the number of slots that run trials of other studies, of which averages are recorded.
         """
         for name in others.keys() | self._others.keys():
             if name in self._sessions:
@@ -293,7 +300,9 @@ class Recorder:
                 self._begin(replace(session, since=at, slots=slots, others=()))
 
     def _share(self, name: str, at: float, slots: int, *, is_over: bool = False) -> None:
-        """Record the mean number of slots of other studies if it has changed for long enough, or `is_over`."""
+        """Record the mean number of slots of other studies if it has changed for long enough, or if the session
+        `is_over`.
+        """
         session = self._sessions[name]
         since, used, before, running = self._others.get(name, (at, 0.0, at, 0))
         used += running * max(0.0, at - before)
@@ -306,7 +315,7 @@ class Recorder:
         self._others[name] = (at, 0.0, at, slots) if mean == known else (since, used, at, slots)
 
     def close(self, at: float) -> None:
-        """Record the end of all sessions, because the run ends, and hold no attempt back any more."""
+        """Record the end of all sessions, because the run ends. From now on, `attempted` returns all records."""
         self._is_closed = True
         for name in [*self._sessions]:
             self._leave(name, at, Leaving.ENDED)
@@ -320,7 +329,7 @@ class Recorder:
             self._share(name, at, 0, is_over=True)
         session = self._sessions.pop(name)
         self._others.pop(name, None)
-        # A clock may have been set back meanwhile.
+        # If the clock was set back, the session ends at its start.
         self._seen.append(left := replace(session, until=max(at, session.since), reason=reason))
         self.recall([left])
 

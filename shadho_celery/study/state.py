@@ -1,4 +1,4 @@
-"""The state of one search, kept in step with its store, and the limits that end it.
+"""The state of one search (`StudyState`), which is written to a store, and the limits that end it (`Limits`).
 
 A study accepts events in any order and any number of times. A trial gets at most one result. `commit` writes all
 changes since the last commit in one transaction.
@@ -48,15 +48,15 @@ from shadho_celery.store.base import Store, StudyRecord, Turn
 from shadho_celery.study.recorder import Recorder
 from shadho_celery.study.table import BLOCK, StudyTrials, collector_paused
 
-#: number of claimed attempts of one trial that may be lost before it is FAILED
+#: number of lost claimed attempts after which a trial is FAILED
 MAX_LOST = 3
-#: number of attempts of one trial whose machines may vanish before such losses count too
+#: up to this number, a trial's attempts that were lost because their machines vanished do not count as lost
 MAX_VANISHED = 3
 
-#: number of attempts in a row that ended with vanished machines, after which no machine is started for a trial
+#: if this number of a trial's latest attempts ended because their machines vanished, no machine is started for it
 VANISHING = 2
 
-#: maximum number of trial numbers in a message
+#: maximum number of trials that a message names
 SHOWN = 10
 
 #: maximum number of lost attempts that are kept for display
@@ -65,14 +65,14 @@ MAX_LOSSES = 1000
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
 
-#: seconds between tries to reach an unavailable store, the first and the longest; each pause is twice the last
+#: first and longest pause in seconds between attempts to reach an unavailable store; each pause is twice the last one
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 _S = TrialState
 
 #: outcome of a pruned trial whose attempts were lost; its loss is filled in from its last report
 _STOPPED = Outcome(state=_S.PRUNED)
-#: outcome of a cancelled trial that no worker has ended
+#: outcome of a trial that was cancelled while no worker ran it
 _UNWANTED = Outcome(state=_S.CANCELLED)
 _UNCHANGED = Transition()
 _T = TypeVar("_T")
@@ -81,23 +81,23 @@ _number = attrgetter("number")
 
 @dataclass
 class _Course:
-    """What has happened to an unfinished trial, besides its record."""
+    """Facts about an unfinished trial that are not in its record."""
 
-    #: True if it was in flight when somebody has cancelled it
+    #: True if it was cancelled while it was in flight
     is_cancelled: bool = False
-    #: True if one of its attempts has failed while another was live
+    #: True if one of its attempts has failed while another one was live
     is_suspect: bool = False
-    #: how many of its latest attempts in a row ended with vanished machines, and when the last one of them was lost
+    #: number of its latest attempts in a row whose machines vanished, and the time at which the last of them was lost
     vanished: int = 0
     vanished_at: float = -math.inf
-    #: how often a worker has given it back while it ran
+    #: number of times that a worker has given it back while it ran
     given_back: int = 0
     #: its report with the greatest step
     report: Report | None = None
 
 
 class StudyState(StudyTrials):
-    """One search: its trials, their live attempts, and their counts. Created by `open_study`."""
+    """State of one search: its trials, their live attempts, and numbers of both. Created by `open_study`."""
 
     def __init__(
         self,
@@ -111,9 +111,10 @@ class StudyState(StudyTrials):
         warm_start: Sequence[Trial] = (),
         given: Callable[[Params], str | None] | None = None,
     ) -> None:
-        """`trials` are those of earlier runs, by number. New trials get the next numbers, at least `first_number`.
+        """`trials` are the trials of earlier runs, sorted by number. New trials get the next numbers, at least
+        `first_number`.
 
-        `given` makes the record of the values that the objective gets for these params, see `Trial.given`.
+        `given` returns the record of the values that the objective gets for params, see `Trial.given`.
         """
         super().__init__(store, record, trials, warm_start)
         self.fence = fence
@@ -121,47 +122,48 @@ class StudyState(StudyTrials):
         #: name of the study in its store
         self.name = record.name
         self.clock = clock or SystemClock()
-        #: numbers of copies sent in this run, of trials that ended by a copy, and of results that were refused because
-        #: they are for other params than those of their trial
+        #: in this run: number of copies that were sent, number of trials that a copy has ended, and number of results
+        #: that were refused because they are for other params than those of their trial
         self.copied = self.rescued = self.refused = 0
         #: records of attempts, workers and machines that `commit` must write
         self.recorder = Recorder(record.classes)
         #: what `commit` must write
         self._turn = Turn(choices=self.choices if self.choices != record.choices else None)
-        #: recorded decade of the first trials' seconds, or None
+        #: decade of the seconds of the first trials, as recorded; None if it is not recorded
         self.decade = record.decade
-        #: the only record of live attempts, which the executor uses, too
+        #: the live attempts of all trials; the executor uses this object, too
         self.live: Attempts[Sent] = Attempts()
-        #: by number of an unfinished trial
+        #: by number of an unfinished trial: facts that are not in its record
         self._courses: defaultdict[int, _Course] = defaultdict(_Course)
         self._waiting: deque[int] = deque()
-        #: claimed attempts that were lost in this run, with the reason, and whether the worker has given it back; the
-        #: reader removes them
+        #: claimed attempts that were lost in this run, each with the reason, and True if the worker has given it back.
+        #: Whoever shows them removes them
         self.losses: deque[tuple[Attempt, str, bool]] = deque(maxlen=MAX_LOSSES)
-        #: slots used by live attempts, by class; it has every class to which attempts were ever sent
+        #: by class: number of slots that live attempts use. It has every class to which attempts were ever sent
         self._taken: Counter[str] = Counter()
-        #: by class and machine: the slots that live attempts use there, or may only use there
+        #: by class and machine: number of slots of live attempts that run on the machine or must run there
         self._taken_on: defaultdict[str, Counter[str | None]] = defaultdict(Counter)
         #: by subspace and number: the unfinished trials, except promoted ones
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
-        #: numbers of the trials that `commit` must write; True for a new trial
+        #: by number of a trial that `commit` must write: True if it is new
         self._unwritten: dict[int, bool] = {}
         self._written_at = self.clock.now()
-        #: numbers of trials that another program has deleted from the store in this run, and that were written again
+        #: numbers of the trials that were written again in this run, because another program had deleted them from the
+        #: store
         self.rewritten: set[int] = set()
         #: the error if the store cannot be written at the moment, else None
         self.trouble: StoreOutage | None = None
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
-        #: number of trials that count towards the limit on trials
+        #: number of trials that ended COMPLETE, PRUNED or FAILED, which the limit on trials bounds
         self.counted = self.count(*COUNTED)
-        #: number of the next trial; it may exceed the count of trials, because rows may have been deleted
+        #: number of the next trial. It may be greater than the number of trials, because rows may have been deleted
         self._next = max(first_number, self.trials.last_number + 1)
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
         for trial in self._open.values():
             self._reopen(trial)
 
     def next_numbers(self, count: int) -> list[int]:
-        """Return the numbers of the first `count` trials that this run may end: unfinished trials, then new ones."""
+        """Return the numbers of the next `count` trials that can end: the unfinished trials, then new trials."""
         waiting = sorted(self._open)[:count]
         return [*waiting, *range(self._next, self._next + count - len(waiting))]
 
@@ -185,12 +187,14 @@ class StudyState(StudyTrials):
         return (name for _, name in merge(self.trials.drawn(), sorted(is_open)))
 
     def recalled(self) -> Iterator[Trial]:
-        """Iterate over all trials by number. Finished trials have only the facts that `FinishedTrials.recall` lists."""
+        """Iterate over all trials by number. Finished trials have only the facts that `FinishedTrials.recall` gives
+        them.
+        """
         finished = chain.from_iterable(block for block, _ in self._kept_locked(self.trials.recall(by_number=True)))
         return merge(finished, sorted(self._open.values(), key=_number), key=_number)
 
     def history(self) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
-        """Iterate over blocks of finished trials like `FinishedTrials.recall`, and renew the lock meanwhile."""
+        """Iterate over blocks of finished trials like `FinishedTrials.recall`. The lock is renewed in between."""
         return self._kept_locked(self.trials.recall())
 
     def find_open(self, number: int) -> Trial | None:
@@ -205,7 +209,7 @@ class StudyState(StudyTrials):
         return found
 
     def wider(self, slots: int) -> list[Trial]:
-        """Return the WAITING trials that take more than `slots`."""
+        """Return the WAITING trials that take more than this number of slots."""
         return [each for each in self._open.values() if each.slots > slots and each.state is _S.WAITING]
 
     @property
@@ -214,7 +218,7 @@ class StudyState(StudyTrials):
         return self.trials.best
 
     def pending(self, subspace: str | None = None) -> Collection[Trial]:
-        """Return the unfinished trials of one subspace, or of all. Promotions to a higher rung are left out."""
+        """Return the unfinished trials of one subspace, or of all subspaces. Promoted trials are left out."""
         if subspace is None:
             return [trial for pending in self._pending.values() for trial in pending.values()]
         return self._pending[subspace].values()
@@ -236,7 +240,7 @@ class StudyState(StudyTrials):
         return self._taken[compute_class]
 
     def taken_on(self, compute_class: str) -> Mapping[str | None, int]:
-        """Return by machine the slots of a class that live attempts use there, or may only use there."""
+        """Return by machine the slots of a class of live attempts that run on the machine or must run there."""
         return self._taken_on[compute_class]
 
     @property
@@ -251,19 +255,19 @@ class StudyState(StudyTrials):
 
     @property
     def attempts(self) -> list[Attempt]:
-        """Live attempts of all trials, including copies."""
+        """The live attempts of all trials, copies included."""
         return [sent.attempt for sent in self.live]
 
     @property
     def copies(self) -> int:
-        """Number of live attempts except the first live one of each trial."""
+        """Number of live copies: the live attempts except the first one of each trial."""
         return sum(len(self.live.of(number)) - 1 for number in self.live.numbers)
 
     @property
     def alone(self) -> list[Trial]:
         """Trials that may be copied: they run in one slot, have one live attempt, and are not being pruned.
 
-        Trials of which an attempt has failed, or too many were lost, are left out: the live attempt decides the result.
+        A trial is left out if one of its attempts has failed, or if one more lost attempt would make it FAILED.
         """
         running = [each for each in self.sent if each.state is _S.RUNNING and each.step is None and each.slots == 1]
         suspects = {number for number, course in self._courses.items() if course.is_suspect}
@@ -271,14 +275,14 @@ class StudyState(StudyTrials):
         return [each for each in sound if len(self.live.of(each.number)) == 1 and each.attempt < MAX_ATTEMPTS]
 
     def running_since(self, trial: Trial) -> float:
-        """Return the time on the clock at which this scheduler learned that a RUNNING trial had started."""
+        """Return the time (`Clock.now`) at which this scheduler learned that a RUNNING trial had started."""
         live = self.live.of(trial.number)
         return live[min(live)].began
 
     def is_current(self, number: int, attempt: int) -> bool:
         """Return whether an attempt is live, or is the last attempt of a trial that is waiting again.
 
-        Reports of other attempts are ignored, but a late result of such an attempt may still end the trial.
+        Reports of an attempt that is not current are ignored, but its late result may still end the trial.
         """
         trial = self._open.get(number)
         return trial is not None and (
@@ -286,12 +290,12 @@ class StudyState(StudyTrials):
         )
 
     def last_report(self, attempt: Attempt) -> Report | None:
-        """Return the report of a live attempt that arrived last, or None."""
+        """Return the latest report of a live attempt, or None."""
         sent = self.live.find(attempt.number, attempt.attempt)
         return None if sent is None else sent.report
 
     def running(self) -> Mapping[str, int]:
-        """Return for each machine the number of slots of live attempts that run there, or that may only run there."""
+        """Return by machine the number of slots of live attempts that run on the machine or must run there."""
         slots: Counter[str] = Counter()
         for attempt in self.attempts:
             if host := attempt.host or attempt.only_on:
@@ -312,7 +316,8 @@ class StudyState(StudyTrials):
         origin: int | None = None,
         sampler: str | None = None,
     ) -> Trial:
-        """Add a WAITING trial with the next number, and return it. A `budget` of None means all of the fidelity.
+        """Add a WAITING trial with the next number, and return it. A `budget` of None means that the trial is not
+        limited.
 
         `sampler` is as in `Trial`. On a higher `rung`, `origin` is the number of the trial with the same params and
         seed on rung 0.
@@ -337,17 +342,21 @@ class StudyState(StudyTrials):
         return trial
 
     def use_code(self, code: Digest) -> None:
-        """Set the version of the code of this run. Unfinished trials forget what they outgrew under another one."""
+        """Set the version of the code of this run.
+
+        The classes on which unfinished trials ran out of memory under another version are forgotten.
+        """
         self.code = code
         for trial in [*self._open.values()]:
             if (known := self.current(trial)) is not trial:
                 self._note(known)
 
     def current(self, trial: Trial) -> Trial:
-        """Return a trial as samplers and models should learn from it, whose failures count under this code only.
+        """Return a trial with only the facts from which samplers and models should learn under this version of the
+        code.
 
-        A trial that failed under other code counts as cancelled, and nothing is known of the memory that a trial needed
-        there. Losses and seconds count.
+        A trial that failed under another version becomes CANCELLED. What is known about its memory is removed. Losses
+        and seconds are kept.
         """
         outcome = trial.outcome
         if not self.code or outcome.code in (None, self.code):
@@ -358,13 +367,13 @@ class StudyState(StudyTrials):
         return replace(trial, outcome=outcome.without_memory())
 
     def note_choice(self, subspace: str, choice: str) -> None:
-        """Record what the sampler `auto` chose for a subspace, and why."""
+        """Record the text that says which sampler `auto` has chosen for a subspace, and why."""
         if self.choices.get(subspace) != choice:
             self.choices[subspace] = choice
             self._turn.choices = self.choices
 
     def note_decade(self, seconds: float) -> None:
-        """Record the decade of the first trials' seconds, unless one is recorded."""
+        """Record the decade of the seconds of the first trials, unless it is already recorded."""
         if self.decade is None:
             self.decade = self._turn.decade = seconds
 
@@ -375,11 +384,11 @@ class StudyState(StudyTrials):
             self.record = dataclasses.replace(self.record, money_plan=plan)
 
     def hold_back(self, trial: Trial, *, first: bool = False) -> None:
-        """Put a trial into the queue from which `next_waiting` takes: at the end, or with `first` at the front."""
+        """Put a trial at the end of the queue from which `next_waiting` takes trials; at its front if `first`."""
         self._waiting.insert(0 if first else len(self._waiting), trial.number)
 
     def widen(self, trial: Trial, slots: int) -> Trial:
-        """Set the number of slots of a WAITING trial, which the scheduler has chosen. Return the trial."""
+        """Set the number of slots that the scheduler has chosen for a WAITING trial. Return the changed trial."""
         return trial if trial.slots == slots else self._note(replace(trial, slots=slots))
 
     def next_waiting(self, fits: Callable[[Trial], bool] = lambda trial: True) -> Trial | None:
@@ -395,15 +404,15 @@ class StudyState(StudyTrials):
                         return trial
             return None
         finally:
-            # Also if a trial could not be read.
+            # The other trials are put back even if `fits` raises an exception.
             self._waiting.extendleft(reversed(passed_over))
 
     def send(self, trial: Trial, compute_class: str, only_on: str | None = None, *, again: bool = False) -> Attempt:
-        """Return the trial's next attempt, for `compute_class`. It is a copy if another attempt of the trial is live.
+        """Add the next attempt of a trial, for `compute_class`, and return it. It is a copy if another attempt is live.
 
-        With `only_on`, only that machine may run this attempt; later attempts of the trial may run on any machine. For
-        a copy, `only_on` is ignored, because it must run on another machine than the first attempt. With `again`, the
-        workers that failed the trial may run it too.
+        If `only_on` is given, only this machine may run the attempt; later attempts may run on any machine. For a copy
+        it is ignored, because a copy must run on another machine than the first attempt. If `again`, workers that have
+        failed the trial may run it, too.
         """
         trial = trial.evolve(attempt=trial.attempt + 1, failed_on=() if again else trial.failed_on)
         is_copy = bool(self.live.of(trial.number))
@@ -418,7 +427,8 @@ class StudyState(StudyTrials):
     def tell(self, event: Event) -> Transition:
         """Apply `event`, and return what it changes.
 
-        Events may arrive late, twice, or for attempts that were given up. A finished trial does not change.
+        Events may arrive late, twice, or for attempts that were given up. An event for a finished trial changes
+        nothing.
         """
         trial = self._open.get(event.number)
         if trial is None:
@@ -440,16 +450,17 @@ class StudyState(StudyTrials):
         return Transition(trial=trial)
 
     def prune(self, number: int) -> None:
-        """Mark a trial that has reported as pruned, by its `step`. It ends once its attempts are cancelled or lost."""
+        """Mark a trial to be pruned: its `step` is set to that of its last report. It ends once its attempts are
+        cancelled or lost.
+        """
         trial = self._open[number]
         if trial.step is None:
             self._note(replace(trial, step=self._last_step(trial)))
 
     def cancel(self, number: int) -> Trial | None:
-        """Cancel an unfinished trial. Return it if it has ended by that.
+        """Cancel an unfinished trial. Return the ended trial if it was waiting, else None.
 
-        If it is in flight, return None: it ends CANCELLED once its attempts are cancelled or lost, unless one of them
-        has ended it before.
+        A trial in flight becomes CANCELLED once its attempts are cancelled or lost, unless one of them ends it before.
         """
         trial = self._open[number]
         if trial.state is _S.WAITING:
@@ -459,25 +470,29 @@ class StudyState(StudyTrials):
 
     @property
     def vanishing(self) -> list[int]:
-        """Numbers of the waiting trials whose last attempts ended with vanished machines, VANISHING or more."""
+        """Numbers of the waiting trials whose latest attempts, at least VANISHING, ended because their machines
+        vanished.
+        """
         found = [number for number, course in self._courses.items() if course.vanished >= VANISHING]
         return [number for number in found if self._open[number].state is _S.WAITING]
 
     def vanishing_since(self, moment: float) -> list[int]:
-        """Return those of the `vanishing` trials whose last machine has vanished after this moment."""
+        """Return those `vanishing` trials whose last machine has vanished after this moment."""
         return [number for number in self.vanishing if self._courses[number].vanished_at > moment]
 
     def given_back(self, times: int) -> list[int]:
-        """Return the numbers of the unfinished trials that workers have given back so often while they ran."""
+        """Return the numbers of the unfinished trials that workers have given back while they ran, at least `times`
+        times.
+        """
         return [number for number, course in self._courses.items() if course.given_back >= times]
 
     def give_up(self, number: int, error: str) -> Trial:
-        """Fail a waiting trial for this reason. Return it."""
+        """End a waiting trial as FAILED with this error. Return it."""
         failed = Outcome(state=_S.FAILED, error=error)
         return self._note(self._open[number].evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
 
     def note_action(self, action: Action) -> None:
-        """Keep an action for the next `commit`. Its answer is sent after that, so that no answered action is lost."""
+        """Record an action at the next `commit`. Its answer is sent only afterwards, so no answered action is lost."""
         self._turn.asked.append(action)
 
     @property
@@ -490,11 +505,11 @@ class StudyState(StudyTrials):
         return sorted(self.store.reports(self.record.key), key=attrgetter("at"))
 
     def commit(self) -> bool:
-        """Write all changes in one transaction. Without changes, only renew the lock every `RENEW_SECONDS`.
+        """Write all changes in one transaction. Without changes, only renew the lock, every `RENEW_SECONDS`.
 
-        Returns False while the store is unavailable; `trouble` has the reason. Then call this again: it tries the store
-        with increasing pauses. Raises LockLost if another scheduler has taken over the study, as the fence shows, and
-        StoreError if the store fails.
+        Returns False while the store is unavailable; `trouble` has the reason. Call this again then: it tries the store
+        after increasing pauses. Raises LockLost if another scheduler has taken over the study (a fence that is too
+        old), and StoreError if the store fails.
         """
         now = self.clock.now()
         if self.trouble is not None and now < self._retry_at:
@@ -526,13 +541,13 @@ class StudyState(StudyTrials):
     def deletions(self, *, at_end: bool = False) -> Iterator[str]:
         """Yield warnings about trials that another program has deleted from the store in this run.
 
-        Unfinished trials have been written again. Finished trials cannot be, and are checked only with `at_end`.
+        Unfinished trials were written again. Finished trials cannot be written again, and are checked only if `at_end`.
         """
         if self.rewritten:
             yield f"rows deleted from the store while the study ran are written again: {named(self.rewritten)}"
         if not at_end:
             return
-        # Arrays: sets of a million numbers would take more memory than the study.
+        # Arrays are used, because sets of a million numbers would take more memory than the study.
         stored = np.fromiter(self.store.numbers(self.record.key), np.int64)
         missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
         if gone := [number for number in missing if number not in self._unwritten]:
@@ -542,7 +557,7 @@ class StudyState(StudyTrials):
             )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:
-        """Record that the store is unavailable. Try it again after a pause."""
+        """Record that the store is unavailable. The next try follows after a pause."""
         self.trouble = trouble
         self._retry_at = self.clock.now() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
@@ -550,7 +565,7 @@ class StudyState(StudyTrials):
     def close(self) -> None:
         """Write the last changes and unlock the study. It is unlocked even if the changes cannot be written.
 
-        Raises StoreError, also if the store is unavailable.
+        Raises StoreError if they cannot be written, also if the store is only unavailable.
         """
         self.recorder.close(self.clock.wall())
         try:
@@ -581,7 +596,11 @@ class StudyState(StudyTrials):
         return Transition(trial=self._show(trial))
 
     def _end(self, trial: Trial, result: Result) -> Transition:
-        """Decide whether a result ends its trial or only its attempt. Only this function decides that."""
+        """End a trial by a result, or only the attempt.
+
+        A result with a `retry`, which the executor or the scheduler has set, ends only its attempt. Otherwise
+        `Attempts.finish` decides. A result for other params than those of the trial is refused.
+        """
         if not result.is_of(trial.params):
             self.refused += 1
             return _UNCHANGED
@@ -598,7 +617,7 @@ class StudyState(StudyTrials):
         ended = [*live.values()]
         self._leave(result, ended)
         if own is None:
-            # The attempt was thought to be lost.
+            # The attempt had been given up as lost.
             late = trial.attempted(attempt=result.attempt, compute_class=None, host=None, started_at=None)
             self.recorder.end(late, result, result.at, is_pruned=trial.step is not None)
         self.rescued += own is not None and result.attempt != min(live)
@@ -618,7 +637,7 @@ class StudyState(StudyTrials):
         return Transition(trial=self._note(finished), ended=ended, is_over=True)
 
     def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Transition:
-        """Remove an attempt that will not end its trial."""
+        """End an attempt without a result for its trial: it was lost, or is retried for `reason`."""
         sent = self.live.find(trial.number, event.attempt)
         if sent is None:
             return _UNCHANGED
@@ -652,7 +671,8 @@ class StudyState(StudyTrials):
     def _without_attempts(self, trial: Trial, reason: str) -> Trial:
         """Return a trial after its last live attempt was lost for this `reason`.
 
-        It is WAITING again, or PRUNED if it was being pruned, or CANCELLED, or FAILED if it has had too many attempts.
+        The trial is PRUNED if it was being pruned, CANCELLED if it was cancelled, FAILED after too many attempts, and
+        otherwise WAITING again.
         """
         trial = trial.evolve(state=_S.LOST)
         if trial.step is not None:
@@ -684,7 +704,7 @@ class StudyState(StudyTrials):
         return None if last is None else last.step
 
     def _show(self, trial: Trial) -> Trial:
-        """Record a trial with the state, class, host and start time of the oldest of its live attempts."""
+        """Give a trial the state, class, host and start time of its oldest live attempt. Return the changed trial."""
         live = self.live.of(trial.number)
         oldest = live[min(live)].attempt
         shown = {name: getattr(oldest, name) for name in ("state", "compute_class", "host", "started_at")}
@@ -692,9 +712,9 @@ class StudyState(StudyTrials):
         return self._note(replace(trial, **shown))
 
     def _note(self, trial: Trial) -> Trial:
-        """Replace the trial with this number by `trial`, which `commit` will write. Return it with `live` updated."""
+        """Replace an unfinished trial by `trial`, with its present live attempts. `commit` will write it. Return it."""
         if trial.state is _S.FAILED and trial.outcome.code is None and self.code:
-            # It was lost, or its worker could not run it.
+            # No worker has reported the version of the code, because the trial was lost or could not be run.
             trial = replace(trial, outcome=replace(trial.outcome, code=self.code))
         live = self.live.of(trial.number)
         kept = None if live.keys() <= {trial.attempt} else tuple(sent.attempt for sent in live.values())
@@ -720,14 +740,14 @@ class StudyState(StudyTrials):
             self._counts.add(trial)
 
     def _enter(self, attempt: Attempt) -> None:
-        """Add an attempt to the live ones."""
+        """Add a live attempt."""
         now = self.clock.now()
         sent = Sent(attempt, now, now if attempt.state is _S.RUNNING else math.inf)
         self.live.put(attempt.number, attempt.attempt, sent)
         self._count_attempt(attempt, +1)
 
     def _leave(self, event: Lost | Result, gone: Sequence[Sent]) -> None:
-        """Count and record the attempts that an event has ended."""
+        """Record the end of these attempts by an event, and subtract them from the numbers of live attempts."""
         is_pruned, now = self._open[event.number].step is not None, self.clock.wall()
         for sent in gone:
             self._count_attempt(sent.attempt, -1)
@@ -746,14 +766,14 @@ class StudyState(StudyTrials):
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0
         if trial.step is not None:
-            # The report is in the store: it was recorded in one transaction with the decision to prune.
+            # The store has at least one report, because it was written in one transaction with the decision to prune.
             reports = self.store.reports(self.record.key, [trial.number])
             self._courses[trial.number].report = max(reports, key=attrgetter("step"))
         if trial.vanished:
-            # Whether they were the latest attempts was not recorded.
+            # It was not recorded whether these were the latest attempts, so this is assumed.
             self._courses[trial.number].vanished = trial.vanished
         if trial.state is _S.WAITING:
-            # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
+            # Its attempt was lost or cancelled, or the scheduler ended before the trial was sent.
             self.hold_back(trial)
         else:
             for attempt in trial.live or [trial.attempted(state=trial.state)]:
@@ -761,30 +781,30 @@ class StudyState(StudyTrials):
 
 
 def named(numbers: Collection[int]) -> str:
-    """Return the numbers of some trials as text, the first SHOWN of them."""
+    """Return a text with the numbers of these trials, at most SHOWN of them."""
     return f"trial{'s' * (len(numbers) > 1)} {listed(sorted(numbers), SHOWN)}"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a study, which end it unless said otherwise. A field is None if it sets no limit."""
+    """The limits of a study. All but `at_once` end the study. A field is None if there is no such limit."""
 
-    #: number of trials that end COMPLETE, PRUNED or FAILED
+    #: maximum number of trials that end COMPLETE, PRUNED or FAILED
     trials: int | None = None
-    #: seconds of this run of the scheduler
+    #: maximum seconds of this run of the scheduler
     seconds: float | None = None
-    #: a loss of a feasible trial that is good enough
+    #: the study ends when a feasible trial has at most this loss (minimised)
     target: float | None = None
-    #: number of first trials of this run; if they all fail in one way, and the study has had no success, it stops
+    #: the study stops if this number of first trials of the run all fail in the same way, and no trial ever succeeded
     failures: int | None = None
-    #: number of trials in a row that end without a better feasible loss; with several losses, without a change of the
-    #: Pareto front
+    #: the study ends after this number of trials in a row without a better feasible loss; with several losses, without
+    #: a change of the Pareto front
     without_gain: int | None = None
-    #: lowest budget at which a loss may reach the target; None for any budget
+    #: lowest budget at which a loss counts for the target; None for any budget
     budget: float | None = None
-    #: money that the attempts may have cost when the last trial is sent
+    #: money: no trial is sent once the attempts have cost this much
     money: float | None = None
-    #: number of attempts in flight, which ends nothing
+    #: maximum number of attempts in flight at a time; unlike the other limits, it does not end the study
     at_once: int | None = None
 
     def __post_init__(self) -> None:
@@ -797,7 +817,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:
-        """Return the limits in the settings. Raises UsageError without a limit, or for a target with several losses."""
+        """Return the limits in the settings. Raises UsageError if there is no limit, or a target for several losses."""
         failures, target = settings.max_failures or None, settings.target
         if target is not None and settings.objectives:
             if settings.has_several:
@@ -815,11 +835,11 @@ class Limits:
         )
 
     def trials_left(self, trials: int) -> float:
-        """Return the number of trials that may still follow once there are `trials`; infinity without a limit."""
+        """Return how many trials may follow after this number of trials; infinity without a limit on trials."""
         return math.inf if self.trials is None else self.trials - trials
 
     def seconds_left(self, began: float, now: float) -> float:
-        """Return the seconds left at the time `now` of a run that started at `began`; infinity without a limit."""
+        """Return the remaining seconds at the time `now` of a run that started at `began`; infinity without a limit."""
         return math.inf if self.seconds is None else began + self.seconds - now
 
     def is_met_by(self, best: Trial | None) -> bool:
@@ -827,6 +847,6 @@ class Limits:
         if self.target is None or best is None or best.outcome.violation:
             return False
         if self.budget is not None and best.budget is not None and best.budget < self.budget:
-            # Losses at lower budgets do not count. A resumed study may have had higher budgets.
+            # Losses at lower budgets do not count.
             return False
         return (best.outcome.loss or 0.0) <= self.target

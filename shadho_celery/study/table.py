@@ -1,6 +1,7 @@
-"""Finished trials of a study, with methods to add, get, iterate over and count them.
+"""Table of the finished trials of a study (`FinishedTrials`), and summaries of it by subspace, class and rung.
 
-Summaries by rung have the trials' counts, classes and seconds, and whether ranks agree between rungs.
+The summary of a rung has the numbers of trials and their seconds by class, and how well ranks agree with the next rung.
+`StudyTrials` adds the unfinished trials; the scheduler and readers of a store use it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LATEST = 16
 
 
 class OnClass(Struct, frozen=True, kw_only=True):
-    """Counts of the finished trials of a rung, or of a subspace, on one compute class, and their median time."""
+    """Numbers of a rung's or a subspace's finished trials on one compute class, and their median seconds."""
 
     complete: int
     pruned: int
@@ -63,31 +64,32 @@ class RungSummary(Struct, frozen=True, kw_only=True):
     """Summary of the finished trials of one rung."""
 
     budget: float
-    #: by compute class; trials that were never sent are left out
+    #: summaries by compute class; trials that were never sent are left out
     classes: Mapping[str, OnClass]
     #: `agreement` of the losses of the latest promoted trials on this rung and the next; None if there are too few
     agreement: float | None
 
 
 def best_first(numbers: Integers, losses: Array, violations: Array, budgets: Array, is_complete: Bools) -> Indices:
-    """Return the places of trials from best to worst: the order of `core.columns.merit`, then by number.
+    """Return the places of trials from best to worst, in the order of `core.columns.merit`, then by number.
 
-    NaN is no loss, no constraint, or all of the budget. The shapes are (trials,).
+    The arrays have shape (trials,). NaN means that a trial has no loss, no constraint, or no budget.
     """
     has_no_loss = np.isnan(losses)
     budgets = np.where(np.isnan(budgets), np.inf, budgets)
     keys = (losses, ~is_complete, -budgets, np.where(np.isnan(violations), 0.0, violations))
-    # Trials without a loss are all alike; numpy sorts by the last key first.
+    # All trials without a loss are equal, so their other keys are 0. numpy sorts by the last key first.
     return np.lexsort([numbers, *(np.where(has_no_loss, 0, key) for key in keys), has_no_loss])
 
 
 def agreements(
     rungs: Integers, budgets: Array, numbers: Integers, origins: Integers, losses: Array
 ) -> list[tuple[int, float, float | None]]:
-    """Return each rung with its budget and the `agreement` of its losses with those of the next rung, by budget.
+    """Return each rung with its budget, and the `agreement` of its losses with those of the next rung. Sorted by
+    budget.
 
-    The arrays have an entry for each finished trial, shape (trials,). `origins` are the numbers of the trials from
-    which promoted ones continue, below 0 for others. As in rounds, a trial whose loss is NaN is worse than all others.
+    The arrays have an entry for each finished trial, shape (trials,). `origins` has for a promoted trial the number of
+    the first trial with its params, and a negative number for other trials. A trial whose loss is NaN is ranked worst.
     """
     found: list[tuple[int, float, float | None]] = []
     origins = np.where(origins < 0, numbers, origins)
@@ -105,7 +107,7 @@ def agreements(
 def agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Return Kendall's rank correlation of pairs of losses, or 0 if it is negative.
 
-    Pairs that are not finite are left out. Returns None for fewer than two finite pairs.
+    Pairs with a loss that is not finite are left out. Returns None for fewer than two remaining pairs.
     """
     known = [pair for pair in pairs if math.isfinite(pair[0]) and math.isfinite(pair[1])]
     compared = [*combinations(known, 2)]
@@ -119,20 +121,21 @@ def _sign(difference: float) -> int:
     return (difference > 0) - (difference < 0)
 
 
-#: function that reads the trials with the given numbers; it may return them in any order
+#: function that reads the trials with these numbers from a store; it may return them in any order
 Read = Callable[[Sequence[int]], Iterable[Trial]]
 
-#: a pause between two trials longer than this many seconds separates two runs
+#: if no trial runs for more than this many seconds, this is taken as a pause between two runs
 PAUSE_SECONDS = 60.0
 
 #: number of trials that are read from the store at a time
 BLOCK = 2000
 
-#: facts of a row that are texts, kept as indexes in a list of names
+#: facts of a row that are texts, stored as indexes of a list of names
 _NAMED = [name for name, form in PACKED.items() if form is NAMED]
 #: facts of a row that are numbers
 _NUMBERS = {name: form for name, form in PACKED.items() if form not in (NAMED, STATE)}
-#: types of a row's columns; `violation` is that of the constraints, and `warned` is 1 for a trial with a warning
+#: types of a row's columns; `violation` is the sum of the violated constraints, and `warned` is 1 for a trial with a
+#: warning
 _TYPES = {
     **{name: form.code for name, form in _NUMBERS.items()},
     "state": STATE.code,
@@ -142,16 +145,16 @@ _TYPES = {
 }
 _ROW = struct.Struct("<" + "".join(_TYPES.values()))
 _COLUMNS = np.dtype([(name, f"<{kind}") for name, kind in _TYPES.items()])
-#: by number column: the number that stands for None
+#: for each column in _NUMBERS: the number that stands for None
 _NONES = [form.none for form in _NUMBERS.values()]
-#: functions that return the numbers of a trial, and its names; then the same for a summary
+#: functions that return the facts in _NUMBERS, and those in _NAMED, of a trial; then the same for a summary
 _OF_TRIAL = attrgetter(*map(of_trial, _NUMBERS)), attrgetter(*map(of_trial, _NAMED))
 _OF_SUMMARY = attrgetter(*_NUMBERS), attrgetter(*_NAMED)
-#: packed facts that are fields of Trial; then those that are fields of its Outcome
+#: facts of a row that are fields of Trial; then those that are fields of its Outcome
 _OWN = [name for name in PACKED if name in Trial.__struct_fields__ and name != "state"]
 _OF_OUTCOME = [name for name in PACKED if name not in Trial.__struct_fields__]
 _STATES = tuple(TrialState)
-#: values of a flag by its number
+#: by number in a column: the value of a flag
 _FLAGS = {-1: None, 0: False, 1: True}
 _PLACES = {state: place for place, state in enumerate(_STATES)}
 _Table = NDArray[np.void]
@@ -161,7 +164,7 @@ _Table = NDArray[np.void]
 def collector_paused() -> Iterator[None]:
     """Pause Python's garbage collector while trials are loaded.
 
-    Records have no cycles, and for each million of them the collector would scan all imported modules 100 times.
+    Records have no reference cycles. For each million of them, the collector would scan all objects about 100 times.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -173,7 +176,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[FinishedTrials, list[Trial]]:
-    """Return the finished trials of a study, and a list of the unfinished ones. `read` is as in FinishedTrials."""
+    """Return the finished trials of a study, and a list of its unfinished trials. `read` is as in `FinishedTrials`."""
     opened: list[Trial] = []
 
     def finished() -> Iterator[Trial | Summary]:
@@ -187,12 +190,15 @@ def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[Finished
 
 
 class Timed(NamedTuple):
-    """Ended trials of one subspace on one compute class, without cancelled ones and those without a time."""
+    """Numbers and seconds of a subspace's ended trials on one compute class.
 
-    #: number of COMPLETE trials, and of all
+    Cancelled trials, and trials without seconds, are left out.
+    """
+
+    #: number of COMPLETE trials, and number of all these trials
     complete: int = 0
     ended: int = 0
-    #: seconds of all of them, and seconds times slots
+    #: sum of the seconds of all these trials, and sum of seconds times slots
     seconds: float = 0.0
     slot_seconds: float = 0.0
 
@@ -201,25 +207,27 @@ class Counts:
     """Numbers of trials by state and subspace, and of attempts by compute class."""
 
     def __init__(self) -> None:
-        #: counts by compute class, subspace and state; None stands for all classes or all subspaces
+        #: numbers by compute class, subspace and state; None means all classes, or all subspaces
         self._counts: Counter[tuple[str | None, str | None, TrialState]] = Counter()
 
     def add(self, trial: Trial, by: int = 1) -> None:
-        """Count a trial, or remove it from the count with `by` -1."""
+        """Count a trial. With `by` -1, subtract it."""
         self._counts[None, None, trial.state] += by
         self._counts[None, trial.subspace, trial.state] += by
 
     def add_placed(self, one: Attempt | Trial, by: int = 1) -> None:
-        """Count an attempt, or a finished trial, in its class. A trial that was never sent has no class."""
+        """Count an attempt, or a finished trial, in its class. A trial that was never sent has no class and is not
+        counted.
+        """
         if one.compute_class is not None:
             self._counts[one.compute_class, None, one.state] += by
 
     def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
-        """Return the number of trials in any of `states`: of all, of one subspace, or placed in one compute class.
+        """Return the number of trials in any of `states`, in one subspace or one compute class if given.
 
-        In a class, attempts are counted as `add_placed` was called.
+        For a compute class, the number is that of the calls of `add_placed`, which also counts live attempts.
         """
-        # `sum` is not used: its generator doubles the time, and this is called several times per trial.
+        # This is called several times per trial, and `sum` with a generator would double its time.
         found = 0
         for state in states:
             found += self._counts[compute_class, subspace, state]
@@ -229,48 +237,48 @@ class Counts:
 class FinishedTrials:
     """Finished trials in the order of their results, and the best of them.
 
-    For each trial, a row of numbers is kept. Everything else is read from the store when it is needed.
+    For each trial, a row of numbers is kept in memory. Params, metrics and texts are read from the store when needed.
     """
 
     def __init__(self, earlier: Iterable[Trial | Summary] = (), read: Read | None = None) -> None:
-        """`earlier` are trials in the order of their numbers. `read` gets trials by number from the store.
+        """`earlier` are trials sorted by number. `read` reads trials from the store.
 
-        Without `read`, the trials themselves are kept in memory.
+        Without `read`, whole trials are kept in memory.
         """
         self._read = read
         self._rows = bytearray()
-        #: names of subspaces and classes, and their indexes in the list
+        #: list of the names of subspaces and classes, and by name: its index in the list
         self._names: list[str | None] = [None]
         self._places: dict[str | None, int] = {None: 0}
         #: by number: the trials that are not in the store yet
         self._fresh: dict[int, Trial] = {}
         #: by subspace: the merit of its best trial
         self._merits: dict[str, Merit] = {}
-        #: the COMPLETE trial with the least loss, among those with the highest budget. Of equal trials, it is the one
-        #: with the least number. With several losses, it is the trial on the front with the least first loss. If no
-        #: trial is feasible, it is the one with the least violation
+        #: the best COMPLETE trial: the one with the least loss at the highest budget; of equal trials, the one with the
+        #: least number. With several losses, it is the trial on the front with the least first loss. If no trial is
+        #: feasible, it is the one with the least violation
         self.best: Trial | None = None
         #: front of the feasible trials with several losses
         self._front = Front()
         #: number of trials on the front
         self.on_front = 0
-        #: by number: losses and constraints of the trials that have any
+        #: by number: losses and constraints by name, for trials that have them
         self._numbers: dict[int, tuple[Losses, Losses]] = {}
-        #: by number: slots of the trials that take several
+        #: by number: slots, for trials that take several slots
         self._wide: dict[int, int] = {}
-        #: number of trials, without cancelled ones, that have ended since the best feasible trial, or since the front
-        #: changed
+        #: number of trials that have ended since the best feasible trial, or since the last change of the front;
+        #: cancelled trials are not counted
         self.without_gain = 0
-        #: number of trials, without cancelled ones, that have ended since the last COMPLETE one
+        #: number of trials that have ended since the last COMPLETE trial; cancelled trials are not counted
         self.without_complete = 0
-        #: counts of the finished trials, to which a study adds its unfinished trials and its live attempts
+        #: numbers of the finished trials; `StudyTrials` also counts its unfinished trials and its live attempts here
         self.counts = Counts()
         self.count = self.counts.count
-        #: number of COMPLETE trials by budget; trials without a budget are left out
+        #: by budget: number of COMPLETE trials
         self.by_budget: Counter[float] = Counter()
-        #: number of claimed attempts of finished trials that were lost
+        #: number of lost claimed attempts of the finished trials
         self.lost = 0
-        #: trials and their seconds by subspace and compute class
+        #: by subspace and compute class: numbers of trials, and their seconds
         self.timed: dict[tuple[str, str], Timed] = {}
         for trial in earlier:
             self._append(trial)
@@ -291,7 +299,7 @@ class FinishedTrials:
     def __getitem__(self, place: slice) -> list[Trial]: ...
 
     def __getitem__(self, place: int | slice) -> Trial | list[Trial]:
-        """Return the trial at index `place` in the order of finishing (-1 for the latest), or those of a slice."""
+        """Return the trial at index `place` in the order of results (-1 is the latest), or the trials of a slice."""
         if isinstance(place, slice):
             return self.of(self.numbers[place])
         return self.of([self.numbers[place]])[0]
@@ -322,7 +330,7 @@ class FinishedTrials:
                 self._rank(trial)
 
     def _rank(self, trial: Trial) -> None:
-        """Update the best trial, the best of each subspace and the front by a COMPLETE trial."""
+        """Update the best trial, the best trial of its subspace and the front with a new COMPLETE trial."""
         mine, best = merit(trial), self.best
         best_here = self._merits[trial.subspace] = min(mine, self._merits.get(trial.subspace, NO_MERIT))
         if len(trial.outcome.losses) > 1 and self._is_on_front(trial):
@@ -338,7 +346,7 @@ class FinishedTrials:
                 self.best = trial
 
     def release(self) -> None:
-        """Drop the trials that are kept in memory. Call this once the store has them."""
+        """Drop the whole trials that are kept in memory. Call this once the store has them."""
         if self._read is not None:
             self._fresh.clear()
 
@@ -363,9 +371,10 @@ class FinishedTrials:
         return self.of(self._front.numbers)
 
     def losses(self, names: Collection[str]) -> tuple[Indices, Array]:
-        """Return the named losses of feasible COMPLETE trials, shape (trials, losses), in the order of their results.
+        """Return two arrays about the feasible COMPLETE trials, in the order of their results.
 
-        Before them is the number of trials that had ended when each of them had. Cancelled trials are not counted.
+        The first one has for each trial the number of trials that had ended with it or before, without cancelled
+        trials. The second one has the named losses, shape (trials, losses).
         """
         table = self._table()
         ended = np.cumsum(table["state"] != _PLACES[TrialState.CANCELLED])
@@ -376,12 +385,14 @@ class FinishedTrials:
         return np.array([at for at, _ in found], np.intp), values
 
     def best_of(self, subspace: str) -> float | None:
-        """Return the least loss in `subspace` at the highest budget there, or None if no trial there is feasible."""
+        """Return the least loss in `subspace` at its highest budget, or None if the subspace has no feasible COMPLETE
+        trial.
+        """
         lacks_loss, violation, *_, loss = self._merits.get(subspace, NO_MERIT)
         return None if lacks_loss or violation else loss
 
     def best_few(self, count: int) -> list[Trial]:
-        """Return the best COMPLETE trials, the best first, `count` at most."""
+        """Return at most `count` of the best COMPLETE trials, the best first."""
         return self.of(self._ranked()["number"][:count].tolist())
 
     def of_state(self, state: TrialState) -> Iterator[Trial]:
@@ -402,14 +413,15 @@ class FinishedTrials:
         return {str(self._names[place]): self._by_class(block) for place, block in blocks}
 
     def last_end(self) -> float | None:
-        """Return the seconds since the epoch at which the last trial ended; None if none has."""
+        """Return the time in seconds since the epoch at which the last trial ended; None if no trial has ended."""
         table = self._table()
         return float(table["finished_at"].max()) if len(table) else None
 
     def active_seconds(self) -> float:
-        """Return the seconds from the first start to the last end, without pauses of more than PAUSE_SECONDS.
+        """Return the seconds from the first start to the last end of a trial, without pauses of more than
+        PAUSE_SECONDS.
 
-        Such a pause lies between two runs of the study.
+        Longer pauses are taken to lie between two runs of the study.
         """
         table = self._table()
         if not len(table):
@@ -421,12 +433,12 @@ class FinishedTrials:
         return float(ends[-1] - starts[0] - pauses[pauses > PAUSE_SECONDS].sum())
 
     def last_steps(self) -> list[tuple[int, int]]:
-        """Return pairs of a step and the number of PRUNED trials whose last report was at it, in order of the steps."""
+        """Return pairs of a step and the number of PRUNED trials whose last report was at this step, sorted by step."""
         steps, counts = np.unique(self._of_state(TrialState.PRUNED)["step"], return_counts=True)
         return [*zip(steps.tolist(), counts.tolist(), strict=True)]
 
     def rungs(self) -> list[RungSummary]:
-        """Return the summary of the finished trials of each rung, by budget, the lowest first; [] without budgets.
+        """Return the summary of each rung's finished trials, the lowest budget first; [] in a study without budgets.
 
         Cancelled trials are left out.
         """
@@ -448,7 +460,7 @@ class FinishedTrials:
         ]
 
     def _by_class(self, table: _Table) -> dict[str, OnClass]:
-        """Return the summary of some trials on each compute class."""
+        """Return the summary of the trials of these rows on each compute class."""
         found = {}
         for place in _named(table["compute_class"]):
             mine = table[table["compute_class"] == place]
@@ -479,7 +491,7 @@ class FinishedTrials:
         return {str(self._names[place]): count for place, count in zip(places.tolist(), counts.tolist(), strict=True)}
 
     def drawn(self) -> Iterator[tuple[int, str]]:
-        """Iterate over the number and the subspace of each trial, by number. Promoted trials are left out."""
+        """Iterate over the number and the subspace of each trial, sorted by number. Promoted trials are left out."""
         rows = self._table()
         rows = rows[rows["origin"] < 0][["number", "subspace"]]
         rows = rows[np.argsort(rows["number"])]
@@ -488,10 +500,10 @@ class FinishedTrials:
                 yield number, str(self._names[place])
 
     def recall(self, *, by_number: bool = False) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
-        """Yield all trials in blocks, in the order of their results or numbers, for samplers and other models.
+        """Yield blocks of all finished trials for samplers and other models, in the order of results or numbers.
 
-        The trials lack texts, metrics and most times. Their params are read when they are used. Beside each block is
-        the number of trials that follow it, by subspace.
+        The trials lack texts, metrics and most times. Their params are read from the store when they are used. Each
+        block comes with the number of trials in later blocks, by subspace.
         """
         rows = self._table()
         rows = rows[np.argsort(rows["number"])] if by_number else rows.copy()
@@ -505,7 +517,7 @@ class FinishedTrials:
 
     def _append(self, trial: Trial | Summary) -> None:
         """Append the row of a trial."""
-        # A summary has the facts of the outcome as its own fields.
+        # A `Summary` has the facts of an `Outcome` as fields of its own.
         one: Any = trial
         ended, (numbers_of, names_of) = (one, _OF_SUMMARY) if isinstance(trial, Summary) else (one.outcome, _OF_TRIAL)
         self.lost += one.lost
@@ -525,9 +537,9 @@ class FinishedTrials:
         )
 
     def _count_rows(self) -> None:
-        """Sort all rows in the order of their results, count them, and find the best trials.
+        """Sort all rows in the order of results, count them, and find the best trials.
 
-        This works on whole columns, because there may be very many rows.
+        This computes with whole columns, because there may be millions of rows.
         """
         table = self._table()
         table[:] = table[np.argsort(table["finished_at"], kind="stable")]
@@ -555,7 +567,7 @@ class FinishedTrials:
         is_complete = np.flatnonzero(ended["state"] == _PLACES[TrialState.COMPLETE])
         self.without_complete = len(ended) - 1 - int(is_complete[-1] if len(is_complete) else -1)
         self.without_gain = len(ended)
-        # Of equally good trials, the first that ended was a gain.
+        # Of equally good trials, only the one that ended first counts as a gain.
         equal = ranked[["violation", "loss"]] == ranked[["violation", "loss"]][:1]
         equal &= np.nan_to_num(ranked["budget"]) == np.nan_to_num(ranked["budget"][:1])
         best = np.isin(ended["number"], ranked["number"][equal & (ranked["violation"] == 0)])
@@ -586,7 +598,7 @@ class FinishedTrials:
 
     def _recalled(self, rows: _Table, params: _Block) -> Iterator[Trial]:
         facts = {name: self._unpacked(rows[name], form) for name, form in PACKED.items()}
-        # None is the default of each field: a fact that no trial of the block has needs no argument.
+        # None is the default of each field, so facts that no trial of the block has are left out of the arguments.
         own, of_outcome = ([n for n in part if facts[n].count(None) < len(rows)] for part in (_OWN, _OF_OUTCOME))
         mine, ended = ([*zip(*(facts[n] for n in part), strict=True)] or [()] * len(rows) for part in (own, of_outcome))
         for number, state, values, found in zip(facts["number"], facts["state"], mine, ended, strict=True):
@@ -597,7 +609,7 @@ class FinishedTrials:
             yield Trial(params=_Params(number, params), state=state, outcome=outcome, **named)
 
     def _unpacked(self, column: _Table, form: Packed) -> list[Any]:
-        """Return the values of a column of the rows as the facts that they stand for."""
+        """Return the facts that the values of a column stand for."""
         values: list[Any] = column.tolist()
         if form is NAMED:
             return [self._names[place] for place in values]
@@ -632,21 +644,21 @@ class FinishedTrials:
 
 
 class StudyTrials:
-    """The trials of one study, for the scheduler that runs them, and for a reader of the store."""
+    """All trials of one study, finished and unfinished. The scheduler and readers of the store use it."""
 
     def __init__(
         self, store: Store, record: StudyRecord, trials: Iterable[Trial | Summary], warm_start: Sequence[Trial]
     ) -> None:
-        """`trials` are those in the store, in the order of their numbers."""
+        """`trials` are the trials in the store, sorted by number."""
         self.store, self.record = store, record
         #: finished trials of earlier studies from which samplers learn; they are not part of this study
         self.warm_start = warm_start
         is_auto = record.in_force.get("sampler") == "auto"
-        #: by subspace: which sampler `auto` chose last, and why; empty with other samplers
+        #: by subspace: text that says which sampler `auto` has chosen, and why; empty with other samplers
         self.choices: dict[str, str] = {**record.choices} if is_auto else {}
         #: version of the code of this run; "" if it is not known, or for a reader of the store
         self.code: Digest = ""
-        #: counts of the failures of this run; empty for a reader of the store
+        #: numbers of the failures in this run by kind; empty for a reader of the store
         self.failures = Failures()
         with collector_paused():
             #: finished trials in the order of their results
@@ -654,8 +666,8 @@ class StudyTrials:
         #: by number: the trials that have not finished
         self._open = {trial.number: trial for trial in opened}
         self._counts = self.trials.counts
-        #: function: return the number of trials in any of the given states, of one compute class or one subspace if
-        #: that is given. In a class, every live attempt counts, so a trial with two live attempts there counts twice
+        #: method `Counts.count`: it returns the number of trials in any of these states, also for one class or
+        #: subspace. In a class, a trial with two live attempts counts twice
         self.count = self._counts.count
         self._asked = Counter(self.trials.asked())
         for trial in opened:
@@ -663,7 +675,7 @@ class StudyTrials:
             self._asked[trial.subspace] += trial.origin is None
 
     def asked(self, subspace: str) -> int:
-        """Return the number of trials drawn in a subspace so far. Promotions to a higher rung are not counted."""
+        """Return the number of trials drawn in a subspace so far. Promoted trials are not counted."""
         return self._asked[subspace]
 
     @property
@@ -673,7 +685,7 @@ class StudyTrials:
 
 
 def _named(places: NDArray[np.integer]) -> list[int]:
-    """Return the distinct places of names in a column, except that of no name, in ascending order."""
+    """Return the distinct indexes of names in a column, in ascending order, without index 0, which means no name."""
     # np.unique imports numpy.ma, which takes longer than to open a new study.
     return (np.flatnonzero(np.bincount(places)[1:]) + 1).tolist()  # type: ignore[no-any-return]
 

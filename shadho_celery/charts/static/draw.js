@@ -1,32 +1,34 @@
-// The option with which ECharts draws a chart. All texts are drawn on a canvas, or are text nodes.
+// Builds the option (ECharts' description of a chart) for a chart of this package. All texts are drawn on a canvas or
+// are text nodes, so that none is parsed as HTML.
 
 import { card, columnOf, cut, withUnit } from "./marks.js";
 import { digits } from "./numbers.js";
 import { lengthOf } from "./table.js";
 
 const CROSS = "path://M0,1L1,0L4,3L7,0L8,1L5,4L8,7L7,8L4,5L1,8L0,7L3,4Z";
-// Of an infeasible trial.
+// Symbol of an infeasible trial.
 const DASH = "path://M0,3L10,3L10,6L0,6Z";
 const FONT_SIZE = 14;
-// Characters of a category at an axis, and of one on a narrow page.
+// Maximum number of characters of a category's label at an axis, on a wide page and on a narrow one.
 const CATEGORY = 28;
 const NARROW_CATEGORY = 14;
 const NARROW = 480;
-// Characters of an axis's name.
+// Maximum number of characters of an axis's name.
 const NAME = 40;
-// ECharts cannot divide an axis that is longer than this. The values are then drawn at the ends of the axis.
+// ECharts cannot draw an axis with values beyond this. Such values are drawn at the end of the axis.
 const FAR = 1e290;
-// Ratio of the ends of a logarithmic axis above which it has whole decades, and its number of intervals at most.
+// A logarithmic axis whose greatest value is above DECADES times the least has whole decades, in about INTERVALS
+// intervals.
 const DECADES = 1e4;
 const INTERVALS = 5;
-// What a line passes where its trial does not have the label of an axis, and its distance from the other values, as a
-// share of the axis.
+// In parallel axes: label of the place where a line crosses an axis for which its trial has no value, and the distance
+// of this place from the values, as a share of the axis.
 const INACTIVE = "inactive";
 const APART = 0.15;
-// Pixels left and right of parallel axes, and of a character.
+// Pixels left and right of parallel axes, and width of a character in pixels.
 const BESIDE = [56, 72];
 const CHARACTER = 8;
-// Powers of ten beyond this are 0 or infinite.
+// Exponent beyond which a power of ten is 0 or infinite as a floating-point number.
 const LAST_DECADE = 307;
 
 // Return the option for a figure that is `width` pixels wide.
@@ -97,13 +99,13 @@ function axisOf(axis, theme, width, chart, column) {
   return made;
 }
 
-// Cut in the middle, because categories may differ at their ends only.
+// Shorten a text by leaving out its middle, because the names of categories may differ only at their ends.
 function inMiddle(text, most) {
   const end = Math.floor(most / 2);
   return text.length > most ? `${text.slice(0, most - end - 1)}…${text.slice(-end)}` : text;
 }
 
-// The ends of an axis, where ECharts' own choice would not do.
+// Options for the ends and intervals of an axis, where ECharts' own choice is not suitable.
 function extent(axis, chart, column) {
   const { least, most, values } = rangeOf(chart, column);
   if (axis.scale === "linear" && Math.max(Math.abs(least), Math.abs(most)) > FAR && values.length) {
@@ -113,9 +115,9 @@ function extent(axis, chart, column) {
     return least > 0 && values.length ? logExtent(least, most) : {};
   }
   return {
-    // Counts have no parts.
+    // Between whole numbers, no ticks are drawn.
     ...(values.length && values.every(Number.isInteger) ? { minInterval: 1 } : {}),
-    // A share has no values above 1.
+    // An axis of shares does not continue above 1.
     ...(axis.most ? { max: ({ max }) => (max > 0.8 * axis.most ? axis.most : null) } : {}),
   };
 }
@@ -129,7 +131,7 @@ function rangeOf(chart, column) {
   return { values, least, most, hasGaps: values.length < all.length };
 }
 
-// 1, 2 or 5 times a power of ten. Where there are many decades, several are one interval.
+// Ends of a logarithmic axis: powers of ten for many decades, else 1, 2 or 5 times a power of ten.
 function logExtent(least, most) {
   if (most > DECADES * least) {
     const [first, last] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))];
@@ -206,7 +208,8 @@ function line(chart, series, colour) {
   };
 }
 
-// Each mark keeps its value until the next one. ECharts' own steps leave out those lower than a pixel, and draw a slope.
+// A step line: the value of each mark lasts until the next mark. ECharts' own step lines are not used, because
+// they draw a slope in place of steps lower than a pixel.
 function steps(chart, series, colour) {
   const found = pairs(chart, series);
   const { type, width } = lookOf(series);
@@ -234,7 +237,7 @@ function bars(series, theme) {
   };
 }
 
-// Bars of a given width on a base: rectangles in the plane.
+// Bars with a given width, from the height `base` to the height `y`.
 function boxes(chart, series) {
   const [x] = chart.axes;
   const { x: starts, y, base, width } = series.columns;
@@ -252,7 +255,7 @@ function boxes(chart, series) {
   };
 }
 
-// Bars in a row of their own.
+// Horizontal bars from `start` to `end`, each in the row `y`.
 function spans(chart, series) {
   const [x] = chart.axes;
   const { start, end, y } = series.columns;
@@ -281,14 +284,14 @@ function parallel(chart, theme, width) {
   const apart = (width - BESIDE[0] - BESIDE[1]) / Math.max(1, chart.axes.length - 1);
   const most = isNarrow ? 11 : Math.max(4, Math.floor(apart / CHARACTER) - 1);
   return {
-    // On a narrow page the axes lie below one another.
+    // On a narrow page the axes are horizontal, one below the other.
     parallel: isNarrow
       ? { left: 96, right: 32, top: 24, bottom: 32, layout: "vertical" }
       : { left: BESIDE[0], right: BESIDE[1], top: 48, bottom: 16 },
     parallelAxis: chart.axes.map((axis, dim) => {
       const made = axisOf(axis, theme, width, chart, columnOf(dim));
       made.name = cut(made.name, most);
-      // Lines cross the labels.
+      // Lines cross the labels, so the labels have a border in the colour of the page.
       Object.assign(made.axisLabel, { textBorderColor: theme.ground, textBorderWidth: 3, color: theme.ink });
       made.axisLabel.showMinLabel = made.axisLabel.showMaxLabel = true;
       made.axisLabel.formatter = axis.scale === "category" ? (text) => inMiddle(text, Math.min(most, 11)) : digits;
@@ -317,7 +320,7 @@ function parallel(chart, theme, width) {
       data: Array.from({ length: lengthOf(series) }, (_, place) =>
         chart.axes.map((axis, dim) => {
           const value = series.columns[columnOf(dim)][place] ?? feet[dim] ?? "-";
-          // The foot is the first category.
+          // `withFoot` has put the foot in front of the categories.
           return axis.scale === "category" && feet[dim] !== null ? value + 1 : value;
         }),
       ),
@@ -325,7 +328,7 @@ function parallel(chart, theme, width) {
   };
 }
 
-// The place on an axis of the lines without a value, away from the values; null if each line has one.
+// The foot of a parallel axis: the place where lines without a value cross it. null if each line has a value.
 function footOf(axis, { least, most, values, hasGaps }) {
   if (!hasGaps || (values.length && Math.max(Math.abs(least), Math.abs(most)) > FAR)) {
     return null;
@@ -341,7 +344,7 @@ function footOf(axis, { least, most, values, hasGaps }) {
     : least - APART * (most - least || Math.abs(least) || 1);
 }
 
-// What an axis has besides if some lines pass its foot.
+// Options of a parallel axis for its foot, which is labelled INACTIVE; none if `foot` is null.
 function withFoot(made, axis, foot, { least, most, values }) {
   if (foot === null) {
     return {};

@@ -131,7 +131,7 @@ function heightOf(chart, width) {
   return y?.scale === "category" && !isParallel ? 96 + y.categories.length * (ROW + 10 * (bars - 1)) : PLOT;
 }
 
-// Marks in the order in which arrow keys reach them: along the axis that they are spread over.
+// Marks in the order in which the arrow keys go through them: by y if that axis has categories, else by x.
 function reached(chart) {
   const along = chart.axes[1]?.scale === "category" ? "y" : "x";
   const found = [];
@@ -143,7 +143,8 @@ function reached(chart) {
   return found.sort((a, b) => a[2] - b[2]);
 }
 
-// An entry for each class, for each form (series of several classes have the same forms), and for each other series.
+// Entries of the legend: one for each class, one for each form of marks that the classes share, and one for each other
+// series.
 function entries(chart, theme) {
   const [classes, forms, others] = [new Map(), new Map(), new Map()];
   for (const series of chart.series.filter((each) => each.colour !== "idle")) {
@@ -170,7 +171,7 @@ function entries(chart, theme) {
   });
 }
 
-// A small picture of a series's marks.
+// A small picture of a series's marks for the legend.
 function swatch(series, theme) {
   const colour = theme.colourOf(series.colour);
   const svg = made("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" });
@@ -224,7 +225,7 @@ function made(name, attributes) {
   return found;
 }
 
-// Fill `host` with one of several charts, which the reader chooses by name. `charts` are pairs of name and chart.
+// Fill `host` with one of several charts. The reader chooses it by name. `charts` are pairs of name and chart.
 export function showOneOf(host, label, charts, classes) {
   const choice = element("select");
   choice.append(...charts.map(([name], place) => element("option", name, { value: place })));

@@ -1,14 +1,14 @@
-// What a chart says of each mark in words, for tooltips, screen readers and tables; and elements whose content is text.
+// Descriptions of marks in words, for tooltips, screen readers and tables, and HTML elements that show any text safely.
 
 import { shown, took } from "./numbers.js";
 
-// Characters that may turn a text around or control a terminal: the same as in core/checks.py.
+// Characters that may reverse the direction of a text or control a terminal: the same as in core/checks.py.
 const UNPRINTABLE = /[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{1d173}-\u{1d17a}\u{e0000}-\u{e007f}]/gu;
 
-// A text that may be shown: such characters are escaped as in Python.
+// A text in which the UNPRINTABLE characters are escaped as in Python.
 export const printable = (text) => String(text ?? "").replace(UNPRINTABLE, escaped);
 
-// A text of at most so many characters; a longer one ends with an ellipsis.
+// A text that is cut to `most` characters. If it is cut, it ends with an ellipsis.
 export const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 function escaped(character) {
@@ -20,7 +20,8 @@ function escaped(character) {
   return `\\${kind}${code.toString(16).padStart(length, "0")}`;
 }
 
-// An element whose content and attributes are shown as text; the value of an option is what is asked for.
+// An HTML element with this text and these attributes, made printable. The attribute `value` is unchanged, because code
+// reads it.
 export function element(name, text = "", attributes = {}) {
   const made = document.createElement(name);
   made.textContent = printable(text);
@@ -30,15 +31,15 @@ export function element(name, text = "", attributes = {}) {
   return made;
 }
 
-// Column of a line over all axes that has the values of one axis.
+// Name of the column with a line's values on one of several parallel axes.
 export const columnOf = (place) => `axis ${place}`;
 
-// "trials an hour", but "time (s)".
+// Name of an axis with its unit, such as "trials an hour" or "time (s)".
 export function withUnit({ name, unit }) {
   return unit.startsWith("an ") ? `${name} ${unit}` : unit ? `${name} (${unit})` : name;
 }
 
-// Pairs of name and text of one mark.
+// Facts about one mark, as pairs of name and text.
 export function facts(chart, series, place) {
   const [x, y] = chart.axes;
   const axes = { x, y, base: y, start: x, end: x };
@@ -48,7 +49,7 @@ export function facts(chart, series, place) {
     if (name === "base" || name === "width" || value === null || value === "") {
       continue;
     }
-    // Parts of the row's name, which `y` stands for.
+    // The other columns of a row of the timeline are parts of its name, which is shown for `y`.
     if (series.colour === "idle" && !["y", "idle"].includes(name)) {
       continue;
     }
@@ -56,7 +57,7 @@ export function facts(chart, series, place) {
       const axis = chart.axes[Number(name.slice("axis ".length))];
       found.push([axis.name, shown(value, axis)]);
     } else if (name === "number") {
-      // Where the axis has the number already, it is not said twice.
+      // If the x axis shows the trial's number, it is not repeated.
       const isSaid = x.name === "trial" && series.columns.x?.[place] === value;
       found.push(...(isSaid ? [] : [["trial", String(value)]]));
     } else if (name === "continues") {
@@ -67,7 +68,7 @@ export function facts(chart, series, place) {
       found.push([name, `${Math.round(100 * value)} %`]);
     } else {
       const axis = axes[name];
-      // The height of a bar on a base is its own part of the whole.
+      // Of a bar with a base, only the part above the base is its value.
       const own = name === "y" && series.columns.base ? value - series.columns.base[place] : value;
       const label = axis?.unit === "s" ? axis.name : axis && withUnit(axis);
       found.push([["x", "y"].includes(name) ? label : name, shown(own, axis)]);

@@ -29,17 +29,17 @@ export function took(seconds) {
 
 export const whole = (number) => number.toLocaleString("en-US");
 
-// "1 trial", "1,200 trials". By default an s is added.
+// A number with its noun, such as "1 trial" or "1,200 trials". By default the plural is the singular with an s.
 export function counted(number, one, several = `${one}s`) {
   return `${whole(number)} ${number === 1 ? one : several}`;
 }
 
-// Of seconds since the epoch, in the reader's time zone.
+// Text of a time in seconds since the epoch, in the reader's time zone.
 export function moment(seconds) {
   return new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 }
 
-// Of a value of an axis.
+// Text of a value on an axis.
 export function shown(value, axis) {
   if (value === null || value === undefined) {
     return "–";

@@ -1,4 +1,4 @@
-// Draws the figures of a page that has its data in itself.
+// Draws the figures of a page from the data that the page itself contains.
 
 import { showChart, showOneOf } from "./figure.js";
 import { element } from "./marks.js";

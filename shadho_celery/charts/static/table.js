@@ -44,7 +44,7 @@ function fill(details, chart) {
   details.append(frame, more);
 }
 
-// A gap in a column has no fact, so the names come from the first mark that has one.
+// Names of the table's columns. Several rows are read, because a mark may lack a value in some columns.
 function namesOf(chart, series) {
   const found = new Set();
   for (let place = 0; place < Math.min(lengthOf(series), ROWS); place += 1) {

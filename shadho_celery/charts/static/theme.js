@@ -13,13 +13,13 @@ const MEANINGS = new Map([
   ["state FAILED", "failed"],
 ]);
 
-// `classes` are the names of compute classes in order, the strongest first. One list is used for all charts of a page:
-// a class that is not on it is added. Where several studies are compared, a study has a colour of the same palette.
+// `classes` are the names of compute classes, the strongest first. All charts of a page use the same list, and a class
+// that is not in it is added. If several studies are compared, each study has a colour of the same palette.
 export function themeOf(element, classes) {
   const style = getComputedStyle(element);
   const named = (name) => style.getPropertyValue(`--${name}`).trim();
   const lists = { class: classes, study: [] };
-  // Place of a class or a study in its list; null for other meanings.
+  // Index of a class or a study in its list; null for other meanings.
   const placeOf = (meaning) => {
     const [, kind, name] = /^(class|study) (.*)$/s.exec(meaning) ?? [];
     if (kind === undefined) {
@@ -41,7 +41,7 @@ export function themeOf(element, classes) {
       const place = placeOf(meaning);
       return named(place === null ? (MEANINGS.get(meaning) ?? "soft") : `class-${place % COLOURS}`);
     },
-    // From the seventh class on, colours repeat with another symbol.
+    // The seventh class has the colour of the first one, but another symbol, and so on.
     symbolOf: (meaning) => SYMBOLS[Math.floor((placeOf(meaning) ?? 0) / COLOURS) % SYMBOLS.length],
   };
 }

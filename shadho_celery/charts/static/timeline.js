@@ -1,15 +1,15 @@
-// The timeline of attempts on a canvas: below the name of each class a row for each of its slots or machines, or a row
-// for each class, and in it a bar for each attempt.
+// The timeline of attempts on a canvas. Each slot or machine has a row, below the name of its class, or each class has
+// one row. Each attempt is a bar in its row.
 
 import { card, element, inWords } from "./marks.js";
 import { lengthOf } from "./table.js";
 
 const AXIS = 28;
 const BAR = 0.6;
-// Pixels of the line with the name of a class, and of the column with the shares of idle time.
+// Height of the line with a class's name, and width of the column with the shares of idle time, in pixels.
 const HEADING = 24;
 const IDLE = 48;
-// Pixels of a row: up to NAMED rows, each is high enough for its name.
+// Heights of a row in pixels. In a timeline of up to NAMED rows, each row is high enough for its name.
 const [LEAST_ROW, NAMED_ROW, MOST_ROW] = [6, 18, 28];
 const NAMED = 60;
 const MOST_HEIGHT = 640;
@@ -17,7 +17,7 @@ const FONT_SIZE = 14;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const DAY = 86400;
 
-// Draws a timeline in `host`, an element with a height of its own. `open` is called with a trial's number.
+// Draws a timeline in the element `host`, whose height is already set. `open` is called with the number of a chosen trial.
 export class Timeline {
   constructor(host, chart, theme, { say = () => {}, open = () => {} } = {}) {
     Object.assign(this, { host, chart, theme, say, open });
@@ -81,7 +81,7 @@ export class Timeline {
     this.ending.abort();
   }
 
-  // Pixels of the names beside the rows: as many as they need, but at most a part of the whole.
+  // Width of the column with the names of the rows: the longest name, within limits that depend on the whole width.
   widthOfLabels() {
     const pen = this.canvas.getContext("2d");
     pen.font = `${FONT_SIZE}px ${this.theme.font}`;
@@ -97,7 +97,7 @@ export class Timeline {
     return this.layout.rows.findIndex(({ top }) => top <= y && y < top + this.layout.height);
   }
 
-  // Pixels of the part with the bars.
+  // Left and right end of the area with the bars, in pixels.
   get left() {
     return this.labels;
   }
@@ -173,8 +173,8 @@ export class Timeline {
       pen.fillText(fitting(pen, name, this.width - IDLE - 24), 16, top + HEADING / 2);
       pen.font = `${FONT_SIZE}px ${this.theme.font}`;
     }
-    // Where rows are lower than a line of text, the next name is that of the first row below the one before, and a name
-    // that would reach into the heading of the next class is left out.
+    // If rows are lower than a line of text, a name is left out if it would overlap the name above it or the heading of
+    // the next class.
     let free = 0;
     rows.forEach(({ top, name, part }, row) => {
       const middle = top + Math.max(height, FONT_SIZE) / 2;
@@ -183,7 +183,7 @@ export class Timeline {
         return;
       }
       free = middle + FONT_SIZE / 2;
-      // A machine keeps a part of the column beside the name of its worker.
+      // If a row has a machine's name and a worker or slot, the machine's name keeps a part of the column.
       const most = this.labels - 12;
       const least = name && Math.max(most - pen.measureText(`${name}  `).width, 0.6 * most);
       const beside = fitting(pen, part, least || most);
@@ -201,7 +201,7 @@ export class Timeline {
     });
   }
 
-  // A thin line from the end of each trial to the one that continues it.
+  // A thin line from the end of each trial to the trial that continues it.
   paintLines(pen) {
     pen.strokeStyle = this.theme.muted;
     pen.lineWidth = 1;
@@ -230,7 +230,7 @@ export class Timeline {
       arrow(pen, left, top, width, height);
     } else {
       pen.globalAlpha = { light: 0.4, crossed: 0.4 }[form] ?? 1;
-      // A gap tells bars without a pause between them apart.
+      // A gap of one pixel separates bars that follow one another without a pause.
       pen.fillRect(left, top, form !== "strip" && width > 3 ? width - 1 : width, height);
       pen.globalAlpha = 1;
     }
@@ -256,7 +256,7 @@ export class Timeline {
     on("pointerleave", () => this.show(null));
     on("pointerdown", (event) => this.grab(event));
     on("pointerup", (event) => this.release(event));
-    // Without the focus the wheel scrolls the page, unless Ctrl is pressed.
+    // The wheel zooms only if the timeline has the focus or Ctrl is pressed. Otherwise it scrolls the page.
     on("wheel", (event) => this.wheel(event), { passive: false });
     on("keydown", (event) => this.key(event));
   }
@@ -313,7 +313,7 @@ export class Timeline {
     this.see(about - (about - from) * factor, about + (to - about) * factor);
   }
 
-  // Show the time between two moments, within the whole time.
+  // Show the time from `from` to `to`, moved and cut so that it is within the time of the whole timeline.
   see(from, to) {
     const [first, last] = this.whole;
     const length = Math.min(last - first, Math.max(1e-3, to - from));
@@ -345,7 +345,7 @@ export class Timeline {
     this.choose(this.bars[place < 0 ? 0 : Math.min(this.bars.length - 1, Math.max(0, place + by))]);
   }
 
-  // Go to the attempt of another row that is nearest in time.
+  // Choose the attempt in the row above or below whose start is nearest.
   row(by) {
     if (!this.current) {
       this.step(1);
@@ -393,7 +393,7 @@ export class Timeline {
   }
 }
 
-// Where the rows lie, and what stands beside them. A class has a heading, and a machine is named at its first row.
+// Places of the rows and headings, and the texts beside the rows. Each class has a heading.
 function layoutOf(chart) {
   const count = chart.axes[1].categories.length;
   const names = rowNames(chart);
@@ -417,8 +417,8 @@ function layoutOf(chart) {
   return { rows, headings, height, bottom: top };
 }
 
-// By row: its class if it has a part of one, the name of its machine at the machine's first row, and its worker and slot
-// where the machine has several.
+// Names for each row: its class, or "" if a row is a whole class; the name of its machine, if this is the machine's
+// first row; and its worker and slot, if the machine has several.
 function rowNames(chart) {
   const { y, class: classes, machine: machines, worker: workers, slot: slots } =
     chart.series.find((series) => series.colour === "idle").columns;
@@ -441,14 +441,14 @@ function rowNames(chart) {
   });
 }
 
-// Names of machines without their domain, where they differ without it, by their whole names.
+// Map from each machine's whole name to its name without the domain, or to the whole name if short names are equal.
 function shortNames(names) {
   const cut = names.map((name) => (/^[\d.:]+$/.test(name) ? name : name.split(".")[0] || name));
   const isClear = new Set(cut).size === names.length;
   return new Map(names.map((name, place) => [name, isClear ? cut[place] : name]));
 }
 
-// Pairs of bars: the last one of a trial, and each one of the trial that continues it.
+// Pairs of bars: the last bar of a trial, and a bar of the trial that continues it.
 function linesOf(bars) {
   const last = new Map();
   for (const bar of bars) {
@@ -481,7 +481,7 @@ function hatch(pen, left, top, width, height) {
   pen.strokeRect(left + 0.5, top + 0.5, Math.max(1, width - 1), height - 1);
 }
 
-// A bar that goes on: it ends in a point.
+// A bar with a pointed end, for an attempt that is still running.
 function arrow(pen, left, top, width, height) {
   const right = left + Math.max(width, height / 2);
   const shoulder = right - height / 2;
@@ -494,7 +494,7 @@ function arrow(pen, left, top, width, height) {
   pen.fill();
 }
 
-// Shorten a text in its middle until it is at most `most` pixels wide.
+// Shorten a text by leaving out its middle, until it is at most `most` pixels wide.
 function fitting(pen, text, most) {
   if (pen.measureText(text).width <= most) {
     return text;
