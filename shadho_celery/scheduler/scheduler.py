@@ -464,10 +464,10 @@ class Scheduler:
     def _judged(self, result: Result) -> Result:
         """Return a result with what this scheduler adds before `StudyState.tell` gets it.
 
-        A result gets a `retry`, so that it does not end its trial, if the trial has lost a rank of its process group,
-        or has run out of memory and another class may have enough (`MemoryFit.retry`). It gets a warning if the trial
-        succeeded on a class that was the last resort. Its error gets a hint if the objective needs ints where the space
-        draws floats.
+        A result gets a `retry`, so that it does not end its trial, in two cases: the trial has lost a rank of its
+        process group, or it has run out of memory and another class may have enough (`MemoryFit.retry`). It gets a
+        warning if the trial succeeded on a class that was the last resort. Its error gets a hint if the objective needs
+        ints where the space draws floats.
         """
         trial, is_short = self.study.find_open(result.number), result.outcome.out_of_memory is not None
         if result.outcome.rank_lost:
