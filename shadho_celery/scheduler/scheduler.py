@@ -441,7 +441,7 @@ class Scheduler:
             self.stop(running=self.limits.is_met_by(self.study.best) or self.hopeless is not None)
 
     def _send(self) -> None:
-        """Record this turn. Once it is recorded, stop the pruned trials and send the placed attempts."""
+        """Write the changes of this turn to the store. Then stop the pruned trials and send the placed attempts."""
         if not self.study.commit():
             return
         if self._to_stop:
