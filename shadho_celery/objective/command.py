@@ -6,6 +6,7 @@ arguments for each active label.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -87,7 +88,7 @@ class Command:
         return lambda params: Values(flat(params), space.evaluate(params))
 
     def arguments(self, values: Mapping[str, Any], context: LocalContext) -> list[str]:
-        """Return the program and its arguments for a trial. Raises UsageError for a placeholder without a value."""
+        """Return the program and its arguments for a trial. Raises UsageError for a value that no argument can hold."""
         found: list[str] = []
         for word in self.words:
             if word == f"{{{ARGS}}}":
@@ -165,8 +166,9 @@ def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
     paths = {name: tuple(stated.get(name) or ()) for name in names}
     for name in names:
         for each in map(PurePosixPath, paths[name]):
-            if each.is_absolute() or ".." in each.parts or each == PurePosixPath():
-                raise UsageError(f"{name}: {short(str(each))} is not inside the study's folder; give a relative path")
+            is_odd = any(part == ".." or ("**" in part and part != "**") for part in each.parts)
+            if each.is_absolute() or is_odd or each == PurePosixPath():
+                raise UsageError(f"{name}: {short(str(each))} is no relative path or glob inside the study's folder")
     words, arg = tuple(stated["command"]), stated.get("arg") or ARG
     command = Command(
         words=words, arg=arg, loss=loss, folder=folder.absolute(), inputs=paths["inputs"], outputs=paths["outputs"]
@@ -185,9 +187,10 @@ def files_of(command: Command) -> dict[str, Digest]:
         for name in (f"{word.replace('.', '/')}.py",) if before == "-m" else {word, word.rpartition("=")[2]}:
             place = PurePosixPath(name)
             path = command.folder / place
-            if place.is_absolute() or ".." in place.parts or not path.is_file():
+            # Unlike `Path.is_file`, this accepts a word that is too long for a path.
+            if place.is_absolute() or ".." in place.parts or not os.path.isfile(path):  # noqa: PTH113
                 continue
-            if place.suffix == ".py":
+            if place.suffix == ".py" and "." not in str(place.with_suffix("")):
                 files |= sources.read(".".join(place.with_suffix("").parts), str(path)).files
             elif path.stat().st_size <= MAX_INPUTS:
                 files[place.as_posix()] = digest_of(path.read_bytes())

@@ -59,7 +59,8 @@ class StudyFile:
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
     code: CodeVersion = field(default_factory=CodeVersion)
-    #: makes the function from a trial's params to the objective's values, of the space; None for those of the space
+    #: returns for the compiled space the function that makes the objective's values from a trial's params; None for
+    #: `Space.evaluate`
     values: Callable[[Space], Callable[[Params], Any]] | None = None
     #: True if trials read its files again, so that an edited file is another version at once
     reads_disk: bool = False
@@ -132,8 +133,8 @@ def with_command(file: StudyFile) -> StudyFile:
         command = command_of(file.stated, Path(file.code.root))
         command = dataclasses.replace(command, files=files_of(command))
         code = replace(file.code, files={**file.code.files, **command.files})
-    except UsageError as error:
-        raise UsageError(f"{file.module}: {error}") from None
+    except (UsageError, OSError) as error:
+        raise UsageError(f"{file.module}: {one_line(error, 1000)}") from None
     return dataclasses.replace(file, objective=command, values=command.values, code=code, reads_disk=True)
 
 

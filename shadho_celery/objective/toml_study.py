@@ -17,7 +17,6 @@ from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.files import COMMANDS, below, read_toml, replacing
 from shadho_celery.core.payload import MODULE_NAME
 from shadho_celery.core.settings import SETTINGS
-from shadho_celery.core.system import load_hyperopt_late
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import sources, study_file
 from shadho_celery.objective.study_file import StudyFile
@@ -75,7 +74,6 @@ def _space(content: Mapping[str, object]) -> dict[str, Any]:
         raise UsageError(f"it lacks the table [space] with a domain for each label, {DOMAIN}")
     if not content.get("command"):
         raise UsageError('it lacks command, such as command = ["python", "train.py", "{args}"]')
-    load_hyperopt_late()
     return Reader().labels(table, "space")
 
 

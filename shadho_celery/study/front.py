@@ -85,7 +85,7 @@ def reference_point(losses: Array) -> Array:
 
 
 def hypervolume(points: Array, reference: Array) -> float:
-    """Return the volume between `points`, shape (n, losses), and `reference`, shape (losses,).
+    """Return the volume that `points`, shape (n, losses), dominate up to `reference`, shape (losses,).
 
     It is exact for at most MOST_EXACT losses, and estimated for more.
     """

@@ -145,6 +145,13 @@ def test_what_is_wrong_with_a_command_is_one_line_before_anything_starts(
     assert not (desk.folder / "shadho.db").exists()
 
 
+def test_the_name_of_the_loss_belongs_to_a_command_without_a_file(desk: Desk) -> None:
+    told = desk.told("run", "--loss", "val_loss", "--", "python", "{x:int:2:1}")
+    assert told.messages[-1].endswith("space.x.int: 2 is not below 1; give [low, high]")
+    [path] = desk.folder.glob(".shadho/commands/*/python.toml")
+    assert 'loss = "val_loss"' in path.read_text()
+
+
 def test_a_file_that_is_edited_during_a_run_is_another_version_at_once(desk: Desk) -> None:
     """A command's process reads its files again, unlike the one that has imported a function."""
     run = desk.launch("study.toml", "--trials", "10000", *EMBEDDED)

@@ -22,7 +22,8 @@ from shadho_celery.node.code import AGAIN_SECONDS, ShippedCode
 SIGNER = Signer(b"a key of sixteen bytes")
 MESSAGE = Payload(study="k1", module="my_study", code="0123456789ab", is_shipped=True, attempts=[])
 SOURCES = Sources(
-    code=MESSAGE.code, files={"my_study.py": b"SPACE = 1\n", "parts/layers.py": "# größe\n".encode("latin-1")}
+    code=MESSAGE.code,
+    files={"my_study.py": b"SPACE = 1\n", "parts/layers.py": "# größe\n".encode("latin-1"), "go.py": b"#!/bin/sh"},
 )
 
 
@@ -35,6 +36,8 @@ def test_sources_arrive_to_the_byte_in_a_folder_of_their_version(client: redis.R
     folder = shipped.folder(MESSAGE)
     assert folder == tmp_path / "k1" / "0123456789ab"
     assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")} == SOURCES.files
+    programs = [path for path in folder.rglob("*.py") if path.stat().st_mode & 0o100]
+    assert [path.name for path in programs] == ["go.py"], "it can be the program of a command"
     client.flushdb()
     assert shipped.lacks(MESSAGE) == "", "they are asked for once"
 
@@ -130,6 +133,8 @@ def test_without_a_key_there_is_no_shipping(client: redis.Redis) -> None:
         {"my_study.py\n": "QQ=="},
         {"my_study.py": "no base64!"},
         {"my_study.py": 3},
+        {"a/..": "QQ=="},
+        {"./a": "QQ=="},
         {"a.py": "QUFB" * (MAX_SOURCES // 3 + 1)},
     ],
 )

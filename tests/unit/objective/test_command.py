@@ -135,9 +135,10 @@ def test_no_label_has_the_name_of_a_placeholder() -> None:
         ({"command": ["x"], "arg": "{label}={value}={value}"}, "must have {label} and {value} once each"),
         ({"command": ["x"], "loss": {"pattern": "("}}, "loss.pattern: missing ), unterminated"),
         ({"command": ["x"], "loss": {"pattern": "loss"}}, "loss.pattern has 0 groups; give it one"),
-        ({"command": ["x"], "inputs": ["../a"]}, "inputs: '../a' is not inside the study's folder"),
-        ({"command": ["x"], "outputs": ["/a"]}, "outputs: '/a' is not inside the study's folder"),
-        ({"command": ["x"], "outputs": ["."]}, "outputs: '.' is not inside the study's folder"),
+        ({"command": ["x"], "inputs": ["../a"]}, "inputs: '../a' is no relative path or glob inside the study's"),
+        ({"command": ["x"], "outputs": ["/a"]}, "outputs: '/a' is no relative path or glob inside the study's"),
+        ({"command": ["x"], "outputs": ["a/**b"]}, "outputs: 'a/**b' is no relative path or glob"),
+        ({"command": ["x"], "outputs": ["."]}, "outputs: '.' is no relative path or glob inside the study's"),
     ],
 )
 def test_a_command_that_is_not_valid_is_refused(stated: dict[str, Any], says: str) -> None:
@@ -178,6 +179,7 @@ def test_the_files_of_a_command_are_those_that_it_names_what_they_import_and_its
         "a.csv",
         "b.csv",
         "c.bin",
+        "v1.2.py",
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"# {name}\n")
@@ -194,6 +196,7 @@ def test_the_files_of_a_command_are_those_that_it_names_what_they_import_and_its
         "conf.yaml",
     }
     assert files("cat", "c.bin", inputs=["*.csv"]) == {"a.csv", "b.csv", "c.bin"}
+    assert files("python", "-c", "x" * 5000, "v1.2.py") == {"v1.2.py"}, "words that are no paths, or no modules"
     before = files_of(command("cat", "c.bin", folder=tmp_path))
     (tmp_path / "c.bin").write_text("other")
     assert files_of(command("cat", "c.bin", folder=tmp_path)) != before
