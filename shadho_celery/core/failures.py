@@ -121,7 +121,7 @@ class Failures:
             self.add(trial)
 
     def add(self, trial: Trial) -> Failure:
-        """Count a FAILED trial. Return how it failed."""
+        """Count a FAILED trial. Return its failure, as read from its error."""
         failure = read_failure(trial.outcome.error)
         if (known := self._counts.get(failure.kind)) is None:
             self._counts[failure.kind] = FailureCount(failure=failure, first=trial.number)

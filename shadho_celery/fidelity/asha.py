@@ -39,7 +39,7 @@ class Rung:
         return len(self._all)
 
     def tell(self, origin: int, loss: float) -> None:
-        """Add a result."""
+        """Add the loss of a trial on this rung. `origin` is its origin."""
         insort(self._all, (loss, origin))
         self.losses[origin] = loss
         if origin not in self.promoted:

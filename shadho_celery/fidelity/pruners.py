@@ -247,8 +247,8 @@ class AshaPruner:
     continue.
 
     Rungs are steps. At its first report on a rung, a trial is compared with the trials that have reached this rung
-    before. It never waits. Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in
-    its stopping form.
+    before. It never waits. Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, but
+    trials are stopped instead of promoted.
     """
 
     def __init__(self, settings: Asha) -> None:

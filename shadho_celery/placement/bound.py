@@ -29,8 +29,9 @@ def solved(
     trials of kind k.
 
     It minimises `costs`, such that sum_c x_kc rates_kc is at least `least` for each kind k, and sum_k x_kc is at most
-    `most` for each class c. `more` adds n variables after the x_kc. It has their coefficients, shape (kinds + classes,
-    n): first in the negatives of the kinds' constraints, then in the classes' constraints.
+    `most` for each class c. `more` adds n variables after the x_kc. It is an array of their coefficients with the shape
+    (kinds + classes, n). Each of its first rows belongs to the constraint of a kind, written as "at most" with all
+    signs changed. Each of the other rows belongs to the constraint of a class.
     """
     # Imported late, because the import takes a tenth of a second.
     from scipy import sparse

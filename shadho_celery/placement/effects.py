@@ -136,7 +136,7 @@ class Regression:
         self._told += self._summed(functions, groups, values)
 
     def suppose(self, functions: Array, groups: NDArray[np.intp], values: Array, are_total: NDArray[np.bool_]) -> bool:
-        """Replace what is known about n running trials. Return whether the next fit will differ.
+        """Replace the values of all running trials. Return whether the next fit will differ.
 
         The first three arguments are as in `tell`. If `are_total` is True for a trial, its value is extrapolated to the
         whole trial, which counts like an ended trial. Otherwise it is the value so far.
@@ -265,7 +265,7 @@ class ParamEffects:
 
     @one_blas_thread()
     def suppose(self, running: Sequence[tuple[Params, int, float, bool]], classes: int) -> bool:
-        """Replace what is known about the running trials. Return whether another fit is due.
+        """Replace the log seconds of all running trials. Return whether another fit is due.
 
         Each trial has its params, the column of its class, its log seconds, and True if these are extrapolated to the
         whole trial, False for the seconds so far.

@@ -212,9 +212,9 @@ class CostModel:
     trials are ignored, because they may end at any time.
 
     `predict` is the only prediction: placement compares it, and it is what is recorded and shown, and what decides
-    about declined trials, copies and widths. Placement compares `costs`, which are made from it: if the number of slots
-    of a trial is searched (`widths`), a trial costs on a class the slot seconds of its best width there; and trials
-    that begin again after a preemption are charged for it.
+    about declined trials, copies and widths. Placement compares `costs`, which are derived from this sum. If the number
+    of slots of a trial is searched (`widths`), its cost on a class is that of its best width there, in slot seconds.
+    The cost includes the expected time that preemptions make a trial repeat.
 
     If widths are searched, a class counts as one for each width: its *kinds*, see `kind`. Their seconds are learned
     separately, and assumed to be in inverse proportion to the width before.

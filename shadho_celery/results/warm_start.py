@@ -202,9 +202,9 @@ def read_source(
 ) -> Source:
     """Return the trials that `given` names: a study in `store`, ``STORE_URL#STUDY``, or a CSV file.
 
-    Another object contains the trials itself, see `of_object`. Only trials with the same budget are used, because
-    losses at different budgets cannot be compared: those with the budget `least`, which is the lowest budget of the new
-    study, or else those with the greatest budget. `objectives` are the objectives of the new study. Raises UsageError,
+    Another object contains the trials itself, see `of_object`. Only trials with one budget are used, because losses at
+    different budgets cannot be compared. This is the budget `least`, which is the lowest budget of the new study, or if
+    no trial has it, the greatest budget. `objectives` are the objectives of the new study. Raises UsageError,
     StudyNotFound or StoreError.
     """
     if not isinstance(given, (str, Path)):

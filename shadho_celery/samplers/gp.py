@@ -124,7 +124,7 @@ class GpSampler(Learner):
 
     @property
     def r_squared(self) -> float | None:
-        """Leave-one-out R² of the process; None before it can propose params."""
+        """Leave-one-out R² of the Gaussian process; None before it can propose params."""
         if not self._domains or not self.is_started:
             return None
         with one_blas_thread():
@@ -473,9 +473,9 @@ def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.in
 def standardised(losses: Array) -> Array:
     """Return losses with mean 0 and variance 1, after bad losses were moved closer together.
 
-    The unit is the distance of the best loss from the median. Of a distance above the median that is greater than 1,
-    one plus its logarithm is used, at most FAR. Otherwise a loss of 1e9 would hide all differences between other
-    losses.
+    Distances from the median are measured in units of the best loss's distance. A loss that is more than one unit above
+    the median gets the distance 1 + log(distance), at most FAR. Without this, a loss of 1e9 would hide all differences
+    between other losses.
     """
     finite = np.abs(losses[np.isfinite(losses)])
     # Losses are divided by the largest one, because differences of losses near 1e308 overflow.

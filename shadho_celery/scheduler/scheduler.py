@@ -441,7 +441,7 @@ class Scheduler:
             self.stop(running=self.limits.is_met_by(self.study.best) or self.hopeless is not None)
 
     def _send(self) -> None:
-        """Record this turn. Once it is recorded, stop the pruned trials and send the placed attempts."""
+        """Write the changes of this turn to the store. Then stop the pruned trials and send the placed attempts."""
         if not self.study.commit():
             return
         if self._to_stop:
@@ -464,10 +464,10 @@ class Scheduler:
     def _judged(self, result: Result) -> Result:
         """Return a result with what this scheduler adds before `StudyState.tell` gets it.
 
-        A result gets a `retry`, so that it does not end its trial, if the trial has lost a rank of its process group,
-        or has run out of memory and another class may have enough (`MemoryFit.retry`). It gets a warning if the trial
-        succeeded on a class that was the last resort. Its error gets a hint if the objective needs ints where the space
-        draws floats.
+        A result gets a `retry`, so that it does not end its trial, in two cases: the trial has lost a rank of its
+        process group, or it has run out of memory and another class may have enough (`MemoryFit.retry`). It gets a
+        warning if the trial succeeded on a class that was the last resort. Its error gets a hint if the objective needs
+        ints where the space draws floats.
         """
         trial, is_short = self.study.find_open(result.number), result.outcome.out_of_memory is not None
         if result.outcome.rank_lost:

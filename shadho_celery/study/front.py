@@ -85,7 +85,7 @@ def reference_point(losses: Array) -> Array:
 
 
 def hypervolume(points: Array, reference: Array) -> float:
-    """Return the volume that the points dominate within the reference point. Shapes (n, losses) and (losses,).
+    """Return the volume that `points`, shape (n, losses), dominate up to `reference`, shape (losses,).
 
     It is exact for at most MOST_EXACT losses, and estimated for more.
     """
@@ -289,7 +289,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
     @property
     def hypervolume(self) -> float:
-        """The current hypervolume."""
+        """Hypervolume of the current front."""
         return self.history[-1][1]
 
 
