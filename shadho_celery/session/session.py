@@ -178,13 +178,14 @@ class Session:
         key = None if options.early is None else options.early.directory.name
         #: classes that are started on demand, by the option --class-spec
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
-        self._opening = Opening(Request(space=file.space, module=file.module, stated=file.stated, key=key, **given))
+        module, stated = file.recorded_module, file.stated
+        self._opening = Opening(Request(space=file.space, module=module, stated=stated, key=key, **given))
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         #: version of the study's code, and a watch that finds files that were edited since
         self.code = file.code.with_space(self._opening.plan.space.describe())
         self.disk = DiskWatch()
-        self._sources = _shipped(self.code) if options.ship else None
+        self._sources = _shipped(self.code, file.data) if options.ship else None
         self.code = replace(self.code, is_shipped=options.ship)
         #: number of trials of this run that were too wide for the embedded workers
         self._too_wide = 0
@@ -508,10 +509,10 @@ class Session:
         raise UsageError(f"no embedded worker can run this study: {found[0]}")
 
 
-def _shipped(code: CodeVersion) -> Sources:
-    """Return the sources of a study to be shipped to workers. Raises UsageError if they cannot be shipped."""
+def _shipped(code: CodeVersion, data: Mapping[str, bytes]) -> Sources:
+    """Return the sources of a study, and `data` by path, to be shipped. Raises UsageError if they cannot be shipped."""
     try:
-        return msgspec.convert({"code": code.digest, "files": contents(code)}, Sources)
+        return msgspec.convert({"code": code.digest, "files": {**contents(code), **data}}, Sources)
     except msgspec.ValidationError as error:
         raise UsageError(f"the study's code cannot be shipped: {error}; copy its files to the workers") from None
 
