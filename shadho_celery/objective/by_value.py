@@ -328,7 +328,7 @@ def _too_large(
     """Return the error for pickles that are too large, which names what is largest."""
     sizes = [(len(pickles[0]), "the space")]
     sizes += [(len(_pickled(each, None if arrays is None else [])), where) for where, each in _held(objective)]
-    largest = [f"{where} {size / 1e6:.3g} MB" for size, where in sorted(sizes, reverse=True)]
+    largest = [f"{where} {size / 1e6:.3g} MB" for size, where in sorted(sizes, reverse=True) if size > most / 100]
     who, rest = ("a fleet", "") if arrays is None else ("this machine", " beside large arrays")
     return UsageError(
         f"the function has {sum(map(len, pickles)) / 1e6:.3g} MB{rest}, and workers of {who} get at most "
