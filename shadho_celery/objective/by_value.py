@@ -37,10 +37,10 @@ from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.code import MAX_SOURCES, CodeVersion, Digest, digest_of
 from shadho_celery.core.files import below, is_locked, replacing
 from shadho_celery.core.system import load_hyperopt_late
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import wants_context
-from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, file_of
+from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, file_of, within
 
 #: files of the functions that embedded workers run
 FUNCTIONS = Path(".shadho/functions")
@@ -89,16 +89,18 @@ class ByValue:
         code = self.version(name)
         load_hyperopt_late()
         try:
-            with path.open("rb") as file:
+            with within("the import of the function's modules"), path.open("rb") as file:
                 file.seek(places[0].start)
                 space = pickle.loads(file.read(header.sizes[0]))
                 file.seek(places[1].start)
-                pickled = file.read(header.sizes[1])
-            objective = _Objective(path, pickled, places[2:])
-            objective.takes_context = wants_context(objective.unpickle())
+                objective = _Objective(path, file.read(header.sizes[1]), places[2:])
+                objective.takes_context = wants_context(objective.unpickle())
+        except NestedStart:
+            raise
         except Exception as error:
             reason = f"{type(error).__name__}: {short(error, 1000)}"
-            raise UsageError(f"{name} cannot be loaded here: {reason}; install what it needs") from error
+            remedy = "; install what it needs" if isinstance(error, ImportError) else ""
+            raise UsageError(f"{name} cannot be loaded here: {reason}{remedy}") from error
         return StudyFile(module=name, space=space, objective=objective, code=code)
 
     def settings(self, name: str) -> dict[str, object] | None:
