@@ -51,6 +51,9 @@ LARGE = 1_000_000
 #: maximum bytes of the pickles for the workers of this machine, without large arrays; and for those of a fleet
 MAX_HERE, MAX_SENT = 16_000_000, MAX_SOURCES
 
+#: version of Python: a pickle has bytecode, which other minor versions cannot run
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
 #: bytes at whose multiples each part of a file begins, for the processor's widest loads
 _ALIGNED = 64
 
@@ -65,7 +68,7 @@ class Header(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     function: Digest
     #: modules that the function and the space name; libraries are included
     modules: list[str]
-    #: version of Python, such as 3.12: the pickle has bytecode, which other minor versions cannot run
+    #: version of Python (`PYTHON`)
     python: str
     #: bytes of each part: the pickle of the space, that of the function, and the arrays
     sizes: list[int]
@@ -83,8 +86,8 @@ class ByValue:
         if os.environ.get(WITHIN) != IN_A_TRIAL:
             raise UsageError(f"{name} is a function of a program, and only the program itself can run its study")
         path, header, places = _opened(name)
-        if header.python != _python():
-            raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {_python()}")
+        if header.python != PYTHON:
+            raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {PYTHON}")
         # Read before the import of the modules, which then use these sources.
         code = self.version(name)
         load_hyperopt_late()
@@ -110,7 +113,7 @@ class ByValue:
         with suppress(UsageError):
             path, header, _ = _opened(name)
             root = path.absolute().parents[len(PurePosixPath(name).parts) - 1]
-            return replace(sources.read_own(header.modules, root), function=header.function)
+            return replace(sources.read_own(header.modules, root, are_imported=True), function=header.function)
         return CodeVersion()
 
 
@@ -183,7 +186,11 @@ def sent(objective: Callable[..., Any], space: object) -> StudyFile:
     content = b"".join(_parts(header, pickles))
     # A run that resumes the study with other data has another file.
     name = f"{_name_of(objective)}_{digest_of(content)}.pickle"
-    return StudyFile(module=name, space=space, objective=objective, code=code, data={name: content})
+    data = {
+        name: content,
+        **{each: Path(code.root, each).read_bytes() for each, digest in code.files.items() if digest},
+    }
+    return StudyFile(module=name, space=space, objective=objective, code=code, data=data)
 
 
 def _packed(
@@ -204,14 +211,11 @@ def _packed(
         raise _refusal(objective, error) from None
     if sum(map(len, pickles)) > most:
         raise _too_large(objective, pickles, most, arrays)
-    code = sources.read_own(sorted(modules), Path.cwd())
-    if edited := sources.edited_since_import(code):
-        raise UsageError(
-            f"{edited} was edited after this Python imported it; restart Python (in a notebook, its kernel)"
-        )
+    # Only workers import them, and read them from the disk.
+    code = sources.read_own(sorted(modules), Path.cwd(), are_imported=False)
     function = sources.function_version(objective)
     sizes = [len(each) for each in (*pickles, *(arrays or ()))]
-    header = Header(function=function, modules=sorted(modules), python=_python(), sizes=sizes)
+    header = Header(function=function, modules=sorted(modules), python=PYTHON, sizes=sizes)
     return header, pickles, replace(code, function=function)
 
 
@@ -390,7 +394,3 @@ def _remove_folders() -> None:
     for folder in (FUNCTIONS, FUNCTIONS.parent):
         with suppress(OSError):
             folder.rmdir()
-
-
-def _python() -> str:
-    return f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -72,6 +72,7 @@ def test_a_missing_study_file_is_refused() -> None:
         (lambda: 0.0, {}, "the objective takes no argument"),
         (lambda values: LOCK, {}, "its global LOCK is a _thread.lock"),
         (lambda values: 0.0, {"trials": 0}, "trials: 0 is not allowed"),
+        (lambda values: 0.0, {"workers": None, "redis": "redis://nowhere"}, "only signed"),
         (lambda values: 0.0, {"workers": 0}, "not a class with its number of slots"),
         (lambda values: 0.0, {"sampler": "oracle"}, "no sampler 'oracle'"),
         (lambda values: 0.0, {"fidelity": {"least": 3, "most": 1}}, "most"),
