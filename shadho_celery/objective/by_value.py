@@ -22,15 +22,14 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Annotated, Any
 from weakref import ref
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import listed, one_line, short
@@ -71,11 +70,7 @@ class Header(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: version of Python (`PYTHON`)
     python: str
     #: bytes of each part: the pickle of the space, that of the function, and the arrays
-    sizes: list[int]
-
-
-class _Unfit(pickle.PicklingError):
-    """A value that could be pickled, but would be of no use on a worker."""
+    sizes: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=2)]
 
 
 class ByValue:
@@ -112,7 +107,7 @@ class ByValue:
     def version(self, name: str) -> CodeVersion:
         with suppress(UsageError):
             path, header, _ = _opened(name)
-            root = path.absolute().parents[len(PurePosixPath(name).parts) - 1]
+            root = path.parents[len(PurePosixPath(name).parts) - 1]
             return replace(sources.read_own(header.modules, root, are_imported=True), function=header.function)
         return CodeVersion()
 
@@ -153,28 +148,24 @@ def kept(objective: Callable[..., Any], space: object) -> Iterator[StudyFile]:
     """
     arrays: list[memoryview] = []
     header, pickles, code = _packed(objective, space, MAX_HERE, arrays)
-    try:
-        FUNCTIONS.mkdir(parents=True, exist_ok=True)
-        for left in FUNCTIONS.glob("*.pickle"):
-            # A program that was killed has left it.
-            if not is_locked(left):
-                left.unlink(missing_ok=True)
-        path = below(FUNCTIONS, f"{_name_of(objective)}_{secrets.token_hex(4)}.pickle")
-        with replacing(path, 0o600) as file:
-            # The copy of the descriptor keeps the lock until it is closed.
-            lock = os.dup(file.fileno())
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            file.writelines(_parts(header, [*pickles, *arrays]))
-    except OSError as error:
-        _remove_folders()
-        raise UsageError(f"the function cannot be written to {FUNCTIONS}: {error.strerror}; make room there") from None
-    try:
+    path = below(FUNCTIONS, f"{_name_of(objective)}_{secrets.token_hex(4)}.pickle")
+    with ExitStack() as opened:
+        opened.callback(_remove, path)
+        try:
+            FUNCTIONS.mkdir(parents=True, exist_ok=True)
+            for left in FUNCTIONS.glob("*.pickle"):
+                # A program that was killed has left it.
+                if not is_locked(left):
+                    left.unlink(missing_ok=True)
+            with replacing(path, 0o600) as file:
+                # The copy of the descriptor keeps the lock until it is closed.
+                opened.callback(os.close, lock := os.dup(file.fileno()))
+                with suppress(OSError):
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                file.writelines(_parts(header, [*pickles, *arrays]))
+        except OSError as error:
+            raise UsageError(f"the function cannot be written to {FUNCTIONS}: {error.strerror}; make room") from None
         yield StudyFile(module=path.as_posix(), space=space, objective=objective, code=code)
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(lock)
-        _remove_folders()
 
 
 def sent(objective: Callable[..., Any], space: object) -> StudyFile:
@@ -252,7 +243,7 @@ def _reduced(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
-            raise _Unfit(f"it is on {value.device}, whose memory other processes lack; send value.cpu()")
+            raise UsageError(f"it is on {value.device}, whose memory other processes lack; send value.cpu()")
         if type(value) is torch.Tensor and not value.requires_grad and value.nbytes >= LARGE:
             # The types that numpy lacks stay in the pickle.
             with suppress(TypeError, RuntimeError):
@@ -287,7 +278,7 @@ def _refusal(objective: Callable[..., Any], error: Exception) -> UsageError:
     """Return the error for a function that cannot be pickled, which names the value that is the reason."""
     where, value, why = _culprit(objective, set()) or ("function", objective, error)
     kind = type(value)
-    remedy = "" if isinstance(why, _Unfit) else "; create it within the function"
+    remedy = "" if isinstance(why, UsageError) else "; create it within the function"
     return UsageError(
         f"the function cannot be sent to workers: its {where} is a {kind.__module__}.{kind.__qualname__}: "
         f"{one_line(why, 300)}{remedy}"
@@ -312,7 +303,7 @@ def _held(value: Any) -> Iterator[tuple[str, object]]:
     """Yield what a function or an object uses, each with words that say where it is."""
     if isinstance(value, functools.partial):
         yield "function", value.func
-        yield from ((f"argument {name}", each) for name, each in chain(enumerate(value.args), value.keywords.items()))
+        yield from ((f"argument {name}", each) for name, each in [*enumerate(value.args), *value.keywords.items()])
     elif isinstance(value, MethodType):
         yield "object", value.__self__
     elif isinstance(value, FunctionType):
@@ -374,23 +365,19 @@ def _opened(name: str) -> tuple[Path, Header, list[slice]]:
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise UsageError(f"{name} could have been written by another user, so it is not loaded")
         header = msgspec.json.decode(line, type=Header)
-        if len(header.sizes) < 2 or min(header.sizes) < 0:
-            raise ValueError("it lacks a part")
     except (OSError, ValueError) as error:
         raise UsageError(f"{name} is not the file of a function: {short(error)}") from None
-    return path, header, _places(header, len(line))
+    return path.absolute(), header, _places(header, len(line))
 
 
 def _name_of(objective: Callable[..., Any]) -> str:
     """Return the beginning of a file's name, by which a user recognises the function."""
-    while isinstance(objective, functools.partial):
-        objective = objective.func
-    name = getattr(objective, "__name__", type(objective).__name__)
+    name = getattr(objective, "__name__", "")
     return name[:40] if re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) else "function"
 
 
-def _remove_folders() -> None:
-    """Remove the folders that were made for the file, if they are empty."""
-    for folder in (FUNCTIONS, FUNCTIONS.parent):
+def _remove(path: Path) -> None:
+    """Remove a file, and the folders that were made for it if they are empty."""
+    for remove in (path.unlink, FUNCTIONS.rmdir, FUNCTIONS.parent.rmdir):
         with suppress(OSError):
-            folder.rmdir()
+            remove()

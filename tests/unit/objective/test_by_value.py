@@ -273,7 +273,11 @@ def test_only_the_process_of_a_slot_unpickles(monkeypatch: pytest.MonkeyPatch) -
             0o600,
             "needs Python 3.1, and this worker has",
         ),
-        (b'{"function":"","modules":[],"python":"3.1","sizes":[0]}\n', 0o600, "it lacks a part"),
+        (
+            b'{"function":"","modules":[],"python":"3.1","sizes":[0]}\n',
+            0o600,
+            "is not the file of a function: Expected",
+        ),
         (b'{"function":"","modules":[],"python":"3.1","sizes":[0,0]}\n', 0o622, "written by another user"),
     ],
 )
@@ -315,7 +319,7 @@ def test_the_name_of_the_file_shows_that_of_the_function() -> None:
     def training(p: float) -> float:
         return p
 
-    with by_value.kept(functools.partial(training), SPACE) as file:
+    with by_value.kept(training, SPACE) as file:
         assert Path(file.module).name.startswith("training_")
     with by_value.kept(FunctionType(training.__code__, {}, "größe/.."), SPACE) as file:
         assert Path(file.module).name.startswith("function_")
