@@ -41,6 +41,8 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: Digest = ""
     #: by path below `root`: digest of a source; "" for a file that is missing or cannot be read
     files: dict[str, Digest] = {}
+    #: version of an objective that is sent by value (`function_version`); "" for that of a study file
+    function: Digest = ""
     #: digest of the description of the compiled space
     space: Digest = ""
     #: folder of the sources on the machine of the process
@@ -53,9 +55,13 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def with_space(self, description: Mapping[str, str]) -> CodeVersion:
         """Return this version with the digest of the space, and the digest of sources and space together.
 
-        `description` is `Space.describe()`.
+        `description` is `Space.describe()`. A function that is sent by value brings its space with it. If it uses no
+        modules of its own, its version is the one that it has in a program's process.
         """
         space = digest_of(_as_json(description))
+        if self.function:
+            digest = digest_of(_as_json([self.files, self.function])) if self.files else self.function
+            return replace(self, space=space, digest=digest)
         return replace(self, space=space, digest=digest_of(_as_json([self.files, space])))
 
     def with_problem(self, error: object) -> CodeVersion:

@@ -53,7 +53,9 @@ LAUNCH = "ranks.launch:launch"
 #: function that runs a command as a trial, only in the slot's process
 RUN_COMMAND = "objective.process:run"
 #: forms in which a study is kept, besides a module, by the suffix of its file
-FORMS: Mapping[str, str] = {".toml": "objective.toml_study:TomlStudy"}
+FORMS: Mapping[str, str] = {".toml": "objective.toml_study:TomlStudy", ".pickle": "objective.by_value:ByValue"}
+#: suffix of the file of a function that is sent by value
+BY_VALUE = ".pickle"
 #: value of the setting `pruner` that means no pruner, also for a resumed study that had one
 NO_PRUNER = "none"
 #: by our name, or by a text that can follow "here it is": the names in other tools, in lower case. A foreign name may

@@ -50,10 +50,30 @@ def read(module: str, origin: str) -> CodeVersion:
     # The folder from which the module is imported: the one that contains the file or folder of its first name.
     root = path.parents[module.count(".") + (path.name == "__init__.py")]
     # If the study has a folder of its own, it may also import from there.
-    folders = [*dict.fromkeys([*_below(root), root, path.parent])]
-    finder = _finder()
+    return _read([module], [*_below(root), root, path.parent], root, module, _finder().content)
+
+
+def read_own(modules: Iterable[str], root: Path, *, are_imported: bool) -> CodeVersion:
+    """Read those of these modules that are in the folder `root` and are not libraries, and what they import there.
+
+    They are the modules that a function uses. The version does not include the function. If they `are_imported` here,
+    their imports use these sources.
+    """
+    content = _finder().content if are_imported else lambda _, path: _content(path)
+    return _read(modules, [*_below(root), root], root, "", content)
+
+
+def _read(
+    modules: Iterable[str],
+    places: Iterable[Path],
+    root: Path,
+    study: str,
+    content_of: Callable[[str, Path], bytes | None],
+) -> CodeVersion:
+    """Read these modules, and what they import, from these folders. `study` is the module of the study, or ""."""
+    folders = [*dict.fromkeys(places)]
     files: dict[str, str] = {}
-    waiting, seen = [*_with_parents(module)], set()
+    waiting, seen = [name for module in modules for name in _with_parents(module)], set()
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -62,9 +82,9 @@ def read(module: str, origin: str) -> CodeVersion:
         if name.endswith(".*"):
             waiting += (each for folder in folders for each in _all_of(name.removesuffix(".*"), folder))
             continue
-        source = next(filter(None, (_path(name, folder, root, module) for folder in folders)), None)
+        source = next(filter(None, (_path(name, folder, root, study) for folder in folders)), None)
         if source is not None:
-            content = finder.content(name, source)
+            content = content_of(name, source)
             files[Path(os.path.relpath(source, root)).as_posix()] = "" if content is None else digest_of(content)
             waiting += _imported(name, source, content or b"")
     return CodeVersion(root=str(root), files=files)
@@ -345,7 +365,7 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
         # The cell of a variable is empty until it is assigned, as for a function that is defined further down.
         with suppress(ValueError):
             yield from () if name in written else _parts(cell.cell_contents, seen)
-    for name in _names(function.__code__):
+    for name in names_of(function.__code__):
         if name in written:
             continue
         found = function.__globals__.get(name)
@@ -366,11 +386,12 @@ def _of_code(code: CodeType, documentation: str | None = None) -> Iterator[str]:
     yield " ".join(code.co_names)
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_of(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes that compiled code uses."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_of(constant)
 
 
 def _written(code: CodeType) -> set[str]:

@@ -71,16 +71,15 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
     In a terminal, the bar's last state remains, above a one-line summary. A notebook shows only the summary. Elsewhere,
     only the bar's last state is printed, and only if `wanted` is True. If `wanted` is False, nothing is shown.
     """
-    is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-    if wanted is False or (wanted is None and not is_notebook and not (sys.stderr and sys.stderr.isatty())):
+    if wanted is False or (wanted is None and not is_notebook() and not (sys.stderr and sys.stderr.isatty())):
         yield lambda: None
         return
-    if is_notebook:
+    if is_notebook():
         # Imported here, as below, because a search without a bar does not need the room `cli`.
         from shadho_celery.cli.messages import say
 
         yield lambda: None
-        say(_summary(scheduler), err=True)
+        say(summary(scheduler), err=True)
         return
     # rich is slow to import, and a search without a bar does not need it.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -103,10 +102,15 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
                 update()
     finally:
         if console.is_terminal:
-            console.print(Text(_summary(scheduler)), soft_wrap=True)
+            console.print(Text(summary(scheduler)), soft_wrap=True)
 
 
-def _summary(scheduler: Scheduler) -> str:
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    return type(sys.stderr).__module__.startswith("ipykernel")
+
+
+def summary(scheduler: Scheduler) -> str:
     """Return a summary of a search's result in one line."""
     # Imported here, because the module imports rich.
     from shadho_celery.cli.tables import counts_line

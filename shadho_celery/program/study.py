@@ -485,7 +485,8 @@ def minimize(
     study: str | None = None,
     resume: Resume = False,
     progress: bool | None = None,
-    workers: Mapping[str, int] | None = None,
+    workers: int | Mapping[str, int] | None = None,
+    n_jobs: int | None = None,
     broker: str | None = None,
     redis: str | None = None,
     trial_timeout: float | None = None,
@@ -494,11 +495,10 @@ def minimize(
 ) -> ShownStudy:
     """Search for the params with the best loss.
 
-    `objective` is a function of a point of `space` (a hyperopt expression). By default, trials run one after another in
-    this process. To run them on workers, give the name of a study file, such as "my_study", or the `objective` and the
-    `SPACE` of a module. `workers` are the slots by class of embedded workers on this machine, such as
-    ``{"cpu": 4}``. For the workers of a fleet, give the URLs `broker` and `redis`, by default from CELERY_BROKER_URL
-    and SHADHO_REDIS_URL.
+    `objective` is a function of a point of `space` (a hyperopt expression), or the name of a study file, such as
+    "my_study". The trials of a function run one after another in this process, unless `workers` or a fleet is given.
+    `workers` (or `n_jobs`) is the number of trials at a time on this machine, or slots by class, such as
+    ``{"cpu": 4}``. A fleet has the URLs `broker` and `redis`, by default from CELERY_BROKER_URL and SHADHO_REDIS_URL.
 
     `seed` makes the search repeatable. `store` is a database URL; the default is in memory. `study` is the study's name
     in the store. `resume` continues the study; with "if-exists", the study begins if there is none with this name.
@@ -515,7 +515,11 @@ def minimize(
     settings: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
     settings |= {"fidelity": fidelity, "where": where, **losses}
     opened: dict[str, Any] = {"store": store, "resume": resume, "seed": seed, "warm_start": warm_start}
-    if isinstance(objective, str) or workers or broker or redis:
+    if n_jobs is not None:
+        if workers is not None:
+            raise UsageError("n_jobs is another name of workers; leave out one of them")
+        workers = n_jobs
+    if isinstance(objective, str) or workers not in (None, {}) or broker or redis:
         # Imported here, because a search in this process does not need it.
         from shadho_celery.program.on_workers import search_on_workers
 

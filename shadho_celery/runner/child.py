@@ -96,7 +96,7 @@ class Child:
 
     def serve(self, modules: Sequence[str]) -> None:
         """Import `modules`, then run attempts until the pipe is closed."""
-        os.environ[study_file.WITHIN] = "a trial"
+        os.environ[study_file.WITHIN] = study_file.IN_A_TRIAL
         faulthandler.enable()
         _set_up_output()
         signal.signal(_INTERRUPT, self._interrupt)

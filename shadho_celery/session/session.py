@@ -156,7 +156,7 @@ def request_of(options: Options, file: StudyFile) -> Request:
     """Return the request to open the study of a file with these options."""
     given = {each.name: getattr(options, each.name) for each in fields(Given)}
     key = None if options.early is None else options.early.directory.name
-    return Request(space=file.space, module=file.module, stated=file.stated, key=key, **given)
+    return Request(space=file.space, module=file.recorded_module, stated=file.stated, key=key, **given)
 
 
 class _StopNow(Exception):
@@ -206,7 +206,7 @@ class Session:
         self._sources: Sources | None = None
         self._inputs: dict[str, bytes] = {}
         if options.ship:
-            self._sources, self._inputs = _shipped(self.code, file.objective)
+            self._sources, self._inputs = _shipped(self.code, file)
         self.code = replace(self.code, is_shipped=options.ship)
         #: number of trials of this run that were too wide for the embedded workers
         self._too_wide = 0
@@ -555,13 +555,13 @@ class Session:
         raise UsageError(f"no embedded worker can run this study: {found[0]}")
 
 
-def _shipped(code: CodeVersion, objective: object) -> tuple[Sources, dict[str, bytes]]:
+def _shipped(code: CodeVersion, file: StudyFile) -> tuple[Sources, dict[str, bytes]]:
     """Return the sources of a study to be shipped to workers, and by digest the files that its objective reads.
 
     Raises UsageError if they cannot be shipped.
     """
-    files = contents(code)
-    read = objective.files if isinstance(objective, Command) else {}
+    files = {**contents(code), **file.data}
+    read = file.objective.files if isinstance(file.objective, Command) else {}
     inputs = {name: files.pop(name) for name in read if name in files}
     digests = {name: sha256(content).hexdigest() for name, content in inputs.items()}
     try:

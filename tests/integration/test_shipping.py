@@ -90,6 +90,18 @@ def test_a_version_that_cannot_run_is_refused_for_a_while_and_then_written_again
     assert file.read_bytes() == SOURCES.files["my_study.py"]
 
 
+def test_a_function_by_value_is_loaded_only_if_it_was_sent(client: redis.Redis, tmp_path: Path) -> None:
+    """Each run sends its own file, also under the same version; a file of another name is not looked for."""
+    shipping = Shipping(client, SIGNER)
+    shipped = ShippedCode(shipping, tmp_path, ManualClock())
+    for name in ("f_1.pickle", "f_2.pickle"):
+        message = msgspec.structs.replace(MESSAGE, module=name)
+        assert shipped.lacks(message) == "its study's code is not in Redis"
+        shipping.send("k1", Sources(code=MESSAGE.code, files={name: b"content"}))
+        assert shipped.lacks(message) == ""
+        assert (shipped.folder(message) / name).read_bytes() == b"content"
+
+
 def test_a_folder_that_cannot_be_written_is_told(client: redis.Redis, tmp_path: Path) -> None:
     Shipping(client, SIGNER).send("k1", SOURCES)
     (tmp_path / "code").write_text("a file")

@@ -79,6 +79,16 @@ def test_workers_that_do_not_sign_with_our_key_are_the_reason_though_their_annou
     assert "no worker is live" not in told
 
 
+def test_a_function_by_value_needs_a_worker_that_accepts_code_with_the_same_key() -> None:
+    shipped = CodeVersion(digest="0123456789ab", is_shipped=True)
+    told = str(unable({"one": worker()}, "f_1.pickle", code=shipped))
+    command = "SHADHO_ACCEPT_CODE=1 celery -A shadho_celery worker -Q cpu"
+    assert told == f"no live worker accepts code (--accept-code); start one: {command}"
+    workers = {"one": worker(accepts_code=True, key="12345678")}
+    assert "sign with another key" in str(unable(workers, "f_1.pickle", code=shipped))
+    assert unable(workers, "f_1.pickle", "12345678", shipped) is None
+
+
 OURS = CodeVersion(root="/ours", files={"my_study.py": "0123456789ab"}).with_space({})
 
 
