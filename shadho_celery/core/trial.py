@@ -183,6 +183,9 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: whether the checkpoint folder of a promoted trial, or of one whose earlier attempt has ended, contained files at
     #: its start; None for other trials, or if this is not known
     continued: bool | None = None
+    #: labels that the objective has asked for, each in the form of `space.schema.Suggested`; None in a study with a
+    #: space
+    asked: Mapping[str, Any] | None = None
 
     @property
     def violation(self) -> float:

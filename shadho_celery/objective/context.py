@@ -221,6 +221,8 @@ class LocalContext:
     #: directions of the study's losses by name; a report is a value of the first one, in its own direction
     objectives: Mapping[str, str] | None = None
     reports: Reports = field(default_factory=Reports)
+    #: labels that the objective has asked for so far, see `Outcome.asked`; None in a study with a space
+    asked: Mapping[str, Any] | None = None
     stopped: Callable[[], bool] = lambda: False
     #: returns whether the worker is about to end, and the trial goes on elsewhere
     preempted: Callable[[], bool] = lambda: False

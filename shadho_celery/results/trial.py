@@ -23,7 +23,7 @@ from shadho_celery.errors import ShadhoError, StoreError
 from shadho_celery.objective import study_file
 from shadho_celery.space.describe import brief
 from shadho_celery.space.space import Space
-from shadho_celery.space.stored import read_given, read_labels, read_shown
+from shadho_celery.space.stored import read_given, read_labels, read_schema, read_shown
 from shadho_celery.space.tree import evaluate
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.store.memory import MemoryStore
@@ -38,6 +38,8 @@ class Values:
         self._record = record
         self._space = space
         self._labels = read_labels(record.tree)
+        #: True if the objective has asked for its labels, so that its values are by label
+        self._is_asked = read_schema(record.tree) is not None
         #: reason why some values are texts, with the remedy; None as long as all are the values that the objective got
         self.note: str | None = None
 
@@ -60,6 +62,8 @@ class Values:
 
         An option that has labels itself is its name. A label within an expression has its drawn value.
         """
+        if self._is_asked:
+            return dict(read_given(trial.given, trial.params)[0])
         found = {}
         for label, drawn in trial.params.items():
             known = self._labels.get(label)

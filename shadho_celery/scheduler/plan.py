@@ -76,6 +76,10 @@ class Plan:
         """Return the plan of other settings for the same space. Raises UsageError like `of`."""
         return _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
 
+    def with_space(self, space: Space) -> Plan:
+        """Return the plan of the same settings for another space."""
+        return _plan(self.settings, space, split(space), self.limits)
+
     def check_sampler(self) -> None:
         """Raise UsageError if the sampler cannot be created for this space. Call this before anything is recorded."""
         self.make_sampler(self.whole if self.spans_space else self.subspaces[0], (0, 0))

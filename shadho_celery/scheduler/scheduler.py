@@ -123,11 +123,25 @@ class Scheduler:
         has_proposed = self.proposals.is_exhausted and not self.study.count(TrialState.WAITING)
         return has_proposed and not self.study.in_flight
 
+    @property
+    def has_grown(self) -> bool:
+        """True if trials have asked for other labels than those of the space, so that no further ones are proposed."""
+        return self.study.has_grown and not self.stopping and self.study.trouble is None
+
+    def follow(self, other: Scheduler) -> Scheduler:
+        """Take the place of the scheduler of a space that has grown. Return this scheduler."""
+        self.paused, self.turn_seconds = other.paused, other.turn_seconds
+        self._began, self._ended, self._hopelessness = other._began, other._ended, other._hopelessness
+        return self
+
     # The loop
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> None:
-        """Run the loop until the study has reached a limit or was stopped, and no trial is running."""
-        while not self.done:
+        """Run the loop until the study has reached a limit or was stopped, and no trial is running.
+
+        It also ends if the space has grown (`has_grown`). The search then continues with another scheduler.
+        """
+        while not (self.done or self.has_grown):
             self.turn()
             on_turn()
 
@@ -147,6 +161,9 @@ class Scheduler:
             if self._ended:
                 # Before the next trials are sent, because `on_trial` may stop the study.
                 self._call_on_trial()
+            if self.has_grown:
+                self.study.commit()
+                return
             self.assign()
             self.fill()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from shadho_celery.core.settings import (
     other_sampler,
     read_settings,
 )
-from shadho_celery.core.trial import refuse_others
+from shadho_celery.core.trial import Trial, refuse_others
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.results.study import OnTrial, RunningStudy, TrialCallback
@@ -30,7 +31,8 @@ from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.stored import ValuesRecord, to_json
+from shadho_celery.space.schema import Schema
+from shadho_celery.space.stored import ValuesRecord, read_schema, to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import earlier_study, open_study
@@ -113,7 +115,10 @@ class Opening:
     def __init__(self, request: Request) -> None:
         """Check settings, known points and warm start, before anything is opened. Raises ShadhoError."""
         self._request = request
-        self.plan = Plan.of(compile_space(request.space), settle(request, {}, {}), request.limits)
+        #: empty schema of a study without a declared space, whose objective asks for its labels
+        self._schema = None if request.space is not None else Schema()
+        space = compile_space(request.space) if self._schema is None else self._schema.space()
+        self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
         self.plan.check_sampler()
         known_points.completed(self.plan, request.points)
         self.plan.check_warm_start(request.warm_start, resume=request.resume is True)
@@ -122,7 +127,7 @@ class Opening:
         """Open the store, and begin or resume the study. Raises ShadhoError."""
         request, plan, space = self._request, self.plan, self.plan.space
         kept: dict[str, Any] = {"module": request.module, "settings": request.given if request.module else None}
-        kept |= {"tree": to_json(space), "resume": request.resume}
+        kept |= {"tree": to_json(space, self._schema), "resume": request.resume}
         with ExitStack() as opened:
             store = SqlStore(request.store)
             opened.callback(store.close)
@@ -133,6 +138,9 @@ class Opening:
             earlier = earlier_study(store, space.describe(), name=request.name, **kept)
             if earlier is not None:
                 plan = plan.with_settings(settle(request, earlier.settings, earlier.in_force), request.limits)
+            if earlier is not None and (schema := read_schema(earlier.tree)) is not None:
+                space = schema.space()
+                plan = plan.with_space(space)
             study = open_study(
                 store,
                 space.describe(),
@@ -175,9 +183,31 @@ class OpenStudy:
         plan = self.plan if limits is None else self.plan.with_settings(self.plan.settings, limits)
         return make_scheduler(plan, self.study, executor, pruning=pruning)
 
+    def grown(self) -> OpenStudy:
+        """Return the study in the space of the labels for which its trials have asked so far, and record that space.
+
+        The trials get the subspaces of that space. Call this after a commit. Raises StoreError.
+        """
+        study, schema = self.study, self.study.schema
+        assert schema is not None
+        plan = self.plan.with_space(schema.space())
+        space, tree = plan.space.describe(), to_json(plan.space, schema)
+
+        def place(trial: Trial) -> str:
+            # A trial that failed early may lack a choice.
+            fitting = [each.name for each in plan.subspaces if each.contains(trial.params)]
+            return next(iter(fitting), plan.subspaces[0].name)
+
+        moved = {each.number: name for each in study if (name := place(each)) != each.subspace}
+        record = dataclasses.replace(study.record, space=space, tree=tree)
+        self.store.reshape(record.key, study.fence, study.clock.wall(), space=space, tree=tree, moved=moved)
+        study.reshape(record, self.store.earlier(record.key))
+        return dataclasses.replace(self, plan=plan)
+
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
         """Let `scheduler` call the function `on_trial` after each trial. Return the study that the function gets."""
-        running = RunningStudy(self.store, self.study.record, self.plan.space, scheduler.stop)
+        space = self.plan.space if self.study.schema is None else None
+        running = RunningStudy(self.store, self.study.record, space, scheduler.stop)
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
         return running
 

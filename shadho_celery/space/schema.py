@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
-from hyperopt import hp
-from hyperopt.pyll import scope
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import resolve, short
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
-from shadho_celery.space.compile import compile_space
 from shadho_celery.space.space import Space
 
 #: an option of a choice, which JSON can represent
@@ -94,7 +91,7 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if isinstance(drawn, bool) or not isinstance(drawn, Real) or not math.isfinite(drawn):
             return None
         if self.kind == "categorical":
-            return int(drawn) if drawn in range(len(self.options)) else None
+            return int(float(drawn)) if drawn in range(len(self.options)) else None
         found: Any = drawn
         if self.step:
             found = self.low + self.step * round((found - self.low) / self.step)
@@ -116,6 +113,10 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def expression(self, label: str) -> Any:
         """Return the hp expression of a number's law."""
+        # Imported late, as below, because a reader of a recorded schema does not need hyperopt.
+        from hyperopt import hp
+        from hyperopt.pyll import scope
+
         low, high, step = self.low, self.high, self.step
         if self.kind == "float" and not step:
             # hyperopt refuses a range of one number.
@@ -216,7 +217,9 @@ class Schema(Struct, frozen=True, kw_only=True):
                 explaining[label] = asked[label].drawn if label in asked else None
         if is_complete:
             # For a label that was not asked for until now, None stands for the trials before.
-            earlier = {each: [None] for each in explaining if each not in self.laws and self.values}
+            earlier: dict[str, list[Drawn | None]] = {
+                each: [None] for each in explaining if each not in self.laws and self.values
+            }
             values = _with({**earlier, **values}, explaining)
         return Schema(laws=laws, values=values, beside=beside, apart=apart)
 
@@ -247,6 +250,8 @@ class Schema(Struct, frozen=True, kw_only=True):
 
     def space(self) -> Space:
         """Return the space in which values of the labels known so far are proposed."""
+        from shadho_celery.space.compile import compile_space
+
         with warnings.catch_warnings():
             # The bounds of a log range are as the user gave them.
             warnings.simplefilter("ignore")
@@ -254,13 +259,19 @@ class Schema(Struct, frozen=True, kw_only=True):
 
     def expression(self) -> dict[str, Any]:
         """Return the hp expression of the space: a dict by label. The options of a choice have the labels below it."""
+        from hyperopt import hp
+        from hyperopt.pyll import scope
+
         parents = {label: self.parent(label) for label in self.laws}
         nodes: dict[str, Any] = {}
 
         def under(labels: Iterable[str]) -> dict[str, Any]:
             found = {}
             for label in labels:
-                law, inner = self.laws[label], [each for each, parent in parents.items() if parent and parent[0] == label]
+                law, inner = (
+                    self.laws[label],
+                    [each for each, parent in parents.items() if parent and parent[0] == label],
+                )
                 if label not in nodes:
                     nodes[label] = _choice(label, law, inner) if law.options else law.expression(label)
                 found[label] = nodes[label]
@@ -286,14 +297,7 @@ class Schema(Struct, frozen=True, kw_only=True):
         return {label: self.laws[label].value(drawn) for label, drawn in params.items() if label in self.laws}
 
 
-def read_schema(tree: Mapping[str, Any] | None) -> Schema | None:
-    """Return the schema in the record of a study's space, or None if the study has a declared space."""
-    return convert(tree["schema"], Schema) if tree and tree.get("schema") is not None else None
-
-
-def _with(
-    known: Mapping[str, list[Drawn | None]], now: Mapping[str, Drawn | None]
-) -> dict[str, list[Drawn | None]]:
+def _with(known: Mapping[str, list[Drawn | None]], now: Mapping[str, Drawn | None]) -> dict[str, list[Drawn | None]]:
     """Return the lists of values with one more value each."""
     return {**known, **{name: _added(known.get(name, []), value) for name, value in now.items()}}
 

@@ -84,6 +84,8 @@ _UPDATE = sa.update(trials).where(
     trials.c.number == sa.bindparam("_number"),
     trials.c.finished_at.is_(None),
 )
+#: Sets the given columns of any trial.
+_MOVE = sa.update(trials).where(trials.c.study == sa.bindparam("_study"), trials.c.number == sa.bindparam("_number"))
 #: Sets the given columns of a study, unless another scheduler has taken over the study.
 _FENCED = sa.update(studies).where(studies.c.key == sa.bindparam("_key"), studies.c.fence == sa.bindparam("_fence"))
 
@@ -299,6 +301,31 @@ class SqlStore:
         with self._begin() as connection:
             _set(connection, key, fence, settings=settings, in_force=in_force)
 
+    def reshape(
+        self,
+        key: str,
+        fence: int,
+        now: float,
+        *,
+        space: Mapping[str, str],
+        tree: Mapping[str, Any],
+        moved: Mapping[int, str],
+    ) -> None:
+        """Replace the space in the study's record, and the subspaces of the `moved` trials, in one transaction.
+
+        Raises LockLost if `fence` is old.
+        """
+        with self._begin() as connection:
+            change = self._change[key] = self._last_change(connection, key) + 1
+            facts = {"space": space, "tree": tree, "lock_expires": now + LOCK_SECONDS, "change": change}
+            if not _set(connection, key, fence, **facts):
+                raise LockLost
+            rows = [
+                {"_study": key, "_number": number, "subspace": name, "change": change} for number, name in moved.items()
+            ]
+            if rows:
+                _execute_many(connection, _MOVE, rows, of_json=())
+
     def unlock(self, key: str, fence: int) -> None:
         """Unlock the study, unless another scheduler has taken over the study."""
         with self._begin() as connection:
@@ -331,11 +358,15 @@ class SqlStore:
                     _execute_many(connection, insert, [trial_row(key, trial, change) for trial in turn.new])
                 # A new trial that was recorded before an outage may have changed since.
                 if updated := [*turn.new, *turn.changed] if self._is_unsure else turn.changed:
-                    changes = []
-                    for row in [trial_row(key, trial, change) for trial in updated]:
-                        now_is = {name: row[name] for name in _UPDATED}
-                        changes.append({"_study": key, "_number": row["number"], **now_is})
-                    found = _execute_many(connection, _UPDATE, changes)
+                    found = 0
+                    # The labels that an objective has asked for are known with its result.
+                    for has_asked, names in ((False, _UPDATED), (True, [*_UPDATED, "params", "given"])):
+                        rows_now = [trial_row(key, t, change) for t in updated if _has_asked(t) is has_asked]
+                        changes = [
+                            {"_study": key, "_number": row["number"], **{name: row[name] for name in names}}
+                            for row in rows_now
+                        ]
+                        found += _execute_many(connection, _UPDATE, changes) if changes else 0
                     # Fewer rows are updated if some trials had already finished or their rows were deleted.
                     if found < len(updated) and (deleted := _deleted(connection, key, updated)):
                         _execute_many(connection, insert, [trial_row(key, trial, change) for trial in deleted])
@@ -639,6 +670,10 @@ class SqlStore:
             cause = one_line(mask_in("; ".join(error.detail) or str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
+
+
+def _has_asked(trial: Trial) -> bool:
+    return trial.outcome.asked is not None
 
 
 def _last_part(module: str) -> str:
