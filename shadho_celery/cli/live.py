@@ -43,7 +43,7 @@ from shadho_celery.core.trial import Attempt, TrialState, turned_first
 from shadho_celery.core.units import counted, duration
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.gangs import Seated
-from shadho_celery.fleet.registry import Worker
+from shadho_celery.fleet.registry import Worker, needs
 from shadho_celery.results.report import overview_of, placed_by_params
 from shadho_celery.results.trial import Values
 from shadho_celery.runner.output import log_path, read_log, unstamped
@@ -235,7 +235,7 @@ class Fleet:
             state = "drained" if all(worker.drained for worker in live) else "draining"
             return f"all live workers are {state}" if live else "no live worker"
         able = any(map(self.has_module, taking))
-        return "no live worker can run this study" if able else f"no live worker has {self.module}"
+        return "no live worker can run this study" if able else f"no live worker {needs(self.module)}"
 
 
 #: fleet of a study without workers
@@ -330,7 +330,7 @@ class _View:
 class LiveView(_View):
     """View in a terminal: progress, the best trial so far, the state of each class, running trials and failures."""
 
-    def __init__(self, scheduler: Scheduler, space: Space, console: Console, fleet: Fleet = NO_FLEET) -> None:
+    def __init__(self, scheduler: Scheduler, space: Space | None, console: Console, fleet: Fleet = NO_FLEET) -> None:
         super().__init__(scheduler, fleet)
         self._made = Values(scheduler.study.record, space)
         #: lines about recent placement
@@ -602,7 +602,7 @@ def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), 
     if busy:
         return "silent"
     if workers and not any(map(fleet.has_module, workers)):
-        return f"no worker has {fleet.module}"
+        return f"no worker {needs(fleet.module)}"
     return "no able worker" if workers else "no worker"
 
 

@@ -16,8 +16,8 @@ from shadho_celery.core.checks import one_line, resolve
 #: digest of code: twelve hexadecimal digits, or "" for no digest
 Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
-#: relative path of a Python file; its names cannot lead out of the folder
-SourcePath = Annotated[str, Meta(pattern=r"^([^\W\d]\w*/)*[^\W\d]\w*\.py\Z", max_length=1000)]
+#: relative path of a Python file, or of a function that is sent by value; its names cannot lead out of the folder
+SourcePath = Annotated[str, Meta(pattern=r"^([^\W\d]\w*/)*[^\W\d]\w*\.(py|pickle)\Z", max_length=1000)]
 
 #: maximum bytes of all sources of a study together, if they are shipped
 MAX_SOURCES = 1_000_000
@@ -38,6 +38,8 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: Digest = ""
     #: digest of each source by its path below `root`; "" for a file that is missing or cannot be read
     files: dict[str, Digest] = {}
+    #: version of an objective that is sent by value (`function_version`); "" for that of a study file
+    function: Digest = ""
     #: digest of the compiled space's description
     space: Digest = ""
     #: folder of the sources on that process's machine
@@ -50,9 +52,13 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def with_space(self, description: Mapping[str, str]) -> CodeVersion:
         """Return the version with the digest of its space, and that of sources and space together.
 
-        `description` is that of the compiled space, `Space.describe()`.
+        `description` is that of the compiled space, `Space.describe()`. A function that is sent by value brings its
+        space with it. If it uses no modules of its own, its version is the one that it has in a program's process.
         """
         space = digest_of(_as_json(description))
+        if self.function:
+            digest = digest_of(_as_json([self.files, self.function])) if self.files else self.function
+            return replace(self, space=space, digest=digest)
         return replace(self, space=space, digest=digest_of(_as_json([self.files, space])))
 
     def with_problem(self, error: object) -> CodeVersion:

@@ -51,7 +51,9 @@ PRUNERS: Mapping[str, str] = {
 #: function behind `context.launch`, which needs torch
 LAUNCH = "ranks.launch:launch"
 #: forms in which a study is kept, besides a module, by the suffix of its file
-FORMS: Mapping[str, str] = {}
+FORMS: Mapping[str, str] = {".pickle": "objective.by_value:ByValue"}
+#: suffix of the file of a function that is sent by value
+BY_VALUE = ".pickle"
 #: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
 NO_PRUNER = "none"
 #: the name here -> what other tools call it, in lower case; or what to do here, as it follows "here it is". A name may

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
+from shadho_celery.core.names import BY_VALUE
 from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive, Price
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
@@ -333,10 +334,11 @@ def unable(
         return ServiceError(f"all live workers are drained; run shadho-celery undrain {shlex.quote(drained[0])}")
     if not (workers or refused):
         return ServiceError(f"no worker is live; start one on a node: {start_command(compute_class, module)}")
-    having = [worker for worker in workers.values() if module in worker.imports]
+    accepting = [worker for worker in workers.values() if code.is_shipped and worker.accepts_code]
+    having = [worker for worker in workers.values() if module in worker.imports] + accepting
     if workers and not having:
         name = min(worker.compute_class for worker in workers.values())
-        return ServiceError(f"no live worker has {module}; start one that has: {start_command(name, module)}")
+        return ServiceError(f"no live worker {needs(module)}; start one: {start_command(name, module)}")
     if having and all(worker.protocol != PROTOCOL for worker in having):
         return ServiceError(f"the workers that have {module} {of_other_protocols(workers, module)}")
     return ServiceError(
@@ -379,7 +381,13 @@ def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
 
 def start_command(compute_class: str, module: str) -> str:
     """Return the command that starts a worker for trials of `module` on a node."""
-    return f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"
+    what = "SHADHO_ACCEPT_CODE=1" if module.endswith(BY_VALUE) else f"SHADHO_IMPORTS={module}"
+    return f"{what} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"
+
+
+def needs(module: str) -> str:
+    """Return what a worker does that gets trials of `module`: it accepts a function by value, or has the module."""
+    return "accepts code (--accept-code)" if module.endswith(BY_VALUE) else f"has {module}"
 
 
 class Host:

@@ -27,6 +27,7 @@ from shadho_celery.core.system import Clock
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.channel import Shipping
 from shadho_celery.objective.sources import DiskWatch
+from shadho_celery.objective.study_file import form_of
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class ShippedCode:
         self._shipping = shipping
         self._folder = folder
         self._clock = clock
-        #: folders that this worker has written
+        #: folders that this worker has written, each with the name of the study's module
         self._written: set[Path] = set()
         #: reason why a version cannot run on this worker, and the time at which that was found, by digest
         self._unfit: dict[str, tuple[str, float]] = {}
@@ -59,7 +60,7 @@ class ShippedCode:
     def refuse(self, payload: Payload, reason: str) -> None:
         """Record why the code of a message cannot run on this worker."""
         with self._lock:
-            self._written.discard(self.folder(payload))
+            self._written.discard(self.folder(payload) / payload.module)
             self._unfit[payload.code] = reason, self._clock.now()
 
     def folder(self, payload: Payload) -> Path:
@@ -74,11 +75,13 @@ class ShippedCode:
         if reason := self.unfit.get(payload.code):
             return reason
         with self._lock:
-            if self.folder(payload) in self._written:
+            if (place := self.folder(payload) / payload.module) in self._written:
                 return ""
             sources = self._shipping.fetch(payload.study)
-            # Another client may have stored an earlier version again, whose signature is valid too.
-            if sources is None or sources.code != payload.code:
+            # Another client may have stored an earlier version again, whose signature is valid too. A function that is
+            # sent by value has another file in each run, and only one that was sent is loaded.
+            is_sent = sources is not None and (payload.module in sources.files or form_of(payload.module) is None)
+            if sources is None or sources.code != payload.code or not is_sent:
                 return "its study's code is not in Redis"
             try:
                 self._write(below(self._folder, payload.study, payload.code), sources.files)
@@ -86,7 +89,7 @@ class ShippedCode:
                 return str(error)
             except OSError as error:
                 return f"its study's code cannot be written to this disk: {error.strerror}"
-            self._written.add(self.folder(payload))
+            self._written.add(place)
         return ""
 
     def _write(self, folder: Path, files: dict[str, bytes]) -> None:

@@ -49,10 +49,27 @@ def read(module: str, origin: str) -> CodeVersion:
     # The folder from which the module is imported: the one that contains the file or folder of its first name.
     root = path.parents[module.count(".") + (path.name == "__init__.py")]
     # If the study has a folder of its own, it may also import from there.
-    folders = [*dict.fromkeys([*_below(root), root, path.parent])]
+    return _read([module], root, [path.parent], module)
+
+
+def read_own(modules: Iterable[str], root: Path) -> CodeVersion:
+    """Read those of these modules that are in the folder `root` and are not libraries, and what they import there.
+
+    They are the modules that a function uses. The version does not include the function. Imports then use these
+    sources.
+    """
+    return _read(modules, root, [], "")
+
+
+def _read(modules: Iterable[str], root: Path, beside: Sequence[Path], study: str) -> CodeVersion:
+    """Read these modules and what they import from `root`, from folders `beside` it, and from those below it.
+
+    `study` is the module of the study, or "".
+    """
+    folders = [*dict.fromkeys([*_below(root), root, *beside])]
     finder = _finder()
     files: dict[str, str] = {}
-    waiting, seen = [*_with_parents(module)], set()
+    waiting, seen = [name for module in modules for name in _with_parents(module)], set()
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -61,7 +78,7 @@ def read(module: str, origin: str) -> CodeVersion:
         if name.endswith(".*"):
             waiting += (each for folder in folders for each in _all_of(name.removesuffix(".*"), folder))
             continue
-        source = next(filter(None, (_path(name, folder, root, module) for folder in folders)), None)
+        source = next(filter(None, (_path(name, folder, root, study) for folder in folders)), None)
         if source is not None:
             content = finder.content(name, source)
             files[Path(os.path.relpath(source, root)).as_posix()] = "" if content is None else digest_of(content)
@@ -340,7 +357,7 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
         # The cell of a variable is empty until it is assigned, as for a function that is defined further down.
         with suppress(ValueError):
             yield from () if name in written else _parts(cell.cell_contents, seen)
-    for name in _names(function.__code__):
+    for name in names_of(function.__code__):
         if name in written:
             continue
         found = function.__globals__.get(name)
@@ -361,11 +378,12 @@ def _of_code(code: CodeType, documentation: str | None = None) -> Iterator[str]:
     yield " ".join(code.co_names)
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_of(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes that compiled code uses."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_of(constant)
 
 
 def _written(code: CodeType) -> set[str]:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import line_of, one_line, short, similar
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
-from shadho_celery.core.names import FORMS, named
+from shadho_celery.core.names import BY_VALUE, FORMS, named
 from shadho_celery.core.settings import SETTINGS, read_settings
 from shadho_celery.core.system import load_hyperopt_late, overridden
 from shadho_celery.errors import NestedStart, UsageError
@@ -36,6 +36,8 @@ from shadho_celery.objective.call import check_objective
 #: environment variable that is set, also for child processes, while a study file is imported or a trial runs; its value
 #: says which
 WITHIN = "SHADHO_WITHIN"
+#: the value in the process of a slot
+IN_A_TRIAL = "a trial"
 #: maximum number of files among which a module of a similar name is looked for
 MOST_FILES = 1000
 
@@ -53,6 +55,13 @@ class StudyFile:
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
     code: CodeVersion = field(default_factory=CodeVersion)
+    #: content of files that are shipped to workers together with the sources, by path
+    data: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def recorded_module(self) -> str:
+        """Module in the study's record: "" for a function that is sent by value, as for one that is not sent."""
+        return "" if self.module.endswith(BY_VALUE) else self.module
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Search with a study file on workers, either those of this machine or those of a fleet."""
+"""Search on workers, either those of this machine or those of a fleet, with a study file or a function by value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,16 @@ from shadho_celery.cli import tables
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.run import view_of
 from shadho_celery.core.checks import short
-from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.hardware import CLASS_NAME, detect
 from shadho_celery.core.system import overridden
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.fleet import urls
-from shadho_celery.objective import study_file
+from shadho_celery.objective import by_value, study_file
+from shadho_celery.objective.call import check_objective
+from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.program.interrupts import warn
-from shadho_celery.program.recorded import ShownStudy
+from shadho_celery.program.recorded import ShownStudy, is_notebook, summary
 from shadho_celery.session.session import Options, Session
 from shadho_celery.session.workers import STOPPED
 
@@ -41,12 +44,12 @@ def search_on_workers(
     """Run a study on workers to its end. The arguments are those of `minimize`, with `opened` for its `Options`."""
     module = objective if isinstance(objective, str) else _module_of(objective, space)
     given = _given(settings)
-    # What a study on workers must have in its study file.
+    # What the study of a study file must have there.
     if space is not None and isinstance(objective, str):
         raise UsageError("a study file has its own SPACE; leave out space")
     which = ["a sampler of your own"] * callable(given.get("sampler"))
     which += [name for name in ("fidelity", "objectives") if name in given]
-    if which:
+    if which and module:
         raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
     with _ending_unguarded(module):
         slots, found = _slots(workers), _given({urls.BROKER: broker, urls.REDIS: redis})
@@ -61,20 +64,34 @@ def search_on_workers(
                     "workers are for this machine alone; on a fleet start them by hand, and leave out workers"
                 )
             opened = {**opened, "points": [*opened["points"]]}
-            return _run(Options(study=module, given=given, workers=slots, fleet=is_fleet, **opened))
+            opened |= {"workers": slots, "fleet": is_fleet, "ship": is_fleet and not module}
+            with _read(module, objective, space, is_fleet=is_fleet) as file:
+                return _run(Options(study=file.module, given=given, **opened), file)
 
 
-def _run(options: Options) -> ShownStudy:
-    file = study_file.load(options.study)
+def _read(module: str, objective: Any, space: object, *, is_fleet: bool) -> AbstractContextManager[StudyFile]:
+    """Return the study of a module, or if that is "" of a function by value, for use in a `with` block."""
+    if module:
+        return nullcontext(study_file.load(module))
+    check_objective(objective, "the objective")
+    return nullcontext(by_value.sent(objective, space)) if is_fleet else by_value.kept(objective, space)
+
+
+def _run(options: Options, file: StudyFile) -> ShownStudy:
+    # A notebook shows the last state alone, as after a search in its own process.
+    is_summed_up = is_notebook() and not options.silent
+    options = replace(options, silent=options.silent or is_summed_up)
     with Session(options, file, partial(say, err=True)) as session:
         code = session.run(view_of(session, tables.make_console()))
         for line in session.watch.last_news(is_fleet=options.fleet):
             say(line, err=True)
+        if is_summed_up:
+            say(summary(session.scheduler), err=True)
     if code == STOPPED[signal.SIGTERM]:
         # SIGTERM is meant for the whole program, but Ctrl-C only for the search.
         raise SystemExit(code)
     opened = session.opened
-    results = ShownStudy(opened.store, opened.study.record, opened.plan.space)
+    results = ShownStudy(opened.store, opened.study.record, opened.space)
     if any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
         warn(why)
     return results
@@ -111,21 +128,25 @@ def _environment(found: Mapping[str, str]) -> Iterator[None]:
 
 
 def _module_of(objective: object, space: object) -> str:
-    """Return the name of the module that defines this objective and this space, which workers then import."""
+    """Return the name of the module that defines this objective and this space, which workers then import.
+
+    Return "" if there is none: the function is then sent by value.
+    """
     name = getattr(objective, "__module__", None)
     found = vars(sys.modules[name]) if isinstance(name, str) and name in sys.modules else {}
-    if name == "__main__" or found.get("objective") is not objective or found.get("SPACE") is not space:
-        raise UsageError(
-            "workers are processes of their own, which import what they run: put the function, as `objective`, and the "
-            "space, as `SPACE`, into a module, and pass its name in place of both"
-        )
-    return str(name)
+    is_module = name != "__main__" and found.get("objective") is objective and found.get("SPACE", objective) is space
+    return str(name) if is_module else ""
 
 
 def _slots(workers: object) -> Mapping[str, int]:
-    """Return the number of slots by class. Raises UsageError unless `workers` maps classes to whole numbers."""
+    """Return the number of slots by class, which for a number alone is this machine's.
+
+    Raises UsageError unless `workers` is a whole number or maps classes to whole numbers.
+    """
+    if isinstance(workers, int):
+        workers = {detect().compute_class: workers}
     if workers is not None and not isinstance(workers, Mapping):
-        raise UsageError(f'workers are {short(workers, 60)}; give slots by class, such as {{"cpu": 4}}')
+        raise UsageError(f'workers are {short(workers, 60)}; give a number, or slots by class, such as {{"cpu": 4}}')
     for name, slots in (workers or {}).items():
         is_count = isinstance(slots, int) and not isinstance(slots, bool) and 0 < slots < 10**9
         if not (isinstance(name, str) and re.match(CLASS_NAME, name) and is_count):

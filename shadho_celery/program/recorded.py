@@ -70,16 +70,15 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
     The bar is shown in a terminal, and its last state stays there, above one line of summary. In a notebook the line is
     printed alone. If it is `wanted` elsewhere, only the bar's last state is printed. Nothing is shown if it is False.
     """
-    is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-    if wanted is False or (wanted is None and not is_notebook and not (sys.stderr and sys.stderr.isatty())):
+    if wanted is False or (wanted is None and not is_notebook() and not (sys.stderr and sys.stderr.isatty())):
         yield lambda: None
         return
-    if is_notebook:
+    if is_notebook():
         # Imported late, as below, because a search without a bar needs no command line.
         from shadho_celery.cli.messages import say
 
         yield lambda: None
-        say(_summary(scheduler), err=True)
+        say(summary(scheduler), err=True)
         return
     # rich is slow to import, and a search without a bar does not need it.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -102,10 +101,15 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
                 update()
     finally:
         if console.is_terminal:
-            console.print(Text(_summary(scheduler)), soft_wrap=True)
+            console.print(Text(summary(scheduler)), soft_wrap=True)
 
 
-def _summary(scheduler: Scheduler) -> str:
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    return type(sys.stderr).__module__.startswith("ipykernel")
+
+
+def summary(scheduler: Scheduler) -> str:
     """Return the result of a search in one line."""
     # Imported late, because it imports rich.
     from shadho_celery.cli.tables import counts_line

@@ -134,8 +134,7 @@ class Study(ShownStudy):
         """Open store and study, and prepare `ask` and `tell`."""
         self._opened = opened = opening.open()
         self._study, self._plan = opened.study, opened.plan
-        is_declared = self._study.schema is None
-        super().__init__(opened.store, self._study.record, self._plan.space if is_declared else None)
+        super().__init__(opened.store, self._study.record, opened.space)
         #: points of a study without a space, by label, which the next trials get; and its trials that were asked for
         self._enqueued: deque[Mapping[str, Any]] = deque()
         self._asking: dict[int, Trial] = {}
@@ -391,8 +390,10 @@ class Study(ShownStudy):
             warn(line)
         self._loop = None
         called = objective if self._study.schema is None else Suggesting(objective, self._trial_of)
-        begin = partial(self._scheduler_of, self._interrupts.at_once(called), limits, code, on_trial)
+        begin = partial(self._scheduler_of, self._interrupts.at_once(called), limits, code)
         scheduler = begin()
+        if on_trial is not None:
+            self._opened.call(on_trial, scheduler, warn)
 
         try:
             with progress_bar(scheduler, progress) as update:
@@ -405,7 +406,7 @@ class Study(ShownStudy):
                 scheduler.run(after_turn)
                 while scheduler.has_grown:
                     self._grow()
-                    scheduler = begin().follow(scheduler)
+                    scheduler.become(begin())
                     scheduler.run(after_turn)
         except KeyboardInterrupt:
             if self._interrupts.is_torn:
@@ -417,7 +418,7 @@ class Study(ShownStudy):
             warn(f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended")
         self._end(scheduler)
 
-    def _scheduler_of(self, called: Objective, limits: Limits, code: Digest, on_trial: OnTrial | None) -> Scheduler:
+    def _scheduler_of(self, called: Objective, limits: Limits, code: Digest) -> Scheduler:
         """Return the scheduler that calls an objective in this process."""
         pruning = self._plan.make_pruning()
         executor = InlineExecutor(
@@ -429,10 +430,7 @@ class Study(ShownStudy):
             prunes=(lambda attempt, report: False) if pruning is None else pruning.tell,
             code=code,
         )
-        scheduler = self._opened.scheduler(executor, limits, pruning=pruning)
-        if on_trial is not None:
-            self._opened.call(on_trial, scheduler, warn)
-        return scheduler
+        return self._opened.scheduler(executor, limits, pruning=pruning)
 
     def _end(self, scheduler: Scheduler) -> None:
         """Record the last changes of a run, and warn of what its user should know."""
@@ -585,7 +583,8 @@ def minimize(
     study: str | None = None,
     resume: Resume = False,
     progress: bool | None = None,
-    workers: Mapping[str, int] | None = None,
+    workers: int | Mapping[str, int] | None = None,
+    n_jobs: int | None = None,
     broker: str | None = None,
     redis: str | None = None,
     trial_timeout: float | None = None,
@@ -594,11 +593,11 @@ def minimize(
 ) -> ShownStudy:
     """Search for the params with the least loss.
 
-    `objective` is a function of a point of `space` (a hyperopt expression). Without a space, it gets a trial that it
-    asks for values, as in Optuna: ``trial.suggest_float("x", 0, 1)``. Trials run one after another in this
-    process. To run them on workers, give the name of a study file, such as "my_study", or the `objective` and `SPACE`
-    of a module. These are workers of this machine, with slots by class in `workers`, such as ``{"cpu": 4}``, or those
-    of a fleet, with the URLs `broker` and `redis`, by default from CELERY_BROKER_URL and SHADHO_REDIS_URL.
+    `objective` is a function of a point of `space` (a hyperopt expression), or the name of a study file, such as
+    "my_study". Without a space, it gets a trial that it asks for values, as in Optuna: ``trial.suggest_float("x", 0,
+    1)``. The trials of a function run one after another in this process, unless `workers` or a fleet is given.
+    `workers` (or `n_jobs`) is the number of trials at a time on this machine, or slots by class, such as
+    ``{"cpu": 4}``. A fleet has the URLs `broker` and `redis`, by default from CELERY_BROKER_URL and SHADHO_REDIS_URL.
 
     `seed` makes the search repeatable. `store` is a database URL, by default in memory. `study` is the study's name in
     the store, and `resume` continues it; with "if-exists" the study begins if there is none of this name. `enqueue` are
@@ -615,7 +614,11 @@ def minimize(
     settings: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
     settings |= {"fidelity": fidelity, **losses}
     opened: dict[str, Any] = {"store": store, "resume": resume, "seed": seed, "warm_start": warm_start}
-    if isinstance(objective, str) or workers or broker or redis:
+    if n_jobs is not None:
+        if workers is not None:
+            raise UsageError("n_jobs is another name of workers; leave out one of them")
+        workers = n_jobs
+    if isinstance(objective, str) or workers not in (None, {}) or broker or redis:
         # Imported late, because a search in this process does not need it.
         from shadho_celery.program.on_workers import search_on_workers
 

@@ -13,14 +13,14 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,7 +28,7 @@ from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.files import holds_files
 from shadho_celery.core.hardware import DEVICE, THREAD_VARIABLES, thread_variables
-from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
+from shadho_celery.core.trial import GangCall, Memory, Outcome, Params, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, PeakMemory, call, describe, joined, shared_memory, wants_context
@@ -37,9 +37,6 @@ from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity
 from shadho_celery.runner.process_tree import MARK
-
-if TYPE_CHECKING:
-    from shadho_celery.space.compile import Space
 
 #: signal that interrupts a trial at its time limit; few libraries use it
 _INTERRUPT = signal.SIGVTALRM
@@ -55,8 +52,8 @@ class _Study(NamedTuple):
     #: the objective, which can be interrupted
     objective: Objective
     takes_context: bool
-    #: the compiled space
-    space: Space
+    #: returns the values that the objective gets for a trial's params
+    evaluate: Callable[[Params], object]
     #: True if each trial gets a new process
     is_fresh: bool
 
@@ -96,7 +93,7 @@ class Child:
 
     def serve(self, modules: Sequence[str]) -> None:
         """Import `modules`, then run attempts until the pipe is closed."""
-        os.environ[study_file.WITHIN] = "a trial"
+        os.environ[study_file.WITHIN] = study_file.IN_A_TRIAL
         faulthandler.enable()
         _set_up_output()
         signal.signal(_INTERRUPT, self._interrupt)
@@ -293,7 +290,7 @@ class Child:
                 outcome = copy_context().run(
                     call,
                     study.objective,
-                    partial(study.space.evaluate, attempt.params),
+                    partial(study.evaluate, attempt.params),
                     context,
                     takes_context=study.takes_context,
                     fatal=(ReplicaDone,) if is_replica else (),
@@ -347,7 +344,7 @@ class Child:
 
             try:
                 file = study_file.load(module)
-                space = compile_space(file.space)
+                space = compile_space({} if file.space is None else file.space)
                 self._codes[module] = file.code.with_space(space.describe())
             except BaseException as error:
                 self._codes[module] = study_file.failed_sources(module, error)
@@ -356,8 +353,15 @@ class Child:
                 if self._cleanup is not None:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
-            takes_context, is_fresh = wants_context(file.objective), bool(file.stated.get("fresh"))
-            self._studies[module] = _Study(self._interruptible(file.objective), takes_context, space, is_fresh)
+            objective: Objective = file.objective
+            evaluate: Callable[[Params], object] = space.evaluate
+            if file.space is None:
+                # Imported late, because few objectives ask for their labels.
+                from shadho_celery.objective.suggest import Suggesting
+
+                objective, evaluate = Suggesting(objective), dict
+            takes_context, is_fresh = wants_context(objective), bool(file.stated.get("fresh"))
+            self._studies[module] = _Study(self._interruptible(objective), takes_context, evaluate, is_fresh)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:

@@ -128,11 +128,10 @@ class Scheduler:
         """True if trials have asked for other labels than those of the space, so that no further ones are proposed."""
         return self.study.has_grown and not self.stopping and self.study.trouble is None
 
-    def follow(self, other: Scheduler) -> Scheduler:
-        """Take the place of the scheduler of a space that has grown. Return this scheduler."""
-        self.paused, self.turn_seconds = other.paused, other.turn_seconds
-        self._began, self._ended, self._hopelessness = other._began, other._ended, other._hopelessness
-        return self
+    def become(self, other: Scheduler) -> None:
+        """Continue as the scheduler of the space that has grown. Clock, pause and callbacks stay as they are."""
+        kept = ("on_trial", "paused", "turn_seconds", "_began", "_ended", "_hopelessness")
+        vars(self).update({**vars(other), **{name: getattr(self, name) for name in kept}})
 
     # The loop
 

@@ -22,6 +22,7 @@ from shadho_celery.core.settings import (
     read_settings,
 )
 from shadho_celery.core.trial import Trial, refuse_others
+from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.results.study import OnTrial, RunningStudy, TrialCallback
@@ -32,6 +33,7 @@ from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.schema import Schema
+from shadho_celery.space.space import Space
 from shadho_celery.space.stored import ValuesRecord, read_schema, to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
@@ -109,6 +111,17 @@ def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, 
     return replace(settings, trials=DEFAULT_TRIALS) if is_endless and request.limits is None else settings
 
 
+def _refuse_without_space(request: Request) -> None:
+    """Raise UsageError for what a study whose labels are not known yet cannot have."""
+    if request.warm_start is not None:
+        raise UsageError(
+            "a study without a space cannot have a warm start, because its labels are not known yet; give a space, or "
+            "add the trials with shadho_celery.optuna"
+        )
+    if request.points:
+        raise UsageError("points of a study without a space are for trials in its own process; leave out workers")
+
+
 class Opening:
     """A study that is to be opened: its request, and the plan by its settings."""
 
@@ -118,6 +131,8 @@ class Opening:
         #: empty schema of a study without a declared space, whose objective asks for its labels
         self._schema = None if request.space is not None else Schema()
         space = compile_space(request.space) if self._schema is None else self._schema.space()
+        if self._schema is not None:
+            _refuse_without_space(request)
         self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
         self.plan.check_sampler()
         known_points.completed(self.plan, request.points)
@@ -183,6 +198,11 @@ class OpenStudy:
         plan = self.plan if limits is None else self.plan.with_settings(self.plan.settings, limits)
         return make_scheduler(plan, self.study, executor, pruning=pruning)
 
+    @property
+    def space(self) -> Space | None:
+        """The space that users have declared; None if their objective asks for its labels."""
+        return self.plan.space if self.study.schema is None else None
+
     def grown(self) -> OpenStudy:
         """Return the study in the space of the labels for which its trials have asked so far, and record that space.
 
@@ -206,8 +226,7 @@ class OpenStudy:
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
         """Let `scheduler` call the function `on_trial` after each trial. Return the study that the function gets."""
-        space = self.plan.space if self.study.schema is None else None
-        running = RunningStudy(self.store, self.study.record, space, scheduler.stop)
+        running = RunningStudy(self.store, self.study.record, self.space, scheduler.stop)
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
         return running
 

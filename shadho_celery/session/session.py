@@ -178,13 +178,14 @@ class Session:
         key = None if options.early is None else options.early.directory.name
         #: classes that are started on demand, by the option --class-spec
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
-        self._opening = Opening(Request(space=file.space, module=file.module, stated=file.stated, key=key, **given))
+        module, stated = file.recorded_module, file.stated
+        self._opening = Opening(Request(space=file.space, module=module, stated=stated, key=key, **given))
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         #: version of the study's code, and a watch that finds files that were edited since
         self.code = file.code.with_space(self._opening.plan.space.describe())
         self.disk = DiskWatch()
-        self._sources = _shipped(self.code) if options.ship else None
+        self._sources = _shipped(self.code, file.data) if options.ship else None
         self.code = replace(self.code, is_shipped=options.ship)
         #: number of trials of this run that were too wide for the embedded workers
         self._too_wide = 0
@@ -292,14 +293,25 @@ class Session:
         # The known points come before the scheduler, which counts them when it is created, and sends them first.
         known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
+        self._demand_slots()
+        self.watch = Watch(self)
+        self.steering = Steering(self)
+
+    def _demand_slots(self) -> None:
+        """Announce which slots the study wants, if workers are started on demand."""
         if self.options.fleet and self.class_spec:
             scheduler = self.scheduler
             self._demand = Demand(
                 self.class_spec, self.study, scheduler.cost_model, scheduler.proposals, widest=self.coming
             )
             scheduler.demand = self._demand
-        self.watch = Watch(self)
-        self.steering = Steering(self)
+
+    def _grow(self) -> None:
+        """Continue in the space of the labels for which trials have asked so far."""
+        self.opened = self.opened.grown()
+        self.plan = self.opened.plan
+        self.scheduler.become(self.opened.scheduler(self.executor))
+        self._demand_slots()
 
     def _fleet(self) -> Servers:
         """Connect to the servers of a fleet."""
@@ -393,12 +405,17 @@ class Session:
         with view:
             try:
                 self.scheduler.run(partial(self._after_turn, view))
+                while self.scheduler.has_grown:
+                    self._grow()
+                    self.scheduler.run(partial(self._after_turn, view))
             except _StopNow:
                 # Embedded workers end with this process: their trials are lost, not cancelled, and wait for --resume.
                 self.scheduler.stop(running=self.options.fleet)
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
+        if self.study.has_grown and self.study.commit():
+            self.opened = self.opened.grown()
         self.executor.look()
         self.steering.turn(self._say)
         is_wanted = self._signals.noted or self.steering.has_stopped
@@ -508,10 +525,10 @@ class Session:
         raise UsageError(f"no embedded worker can run this study: {found[0]}")
 
 
-def _shipped(code: CodeVersion) -> Sources:
-    """Return the sources of a study to be shipped to workers. Raises UsageError if they cannot be shipped."""
+def _shipped(code: CodeVersion, data: Mapping[str, bytes]) -> Sources:
+    """Return the sources of a study, and `data` by path, to be shipped. Raises UsageError if they cannot be shipped."""
     try:
-        return msgspec.convert({"code": code.digest, "files": contents(code)}, Sources)
+        return msgspec.convert({"code": code.digest, "files": {**contents(code), **data}}, Sources)
     except msgspec.ValidationError as error:
         raise UsageError(f"the study's code cannot be shipped: {error}; copy its files to the workers") from None
 

@@ -1,0 +1,394 @@
+"""A function that is sent by value: the form of a study whose function and space are pickled, with all that they use.
+
+Its file begins with a header, which is read without running any code. Then come the pickles of the space and of the
+function, and the large arrays that the function uses. Each trial unpickles the function and maps the arrays
+copy-on-write, so that it may change its copy, and no other trial sees the change.
+
+Only the process of a slot unpickles it, on workers that were started with the file by the user of the program, or that
+accept signed code.
+"""
+
+from __future__ import annotations
+
+import dis
+import fcntl
+import functools
+import gc
+import io
+import mmap
+import os
+import pickle
+import re
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import ref
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shadho_celery.core.checks import listed, one_line, short
+from shadho_celery.core.code import MAX_SOURCES, CodeVersion, Digest, digest_of
+from shadho_celery.core.files import below, is_locked, replacing
+from shadho_celery.core.system import load_hyperopt_late
+from shadho_celery.errors import UsageError
+from shadho_celery.objective import sources
+from shadho_celery.objective.call import wants_context
+from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, file_of
+
+#: files of the functions that embedded workers run
+FUNCTIONS = Path(".shadho/functions")
+
+#: bytes from which the data of an array are written once and mapped
+LARGE = 1_000_000
+
+#: maximum bytes of the pickles for the workers of this machine, without large arrays; and for those of a fleet
+MAX_HERE, MAX_SENT = 16_000_000, MAX_SOURCES
+
+#: bytes at whose multiples each part of a file begins, for the processor's widest loads
+_ALIGNED = 64
+
+#: maximum bytes of a header
+_MAX_HEADER = 1_000_000
+
+
+class Header(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """First line of a file, in JSON."""
+
+    #: version of the function, without the modules that it uses
+    function: Digest
+    #: modules that the function and the space name; libraries are included
+    modules: list[str]
+    #: version of Python, such as 3.12: the pickle has bytecode, which other minor versions cannot run
+    python: str
+    #: bytes of each part: the pickle of the space, that of the function, and the arrays
+    sizes: list[int]
+
+
+class _Unfit(pickle.PicklingError):
+    """A value that could be pickled, but would be of no use on a worker."""
+
+
+class ByValue:
+    """Form of a function that is sent by value. Its settings are arguments of the call that begins the study."""
+
+    def load(self, name: str) -> StudyFile:
+        """Unpickle the function in the process of a slot. Raises UsageError elsewhere."""
+        if os.environ.get(WITHIN) != IN_A_TRIAL:
+            raise UsageError(f"{name} is a function of a program, and only the program itself can run its study")
+        path, header, places = _opened(name)
+        if header.python != _python():
+            raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {_python()}")
+        # Read before the import of the modules, which then use these sources.
+        code = self.version(name)
+        load_hyperopt_late()
+        try:
+            with path.open("rb") as file:
+                file.seek(places[0].start)
+                space = pickle.loads(file.read(header.sizes[0]))
+                file.seek(places[1].start)
+                pickled = file.read(header.sizes[1])
+            objective = _Objective(path, pickled, places[2:])
+            objective.takes_context = wants_context(objective.unpickle())
+        except Exception as error:
+            reason = f"{type(error).__name__}: {short(error, 1000)}"
+            raise UsageError(f"{name} cannot be loaded here: {reason}; install what it needs") from error
+        return StudyFile(module=name, space=space, objective=objective, code=code)
+
+    def settings(self, name: str) -> dict[str, object] | None:
+        return None if file_of(name) is None else {}
+
+    def version(self, name: str) -> CodeVersion:
+        with suppress(UsageError):
+            path, header, _ = _opened(name)
+            root = path.absolute().parents[len(PurePosixPath(name).parts) - 1]
+            return replace(sources.read_own(header.modules, root), function=header.function)
+        return CodeVersion()
+
+
+class _Objective:
+    """An objective that is unpickled for each trial."""
+
+    def __init__(self, path: Path, pickled: bytes, arrays: Sequence[slice]) -> None:
+        self._path, self._pickled, self._arrays = path, pickled, arrays
+        self.takes_context = False
+        #: mapping of the trial before, as long as it exists
+        self._mapped: Callable[[], object] = lambda: None
+
+    def __call__(self, params: Any, context: Any) -> Any:
+        function = self.unpickle()
+        return function(params, context) if self.takes_context else function(params)
+
+    def unpickle(self) -> Callable[..., Any]:
+        """Return the function, with data that nothing else refers to."""
+        arrays: list[memoryview] = []
+        if self._arrays:
+            if self._mapped() is not None:
+                # A cycle of references, as of a recursive function, keeps the arrays that the trial before has changed.
+                gc.collect()
+            with self._path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._mapped = ref(mapped)
+            arrays = [memoryview(mapped)[place] for place in self._arrays]
+        function: Callable[..., Any] = pickle.loads(self._pickled, buffers=arrays)
+        return function
+
+
+@contextmanager
+def kept(objective: Callable[..., Any], space: object) -> Iterator[StudyFile]:
+    """Write a function and its space to a file for the workers of this machine, and remove it after the block.
+
+    The yielded study has the program's own objects. Raises UsageError for what cannot be pickled or written.
+    """
+    arrays: list[memoryview] = []
+    header, pickles, code = _packed(objective, space, MAX_HERE, arrays)
+    try:
+        FUNCTIONS.mkdir(parents=True, exist_ok=True)
+        for left in FUNCTIONS.glob("*.pickle"):
+            # A program that was killed has left it.
+            if not is_locked(left):
+                left.unlink(missing_ok=True)
+        path = below(FUNCTIONS, f"{_name_of(objective)}_{secrets.token_hex(4)}.pickle")
+        with replacing(path, 0o600) as file:
+            # The copy of the descriptor keeps the lock until it is closed.
+            lock = os.dup(file.fileno())
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            file.writelines(_parts(header, [*pickles, *arrays]))
+    except OSError as error:
+        _remove_folders()
+        raise UsageError(f"the function cannot be written to {FUNCTIONS}: {error.strerror}; make room there") from None
+    try:
+        yield StudyFile(module=path.as_posix(), space=space, objective=objective, code=code)
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(lock)
+        _remove_folders()
+
+
+def sent(objective: Callable[..., Any], space: object) -> StudyFile:
+    """Return the study of a function that is sent with its space to the workers of a fleet.
+
+    Raises UsageError for what cannot be pickled, or is too large to be sent.
+    """
+    header, pickles, code = _packed(objective, space, MAX_SENT, None)
+    content = b"".join(_parts(header, pickles))
+    # A run that resumes the study with other data has another file.
+    name = f"{_name_of(objective)}_{digest_of(content)}.pickle"
+    return StudyFile(module=name, space=space, objective=objective, code=code, data={name: content})
+
+
+def _packed(
+    objective: Callable[..., Any], space: object, most: int, arrays: list[memoryview] | None
+) -> tuple[Header, list[bytes], CodeVersion]:
+    """Return header, pickles and version of a function and its space. Large data are added to `arrays`, if given.
+
+    Raises UsageError for what cannot be pickled, and for pickles of more bytes than `most`.
+    """
+    modules: set[str] = set()
+    try:
+        of_space = _pickled(space, None, modules)
+    except Exception as error:
+        raise UsageError(f"the space cannot be sent to workers: {short(error, 300)}") from None
+    try:
+        pickles = [of_space, _pickled(objective, arrays, modules)]
+    except Exception as error:
+        raise _refusal(objective, error) from None
+    if sum(map(len, pickles)) > most:
+        raise _too_large(objective, pickles, most, arrays)
+    code = sources.read_own(sorted(modules), Path.cwd())
+    if edited := sources.edited_since_import(code):
+        raise UsageError(
+            f"{edited} was edited after this Python imported it; restart Python (in a notebook, its kernel)"
+        )
+    function = sources.function_version(objective)
+    sizes = [len(each) for each in (*pickles, *(arrays or ()))]
+    header = Header(function=function, modules=sorted(modules), python=_python(), sizes=sizes)
+    return header, pickles, replace(code, function=function)
+
+
+def _pickled(value: object, arrays: list[memoryview] | None, modules: set[str] | None = None) -> bytes:
+    """Return the pickle of a value. Add large data to `arrays`, if given, and the modules that it names to `modules`.
+
+    Raises any exception if it cannot be pickled.
+    """
+    # Imported late, because most programs send nothing by value.
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, given: Any) -> Any:
+            if modules is not None:
+                modules.update(_modules_of(given))
+            return _reduced(given) or super().reducer_override(given)
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        if (data := buffer.raw()).nbytes < LARGE or arrays is None:
+            return True
+        arrays.append(data)
+        return False
+
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=is_small).dump(value)
+    return file.getvalue()
+
+
+def _reduced(value: Any) -> Any:
+    """Return how an array or tensor is pickled; None for other values and for those that need nothing else."""
+    if type(value).__module__ == "numpy" and getattr(value, "nbytes", 0) >= LARGE and not value.flags.forc:
+        # numpy would write the data into the pickle.
+        return value.copy().__reduce_ex__(5)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise _Unfit(f"it is on {value.device}, whose memory other processes lack; send value.cpu()")
+        if type(value) is torch.Tensor and not value.requires_grad and value.nbytes >= LARGE:
+            # The types that numpy lacks stay in the pickle.
+            with suppress(TypeError, RuntimeError):
+                return torch.from_numpy, (value.numpy(),)
+    return None
+
+
+def _modules_of(value: Any) -> Iterator[str]:
+    """Yield the modules that a pickled value names, and those that a function of the program itself imports."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    if name != "__main__" and isinstance(name, str):
+        yield name
+    elif isinstance(value, FunctionType):
+        yield from _imported(value.__code__)
+
+
+def _imported(code: CodeType) -> Iterator[str]:
+    base = ""
+    for each in dis.get_instructions(code):
+        if each.opname == "IMPORT_NAME":
+            base = str(each.argval)
+            yield base
+        elif each.opname == "IMPORT_FROM":
+            # It may be a module of a package.
+            yield f"{base}.{each.argval}"
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _imported(constant)
+
+
+def _refusal(objective: Callable[..., Any], error: Exception) -> UsageError:
+    """Return the error for a function that cannot be pickled, which names the value that is the reason."""
+    where, value, why = _culprit(objective, set()) or ("function", objective, error)
+    kind = type(value)
+    remedy = "" if isinstance(why, _Unfit) else "; create it within the function"
+    return UsageError(
+        f"the function cannot be sent to workers: its {where} is a {kind.__module__}.{kind.__qualname__}: "
+        f"{one_line(why, 300)}{remedy}"
+    )
+
+
+def _culprit(value: object, seen: set[int]) -> tuple[str, object, Exception] | None:
+    """Return where the innermost value is that cannot be pickled, the value, and the reason; None if there is none."""
+    for where, each in _held(value):
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        try:
+            _pickled(each, [])
+        except Exception as error:
+            inner = _culprit(each, seen)
+            return (where, each, error) if inner is None else (f"{inner[0]} of {where}", *inner[1:])
+    return None
+
+
+def _held(value: Any) -> Iterator[tuple[str, object]]:
+    """Yield what a function or an object uses, each with words that say where it is."""
+    if isinstance(value, functools.partial):
+        yield "function", value.func
+        yield from ((f"argument {name}", each) for name, each in chain(enumerate(value.args), value.keywords.items()))
+    elif isinstance(value, MethodType):
+        yield "object", value.__self__
+    elif isinstance(value, FunctionType):
+        names = dict.fromkeys(sources.names_of(value.__code__))
+        yield from ((f"global {name}", value.__globals__[name]) for name in names if name in value.__globals__)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            # The cell of a variable is empty until it is assigned.
+            with suppress(ValueError):
+                yield f"variable {name}", cell.cell_contents
+        yield from ((f"default {number}", each) for number, each in enumerate(value.__defaults__ or ()))
+    else:
+        attributes = dict(getattr(value, "__dict__", {}))
+        yield from ((f"attribute {name}", each) for name, each in attributes.items() if not name.startswith("__"))
+
+
+def _too_large(
+    objective: Callable[..., Any], pickles: Sequence[bytes], most: int, arrays: list[memoryview] | None
+) -> UsageError:
+    """Return the error for pickles that are too large, which names what is largest."""
+    sizes = [(len(pickles[0]), "the space")]
+    sizes += [(len(_pickled(each, None if arrays is None else [])), where) for where, each in _held(objective)]
+    largest = [f"{where} {size / 1e6:.3g} MB" for size, where in sorted(sizes, reverse=True)]
+    who, rest = ("a fleet", "") if arrays is None else ("this machine", " beside large arrays")
+    return UsageError(
+        f"the function has {sum(map(len, pickles)) / 1e6:.3g} MB{rest}, and workers of {who} get at most "
+        f"{most / 1e6:.3g} MB: {listed(largest, 3)}; let the function read it from a file"
+    )
+
+
+def _parts(header: Header, parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yield the content of a file piece by piece."""
+    yield (line := msgspec.json.encode(header) + b"\n")
+    end = len(line)
+    for place, part in zip(_places(header, end), parts, strict=True):
+        yield bytes(place.start - end)
+        yield part
+        end = place.stop
+
+
+def _places(header: Header, end: int) -> list[slice]:
+    """Return where each part of a file is, whose header ends at `end`."""
+    places = []
+    for size in header.sizes:
+        start = -(-end // _ALIGNED) * _ALIGNED
+        end = start + size
+        places.append(slice(start, end))
+    return places
+
+
+def _opened(name: str) -> tuple[Path, Header, list[slice]]:
+    """Return the path, the header and the parts of the file of a function. Raises UsageError if it is not valid."""
+    path = file_of(name)
+    if path is None:
+        raise UsageError(f"there is no file {name} here; its program has ended")
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            line = file.readline(_MAX_HEADER)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise UsageError(f"{name} could have been written by another user, so it is not loaded")
+        header = msgspec.json.decode(line, type=Header)
+        if len(header.sizes) < 2 or min(header.sizes) < 0:
+            raise ValueError("it lacks a part")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{name} is not the file of a function: {short(error)}") from None
+    return path, header, _places(header, len(line))
+
+
+def _name_of(objective: Callable[..., Any]) -> str:
+    """Return the beginning of a file's name, by which a user recognises the function."""
+    while isinstance(objective, functools.partial):
+        objective = objective.func
+    name = getattr(objective, "__name__", type(objective).__name__)
+    return name[:40] if re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) else "function"
+
+
+def _remove_folders() -> None:
+    """Remove the folders that were made for the file, if they are empty."""
+    for folder in (FUNCTIONS, FUNCTIONS.parent):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _python() -> str:
+    return f"{sys.version_info[0]}.{sys.version_info[1]}"
