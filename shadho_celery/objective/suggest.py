@@ -174,6 +174,8 @@ class Suggesting:
     objective: Objective
     #: returns the trial for the proposed draws, if it is not a plain one
     make: Callable[[LocalContext, Params], Trial] = Trial
+    #: called with the exception of a trial that fails
+    on_error: Callable[[Exception], None] = lambda error: None
 
     @cached_property
     def _takes_context(self) -> bool:
@@ -187,6 +189,7 @@ class Suggesting:
         except Exception as error:
             if is_pruning(error):
                 return trial.result(Outcome(state=TrialState.PRUNED))
+            self.on_error(error)
             raise
 
 

@@ -37,6 +37,11 @@ class Sampler:
 
 
 def _make(kind: str, *args: Any, seed: int | None = None, **options: Any) -> Sampler:
+    if options.get("constraints_func") is not None:
+        raise UsageError(
+            'constraints_func: here the objective returns its constraints, as {"loss": 1.0, "constraints": {"memory": '
+            "0.5}}, of which none is above 0 in a feasible trial"
+        )
     if given := [*options, *(["its arguments"] if args else [])]:
         warn(f"{kind}: {', '.join(given)} have no effect, because the sampler here is {_HERE[kind]}")
     return Sampler(_HERE[kind], seed)

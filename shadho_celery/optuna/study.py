@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from enum import IntEnum
 from typing import Any
 from weakref import WeakValueDictionary
 
 from msgspec import to_builtins
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.trial import COUNTED, Outcome, turned_first
+from shadho_celery.core.failures import headline
+from shadho_celery.core.hardware import usable_cores
+from shadho_celery.core.trial import COUNTED, Outcome, Params, turned_first
 from shadho_celery.core.trial import TrialState as State
 from shadho_celery.errors import StoreError, StudyLocked, StudyNotFound, UsageError
-from shadho_celery.objective.suggest import Trial, is_pruning, metric_name
+from shadho_celery.objective.context import LocalContext
+from shadho_celery.objective.suggest import Trial, metric_name
 from shadho_celery.optuna.distributions import law_of
 from shadho_celery.optuna.samplers import Sampler
 from shadho_celery.optuna.trial import FrozenTrial, TrialState, frozen
@@ -25,6 +30,8 @@ from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.schema import Suggested
 from shadho_celery.space.stored import read_schema
 
+#: URL of a store in memory
+IN_MEMORY = "sqlite://"
 #: seconds of a search without an end
 _ENDLESS = 1e9
 #: Optuna's columns of a table of trials, in order
@@ -32,7 +39,7 @@ _DATES = ("datetime_start", "datetime_complete", "duration")
 _COLUMNS = ("number", "value", *_DATES, "params", "user_attrs", "system_attrs", "state")
 
 #: studies that this process has open, by store and key, because only one object at a time can change a study
-_opened: WeakValueDictionary[tuple[str, str], program.Study] = WeakValueDictionary()
+_opened: WeakValueDictionary[tuple[str, str], _OwnStudy] = WeakValueDictionary()
 
 
 def create_study(
@@ -60,9 +67,9 @@ def create_study(
     losses: dict[str, Any] = {"objectives": {f"values_{place}": way for place, way in enumerate(ways)}}
     losses = losses if len(ways) > 1 else {"direction": ways[0]} if ways == ["maximize"] else {}
     seed = None if sampler is None else sampler.seed
-    study = program.Study(store=url, study=study_name, seed=seed, **losses, **chosen)
+    study = _OwnStudy(store=url, study=study_name, seed=seed, **losses, **chosen)
     _opened[url, study.key] = study
-    return Study(study, url)
+    return Study(study, url, has_default_pruner=pruner is None)
 
 
 def load_study(*, study_name: str | None, storage: str, sampler: Sampler | None = None, pruner: Any = None) -> Study:
@@ -76,7 +83,7 @@ def load_study(*, study_name: str | None, storage: str, sampler: Sampler | None 
     found = recorded.load_study(url, study_name)
     if found.name != study_name:
         raise StudyNotFound(f"there is no study named {study_name!r} in {found.store}")
-    return Study(found, url, _chosen(sampler, pruner, is_single=None))
+    return Study(found, url, _chosen(sampler, pruner, is_single=None), has_default_pruner=pruner is None)
 
 
 def delete_study(*, study_name: str, storage: str) -> None:
@@ -89,11 +96,51 @@ def get_all_study_names(storage: str) -> list[str]:
     return sorted(each.name for each in recorded.list_studies(_url(storage)))
 
 
+class StudyDirection(IntEnum):
+    """Optuna's directions of a loss."""
+
+    NOT_SET = 0
+    MINIMIZE = 1
+    MAXIMIZE = 2
+
+
+class MaxTrialsCallback:
+    """Callback of `Study.optimize` that stops it once the study has `n_trials` trials in one of these states."""
+
+    def __init__(self, n_trials: int, states: Iterable[TrialState] | None = (TrialState.COMPLETE,)) -> None:
+        self._most, self._states = n_trials, states
+
+    def __call__(self, study: Study, trial: FrozenTrial) -> None:
+        """Stop the study if it has enough trials."""
+        if len(study.get_trials(states=self._states)) >= self._most:
+            study.stop()
+
+
+class _OwnStudy(program.Study):
+    """The study behind `Study`."""
+
+    #: the `Study` that its trials know
+    face: Study | None = None
+    #: exception of the latest trial that has failed
+    error: Exception | None = None
+
+    def _trial_of(self, context: LocalContext, proposed: Params) -> Trial:
+        trial = super()._trial_of(context, proposed)
+        trial.study = self.face
+        return trial
+
+    def _note_error(self, error: Exception) -> None:
+        self.error = error
+
+
 class Study:
     """A study in the shape of Optuna's."""
 
-    def __init__(self, found: StudyResults, url: str, chosen: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, found: StudyResults, url: str, chosen: Mapping[str, Any] | None = None, *, has_default_pruner: bool
+    ) -> None:
         """`found` is open, or recorded and opened at the first change, with the `chosen` sampler and pruner."""
+        self._has_default_pruner = has_default_pruner
         self._found, self._url, self._chosen = found, url, chosen or {}
         #: facts that `set_user_attr` has noted; they are not recorded
         self.user_attrs: dict[str, Any] = {}
@@ -107,12 +154,12 @@ class Study:
         return self._found.name
 
     @property
-    def directions(self) -> list[str]:
+    def directions(self) -> list[StudyDirection]:
         """The direction of each loss."""
-        return [*self._found.objectives.values()] or ["minimize"]
+        return [StudyDirection[way.upper()] for way in [*self._found.objectives.values()] or ["minimize"]]
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> StudyDirection:
         """The direction of the only loss. Raises RuntimeError if there are several."""
         if len(self.directions) > 1:
             raise RuntimeError("this study has several directions; read directions")
@@ -135,21 +182,17 @@ class Study:
     ) -> None:
         """Run `n_trials` more trials, at most for `timeout` seconds. Without both, run until `stop` or Ctrl-C.
 
-        An exception that `catch` does not name fails its trial and ends the search, as in Optuna.
+        An exception that `catch` does not name fails its trial and ends the search, as in Optuna. `n_jobs` is the
+        number of processes, or -1 for one on each core; with several, the study needs a `storage`.
         """
         caught = (catch,) if isinstance(catch, type) else tuple(catch)
-        told = [*(callbacks or ())]
-
-        def objective(trial: Trial) -> Any:
-            trial.study = self
-            try:
-                return func(trial)
-            except Exception as error:
-                if not is_pruning(error) and not isinstance(error, caught):
-                    self._raised = error
-                raise
+        told, names = [*(callbacks or ())], {each.__name__ for each in caught}
 
         def on_trial(running: Any, trial: TrialResult) -> None:
+            if study.error is not None and not isinstance(study.error, caught):
+                self._raised = study.error
+            elif n_jobs != 1 and trial.state == State.FAILED and headline(trial.error).partition(":")[0] not in names:
+                self._raised = RuntimeError(f"trial {trial.number} has failed: {trial.error}")
             try:
                 for callback in told:
                     callback(self, self._frozen(trial))
@@ -159,16 +202,38 @@ class Study:
                 running.stop()
 
         study = self._open()
+        study.face, study.error = self, None
         total = None if n_trials is None else study.count(*COUNTED) + n_trials
-        seconds = _ENDLESS if total is timeout is None else timeout
+        limits: dict[str, Any] = {"trials": total, "seconds": _ENDLESS if total is timeout is None else timeout}
+        limits |= {"max_failures": 0, "progress": show_progress_bar, "on_trial": on_trial}
         self._is_running, self._is_stopping, self._raised = True, False, None
         try:
-            limits: dict[str, Any] = {"trials": total, "seconds": seconds, "max_failures": 0}
-            study.run(objective, **limits, progress=show_progress_bar, on_trial=on_trial)
+            with warnings.catch_warnings():
+                if self._has_default_pruner:
+                    # The user has not asked for a pruner.
+                    warnings.filterwarnings("ignore", "no trial has reported a loss")
+                if n_jobs == 1:
+                    study.run(func, **limits)
+                else:
+                    self._run_on_workers(study, func, n_jobs, limits)
         finally:
             self._is_running = False
         if self._raised is not None:
             raise self._raised
+
+    def _run_on_workers(
+        self, study: program.Study, func: Callable[[Trial], Any], n_jobs: int, limits: Mapping[str, Any]
+    ) -> None:
+        """Run the objective in several processes of this machine, which open the study themselves."""
+        if self._url == IN_MEMORY:
+            raise UsageError("n_jobs needs a storage that other processes can open, such as sqlite:///shadho.db")
+        if study.enqueued:
+            # Only this process has these points.
+            study.run(func, **{**limits, "trials": study.count(*COUNTED) + study.enqueued})
+        study.close()
+        self._found = recorded.load_study(self._url, study.name)
+        workers = usable_cores().count if n_jobs < 0 else n_jobs
+        program.minimize(func, workers=workers, store=self._url, study=study.name, resume=True, **limits)
 
     def stop(self) -> None:
         """End `optimize` after this trial. To be called by its objective or a callback."""
@@ -178,8 +243,9 @@ class Study:
 
     def ask(self, fixed_distributions: Mapping[str, Any] | None = None) -> Trial:
         """Return the next trial, which has asked for the labels of `fixed_distributions` already."""
-        trial: Trial = self._open().ask()
-        trial.study = self
+        study = self._open()
+        study.face = self
+        trial: Trial = study.ask()
         self._asked[trial.number] = trial
         for label, each in (fixed_distributions or {}).items():
             trial.suggest(label, law_of(each))
@@ -285,14 +351,14 @@ class Study:
             rows.append(row)
         return pd.DataFrame(rows, columns=[name for attr in attrs for name in sorted(names[attr])])
 
-    def _open(self) -> program.Study:
+    def _open(self) -> _OwnStudy:
         """Return the open study. Raises StudyLocked if another process runs it."""
-        if not (isinstance(self._found, program.Study) and self._found.is_open):
+        if not (isinstance(self._found, _OwnStudy) and self._found.is_open):
             name, where = self._found.name, (self._url, self._found.key)
             if (other := _opened.pop(where, None)) is not None:
                 other.close()
             try:
-                self._found = program.Study(store=self._url, study=name, resume=True, **self._chosen)
+                self._found = _OwnStudy(store=self._url, study=name, resume=True, **self._chosen)
                 _opened[where] = self._found
             except StudyLocked:
                 raise StudyLocked(
@@ -343,7 +409,7 @@ def _way(direction: Any) -> str:
 def _url(storage: Any) -> str:
     if storage is not None and not isinstance(storage, str):
         raise UsageError(f"storage is the URL of a store, such as sqlite:///shadho.db, not {short(storage, 60)}")
-    return storage or "sqlite://"
+    return storage or IN_MEMORY
 
 
 def _chosen(sampler: Any, pruner: Any, *, is_single: bool | None) -> dict[str, Any]:

@@ -185,6 +185,11 @@ class Study(ShownStudy):
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)
 
+    @property
+    def enqueued(self) -> int:
+        """Number of points that the next trials of this process get, in a study without a space."""
+        return len(self._enqueued)
+
     def adopt(self, asked: Mapping[str, Any], outcome: Outcome) -> None:
         """Record a trial of a study without a space that was evaluated elsewhere. `asked` is as in `Outcome.asked`."""
         with self._changing(within_run=True):
@@ -257,6 +262,9 @@ class Study(ShownStudy):
         """Return the trial of a study without a space for these proposals. It gets the next point of `enqueue`."""
         point = self._enqueued.popleft() if self._enqueued else None
         return Trial(context, proposed, schema=self._study.schema or Schema(), enqueued=point)
+
+    def _note_error(self, error: Exception) -> None:
+        """Note the exception of a trial in this process. `shadho_celery.optuna` raises it."""
 
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
         """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
@@ -389,7 +397,7 @@ class Study(ShownStudy):
         if (line := self._opened.other_code()) is not None:
             warn(line)
         self._loop = None
-        called = objective if self._study.schema is None else Suggesting(objective, self._trial_of)
+        called = objective if self._study.schema is None else Suggesting(objective, self._trial_of, self._note_error)
         begin = partial(self._scheduler_of, self._interrupts.at_once(called), limits, code)
         scheduler = begin()
         if on_trial is not None:
