@@ -62,7 +62,9 @@ def NopPruner() -> Pruner:  # noqa: N802
     return NO_PRUNER
 
 
+_NAMES = [each.__name__ for each in (MedianPruner, PercentilePruner, SuccessiveHalvingPruner, HyperbandPruner)]
+_NAMES += [each.__name__ for each in (PatientPruner, ThresholdPruner, NopPruner)]
+
+
 def __getattr__(name: str) -> Any:
-    raise AttributeError(
-        f"there is no pruner {name} here; choose one of {', '.join(n for n in globals() if 'er' in n)}"
-    )
+    raise AttributeError(f"there is no pruner {name} here; choose one of {', '.join(_NAMES)}")
