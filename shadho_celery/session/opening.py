@@ -22,7 +22,7 @@ from shadho_celery.core.settings import (
     read_settings,
 )
 from shadho_celery.core.trial import Trial, refuse_others
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import StoreOutage, UsageError
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.results.study import OnTrial, RunningStudy, TrialCallback
@@ -206,7 +206,8 @@ class OpenStudy:
     def grown(self) -> OpenStudy:
         """Return the study in the space of the labels for which its trials have asked so far, and record that space.
 
-        The trials get the subspaces of that space. Call this after a commit. Raises StoreError.
+        The trials get the subspaces of that space. Call this after a commit. While the store cannot be reached, the
+        study stays as it is. Raises StoreError.
         """
         study, schema = self.study, self.study.schema
         assert schema is not None
@@ -218,10 +219,16 @@ class OpenStudy:
             fitting = [each.name for each in plan.subspaces if each.contains(trial.params)]
             return next(iter(fitting), plan.subspaces[0].name)
 
-        moved = {each.number: name for each in study if (name := place(each)) != each.subspace}
-        record = dataclasses.replace(study.record, space=space, tree=tree)
-        self.store.reshape(record.key, study.fence, study.clock.wall(), space=space, tree=tree, moved=moved)
-        study.reshape(record, self.store.earlier(record.key))
+        try:
+            moved = {each.number: name for each in study if (name := place(each)) != each.subspace}
+            key, now = study.record.key, study.clock.wall()
+            self.store.reshape(key, study.fence, now, space=space, tree=tree, moved=moved)
+            trials = [*self.store.earlier(key)]
+        except StoreOutage as error:
+            # The caller tries again once the store can be reached.
+            study.wait_for_store(error)
+            return self
+        study.reshape(dataclasses.replace(study.record, space=space, tree=tree), trials)
         return dataclasses.replace(self, plan=plan)
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:

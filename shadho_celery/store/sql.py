@@ -358,15 +358,7 @@ class SqlStore:
                     _execute_many(connection, insert, [trial_row(key, trial, change) for trial in turn.new])
                 # A new trial that was recorded before an outage may have changed since.
                 if updated := [*turn.new, *turn.changed] if self._is_unsure else turn.changed:
-                    found = 0
-                    # The labels that an objective has asked for are known with its result.
-                    for has_asked, names in ((False, _UPDATED), (True, [*_UPDATED, "params", "given"])):
-                        rows_now = [trial_row(key, t, change) for t in updated if _has_asked(t) is has_asked]
-                        changes = [
-                            {"_study": key, "_number": row["number"], **{name: row[name] for name in names}}
-                            for row in rows_now
-                        ]
-                        found += _execute_many(connection, _UPDATE, changes) if changes else 0
+                    found = _update(connection, key, updated, change)
                     # Fewer rows are updated if some trials had already finished or their rows were deleted.
                     if found < len(updated) and (deleted := _deleted(connection, key, updated)):
                         _execute_many(connection, insert, [trial_row(key, trial, change) for trial in deleted])
@@ -672,8 +664,19 @@ class SqlStore:
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
-def _has_asked(trial: Trial) -> bool:
-    return trial.outcome.asked is not None
+def _update(connection: sa.Connection, key: str, updated: Sequence[Trial], change: int) -> int:
+    """Set the columns of trials that may have changed. Return the number of changed rows."""
+    # The labels that an objective has asked for are known with its result.
+    asked = [trial for trial in updated if trial.outcome.asked is not None]
+    plain = [trial for trial in updated if trial.outcome.asked is None] if asked else updated
+    found = 0
+    for group, names in ((plain, _UPDATED), (asked, [*_UPDATED, "params", "given"])):
+        changes = []
+        for row in [trial_row(key, trial, change) for trial in group]:
+            now_is = {name: row[name] for name in names}
+            changes.append({"_study": key, "_number": row["number"], **now_is})
+        found += _execute_many(connection, _UPDATE, changes) if changes else 0
+    return found
 
 
 def _last_part(module: str) -> str:

@@ -123,6 +123,8 @@ class StudyState(StudyTrials):
         self._given = given
         #: labels that the objectives have asked for so far; None in a study with a declared space
         self.schema = read_schema(record.tree)
+        if self.schema is not None:
+            self._given = self._values_of
         #: outline of the schema that the present space was made from, and True once the schema has another one
         self._outline = None if self.schema is None else self.schema.outline()
         self.has_grown = False
@@ -329,7 +331,7 @@ class StudyState(StudyTrials):
             number=self._next,
             subspace=subspace,
             params=params,
-            given=self._values_of(params),
+            given=None if self._given is None else self._given(params),
             seed=seed,
             budget=budget,
             slots=slots,
@@ -345,10 +347,8 @@ class StudyState(StudyTrials):
         return trial
 
     def _values_of(self, params: Params) -> str | None:
-        """Return the record of the values that the objective gets for these params."""
-        if self.schema is not None:
-            return record_values(self.schema, params)
-        return None if self._given is None else self._given(params)
+        """Return the record of the values that an objective gets which asks for its labels."""
+        return None if self.schema is None else record_values(self.schema, params)
 
     def use_code(self, code: Digest) -> None:
         """Set the version of the code of this run. Unfinished trials forget what they outgrew under another one."""
@@ -620,7 +620,7 @@ class StudyState(StudyTrials):
             return self._lose(trial, result, result.retry.reason, result.retry)
         live = dict(self.live.of(trial.number))
         own = live.get(result.attempt)
-        outcome, schema = self._told(result.outcome)
+        outcome, schema = (result.outcome, None) if self.schema is None else self._told(self.schema, result.outcome)
         if not self.live.finish(trial.number, result.attempt, well=outcome.state in WELL):
             if own is None:
                 return Transition(ended=())
@@ -652,16 +652,16 @@ class StudyState(StudyTrials):
         )
         return Transition(trial=self._note(finished), ended=ended, is_over=True)
 
-    def _told(self, outcome: Outcome) -> tuple[Outcome, Schema | None]:
+    def _told(self, schema: Schema, outcome: Outcome) -> tuple[Outcome, Schema | None]:
         """Return an outcome, and the schema with the labels for which its objective has asked, or None without any.
 
         The outcome is FAILED if they contradict those of other trials.
         """
-        if self.schema is None or outcome.asked is None:
+        if outcome.asked is None:
             return outcome, None
         try:
             asked = convert(outcome.asked, dict[str, Suggested])
-            return outcome, self.schema.seen(asked, is_complete=outcome.state is _S.COMPLETE)
+            return outcome, schema.seen(asked, is_complete=outcome.state is _S.COMPLETE)
         except (SpaceError, ValidationError) as error:
             lost: dict[str, Any] = {"loss": None, "losses": {}, "constraints": {}, "asked": None}
             return replace(outcome, state=_S.FAILED, error=outcome.error or str(error), **lost), None

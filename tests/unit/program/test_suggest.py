@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from shadho_celery import Study, hp, load_study, minimize
-from shadho_celery.errors import SpaceChanged, UsageError
+from shadho_celery.errors import SpaceChanged, StoreOutage, UsageError
 from shadho_celery.objective.suggest import Trial, TrialPruned
+from shadho_celery.store.sql import SqlStore
 
 MODELS = ["svm", "forest", "nearest"]
 
@@ -276,3 +277,31 @@ def test_names_without_end_are_refused() -> None:
     )
     assert study.counts == {"COMPLETE": 2, "FAILED": 1}
     assert "more than 1000 labels; give labels the same name in each trial" in str(study.trials[2].error)
+
+
+def test_a_study_grows_after_an_outage_of_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    reshape, failures = SqlStore.reshape, iter([StoreOutage("the store is down")])
+
+    def failing(*args: Any, **named: Any) -> None:
+        for error in failures:
+            raise error
+        reshape(*args, **named)
+
+    monkeypatch.setattr(SqlStore, "reshape", failing)
+    study = minimize(structured, trials=10, seed=0)
+    assert study.counts == {"COMPLETE": 10}
+    assert {trial.subspace for trial in study.trials} > {"model=nearest"}
+    with Study() as other:
+        failures = iter([StoreOutage("the store is down")])
+        for _ in range(3):
+            trial = other.ask()
+            other.tell(trial, trial.suggest_float("x", 0, 1))
+        assert other.counts == {"COMPLETE": 3}
+
+
+def test_budgets_are_given_to_trials_that_ask_for_values() -> None:
+    fidelity = {"how": "asha", "least": 1, "most": 9, "eta": 3}
+    study = minimize(lambda trial: looping(trial) / (trial.context.budget or 1), trials=30, seed=0, fidelity=fidelity)
+    promoted = [trial for trial in study.trials if trial.origin is not None]
+    assert promoted
+    assert all(trial.params == study.trials[trial.origin].params for trial in promoted if trial.origin is not None)
