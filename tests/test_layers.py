@@ -55,6 +55,7 @@ ALLOWED: Mapping[str, str] = {
     "hyperopt": "space samplers simulation results program",
     "torch": "ranks training",
     "cryptography": "training fleet",
+    "cloudpickle": "objective",
     "rich": "program cli simulate",
     "click": "cli dashboard launch worker simulate",
     "pandas": "results optuna",

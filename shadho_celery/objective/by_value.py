@@ -37,10 +37,10 @@ from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.code import MAX_SOURCES, CodeVersion, Digest, digest_of
 from shadho_celery.core.files import below, is_locked, replacing
 from shadho_celery.core.system import load_hyperopt_late
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import wants_context
-from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, file_of
+from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, file_of, within
 
 #: files of the functions that embedded workers run
 FUNCTIONS = Path(".shadho/functions")
@@ -50,6 +50,9 @@ LARGE = 1_000_000
 
 #: maximum bytes of the pickles for the workers of this machine, without large arrays; and for those of a fleet
 MAX_HERE, MAX_SENT = 16_000_000, MAX_SOURCES
+
+#: version of Python: a pickle has bytecode, which other minor versions cannot run
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 #: bytes at whose multiples each part of a file begins, for the processor's widest loads
 _ALIGNED = 64
@@ -65,7 +68,7 @@ class Header(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     function: Digest
     #: modules that the function and the space name; libraries are included
     modules: list[str]
-    #: version of Python, such as 3.12: the pickle has bytecode, which other minor versions cannot run
+    #: version of Python (`PYTHON`)
     python: str
     #: bytes of each part: the pickle of the space, that of the function, and the arrays
     sizes: list[int]
@@ -83,22 +86,24 @@ class ByValue:
         if os.environ.get(WITHIN) != IN_A_TRIAL:
             raise UsageError(f"{name} is a function of a program, and only the program itself can run its study")
         path, header, places = _opened(name)
-        if header.python != _python():
-            raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {_python()}")
+        if header.python != PYTHON:
+            raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {PYTHON}")
         # Read before the import of the modules, which then use these sources.
         code = self.version(name)
         load_hyperopt_late()
         try:
-            with path.open("rb") as file:
+            with within("the import of the function's modules"), path.open("rb") as file:
                 file.seek(places[0].start)
                 space = pickle.loads(file.read(header.sizes[0]))
                 file.seek(places[1].start)
-                pickled = file.read(header.sizes[1])
-            objective = _Objective(path, pickled, places[2:])
-            objective.takes_context = wants_context(objective.unpickle())
+                objective = _Objective(path, file.read(header.sizes[1]), places[2:])
+                objective.takes_context = wants_context(objective.unpickle())
+        except NestedStart:
+            raise
         except Exception as error:
             reason = f"{type(error).__name__}: {short(error, 1000)}"
-            raise UsageError(f"{name} cannot be loaded here: {reason}; install what it needs") from error
+            remedy = "; install what it needs" if isinstance(error, ImportError) else ""
+            raise UsageError(f"{name} cannot be loaded here: {reason}{remedy}") from error
         return StudyFile(module=name, space=space, objective=objective, code=code)
 
     def settings(self, name: str) -> dict[str, object] | None:
@@ -108,7 +113,7 @@ class ByValue:
         with suppress(UsageError):
             path, header, _ = _opened(name)
             root = path.absolute().parents[len(PurePosixPath(name).parts) - 1]
-            return replace(sources.read_own(header.modules, root), function=header.function)
+            return replace(sources.read_own(header.modules, root, are_imported=True), function=header.function)
         return CodeVersion()
 
 
@@ -181,7 +186,11 @@ def sent(objective: Callable[..., Any], space: object) -> StudyFile:
     content = b"".join(_parts(header, pickles))
     # A run that resumes the study with other data has another file.
     name = f"{_name_of(objective)}_{digest_of(content)}.pickle"
-    return StudyFile(module=name, space=space, objective=objective, code=code, data={name: content})
+    data = {
+        name: content,
+        **{each: Path(code.root, each).read_bytes() for each, digest in code.files.items() if digest},
+    }
+    return StudyFile(module=name, space=space, objective=objective, code=code, data=data)
 
 
 def _packed(
@@ -202,14 +211,11 @@ def _packed(
         raise _refusal(objective, error) from None
     if sum(map(len, pickles)) > most:
         raise _too_large(objective, pickles, most, arrays)
-    code = sources.read_own(sorted(modules), Path.cwd())
-    if edited := sources.edited_since_import(code):
-        raise UsageError(
-            f"{edited} was edited after this Python imported it; restart Python (in a notebook, its kernel)"
-        )
+    # Only workers import them, and read them from the disk.
+    code = sources.read_own(sorted(modules), Path.cwd(), are_imported=False)
     function = sources.function_version(objective)
     sizes = [len(each) for each in (*pickles, *(arrays or ()))]
-    header = Header(function=function, modules=sorted(modules), python=_python(), sizes=sizes)
+    header = Header(function=function, modules=sorted(modules), python=PYTHON, sizes=sizes)
     return header, pickles, replace(code, function=function)
 
 
@@ -328,7 +334,7 @@ def _too_large(
     """Return the error for pickles that are too large, which names what is largest."""
     sizes = [(len(pickles[0]), "the space")]
     sizes += [(len(_pickled(each, None if arrays is None else [])), where) for where, each in _held(objective)]
-    largest = [f"{where} {size / 1e6:.3g} MB" for size, where in sorted(sizes, reverse=True)]
+    largest = [f"{where} {size / 1e6:.3g} MB" for size, where in sorted(sizes, reverse=True) if size > most / 100]
     who, rest = ("a fleet", "") if arrays is None else ("this machine", " beside large arrays")
     return UsageError(
         f"the function has {sum(map(len, pickles)) / 1e6:.3g} MB{rest}, and workers of {who} get at most "
@@ -388,7 +394,3 @@ def _remove_folders() -> None:
     for folder in (FUNCTIONS, FUNCTIONS.parent):
         with suppress(OSError):
             folder.rmdir()
-
-
-def _python() -> str:
-    return f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -49,25 +49,28 @@ def read(module: str, origin: str) -> CodeVersion:
     # The folder from which the module is imported: the one that contains the file or folder of its first name.
     root = path.parents[module.count(".") + (path.name == "__init__.py")]
     # If the study has a folder of its own, it may also import from there.
-    return _read([module], root, [path.parent], module)
+    return _read([module], [*_below(root), root, path.parent], root, module, _finder().content)
 
 
-def read_own(modules: Iterable[str], root: Path) -> CodeVersion:
+def read_own(modules: Iterable[str], root: Path, *, are_imported: bool) -> CodeVersion:
     """Read those of these modules that are in the folder `root` and are not libraries, and what they import there.
 
-    They are the modules that a function uses. The version does not include the function. Imports then use these
-    sources.
+    They are the modules that a function uses. The version does not include the function. If they `are_imported` here,
+    their imports use these sources.
     """
-    return _read(modules, root, [], "")
+    content = _finder().content if are_imported else lambda _, path: _content(path)
+    return _read(modules, [*_below(root), root], root, "", content)
 
 
-def _read(modules: Iterable[str], root: Path, beside: Sequence[Path], study: str) -> CodeVersion:
-    """Read these modules and what they import from `root`, from folders `beside` it, and from those below it.
-
-    `study` is the module of the study, or "".
-    """
-    folders = [*dict.fromkeys([*_below(root), root, *beside])]
-    finder = _finder()
+def _read(
+    modules: Iterable[str],
+    places: Iterable[Path],
+    root: Path,
+    study: str,
+    content_of: Callable[[str, Path], bytes | None],
+) -> CodeVersion:
+    """Read these modules, and what they import, from these folders. `study` is the module of the study, or ""."""
+    folders = [*dict.fromkeys(places)]
     files: dict[str, str] = {}
     waiting, seen = [name for module in modules for name in _with_parents(module)], set()
     while waiting:
@@ -80,7 +83,7 @@ def _read(modules: Iterable[str], root: Path, beside: Sequence[Path], study: str
             continue
         source = next(filter(None, (_path(name, folder, root, study) for folder in folders)), None)
         if source is not None:
-            content = finder.content(name, source)
+            content = content_of(name, source)
             files[Path(os.path.relpath(source, root)).as_posix()] = "" if content is None else digest_of(content)
             waiting += _imported(name, source, content or b"")
     return CodeVersion(root=str(root), files=files)

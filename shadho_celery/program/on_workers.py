@@ -22,6 +22,7 @@ from shadho_celery.core.system import overridden
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.fleet import urls
+from shadho_celery.fleet.signing import Signer
 from shadho_celery.objective import by_value, study_file
 from shadho_celery.objective.call import check_objective
 from shadho_celery.objective.study_file import StudyFile
@@ -74,7 +75,14 @@ def _read(module: str, objective: Any, space: object, *, is_fleet: bool) -> Abst
     if module:
         return nullcontext(study_file.load(module))
     check_objective(objective, "the objective")
-    return nullcontext(by_value.sent(objective, space)) if is_fleet else by_value.kept(objective, space)
+    if not is_fleet:
+        return by_value.kept(objective, space)
+    if not Signer.configured().fingerprint:
+        raise UsageError(
+            "a function is sent to the workers of a fleet only signed; set SHADHO_SIGNING_KEY_FILE here and there, or "
+            "give the name of a study file"
+        )
+    return nullcontext(by_value.sent(objective, space))
 
 
 def _run(options: Options, file: StudyFile) -> ShownStudy:

@@ -20,7 +20,7 @@ SAID = {
     "timeout": ("here it is seconds;", "here it is seconds;"),
     "directions": ("here it is objectives;", "here it is objectives;"),
     "callbacks": ("here it is on_trial;", "on_trial, a function in the study file"),
-    "n_jobs": ("here it is workers;", "workers of minimize"),
+    "max_concurrent_trials": ("here it is workers;", "workers of minimize"),
     "load_if_exists": ('resume="if-exists"', 'resume="if-exists"'),
     "catch": ("not needed", "not needed"),
     "config": ("here it is space;", "known are"),

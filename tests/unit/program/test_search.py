@@ -21,6 +21,7 @@ SPACE = {"x": hp.uniform("x", 0, 1)}
 def objective(params): return params["x"]
 """
 SPACE = {"x": hp.uniform("x", 0, 1)}
+LOCK = threading.Lock()
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,10 @@ def in_a_folder_with_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"workers": {"cpu": 0}}, "not a class with its number of slots"),
         ({"workers": {"a,b": 1}}, "not a class with its number of slots"),
         ({"workers": {"cpu": True}}, "not a class with its number of slots"),
-        ({"workers": 4}, "give slots by class"),
+        ({"workers": "4"}, "give a number, or slots by class"),
+        ({"workers": 0}, "not a class with its number of slots"),
+        ({"n_jobs": -1}, "not a class with its number of slots"),
+        ({"n_jobs": 1, "workers": 1}, "n_jobs is another name of workers"),
         ({"workers": {"cpu": 1}, "redis": "redis://nowhere"}, "workers are for this machine alone"),
         ({"workers": {"cpu": 1}, "fidelity": {"least": 1, "most": 3}}, "fidelity cannot be passed"),
         ({"workers": {"cpu": 1}, "sampler": lambda *_: None}, "a sampler of your own cannot be passed"),
@@ -62,9 +66,24 @@ def test_a_missing_study_file_is_refused() -> None:
         minimize("missing", trials=1)
 
 
-def test_a_function_that_workers_cannot_import_is_refused() -> None:
-    with pytest.raises(UsageError, match="put the function, as `objective`"):
-        minimize(lambda values: values["x"], SPACE, trials=1, workers={"cpu": 1})
+@cases(
+    "function, given, about",
+    [
+        (lambda: 0.0, {}, "the objective takes no argument"),
+        (lambda values: LOCK, {}, "its global LOCK is a _thread.lock"),
+        (lambda values: 0.0, {"trials": 0}, "trials: 0 is not allowed"),
+        (lambda values: 0.0, {"workers": None, "redis": "redis://nowhere"}, "only signed"),
+        (lambda values: 0.0, {"workers": 0}, "not a class with its number of slots"),
+        (lambda values: 0.0, {"sampler": "oracle"}, "no sampler 'oracle'"),
+        (lambda values: 0.0, {"fidelity": {"least": 3, "most": 1}}, "most"),
+    ],
+)
+def test_a_function_by_value_is_refused_before_anything_starts(
+    function: Any, given: dict[str, Any], about: str
+) -> None:
+    with pytest.raises(UsageError, match=about):
+        minimize(function, SPACE, **{"workers": 1, "trials": 1, **given})
+    assert not Path(".shadho").exists()
 
 
 def test_workers_are_for_the_main_thread() -> None:

@@ -446,8 +446,8 @@ def test_a_closed_study_can_be_looked_at() -> None:
         {"trials": 1, "store": "nothing"},
         {"trials": 1, "resume": True, "store": "sqlite:///other.db"},
         {"trials": 1, "trial_timeout": 3},
-        {"trials": 1, "workers": {"cpu": 2}},
-        {"trials": 1, "workers": {"cpu": 2}, "fidelity": {"least": 1, "most": 3}},
+        {"trials": 1, "workers": 0},
+        {"trials": 1, "redis": "redis://nowhere"},
     ],
 )
 def test_a_refusal_names_arguments_and_no_option_of_the_command_line(wrong: dict[str, Any]) -> None:
