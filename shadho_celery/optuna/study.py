@@ -10,8 +10,6 @@ from enum import IntEnum
 from typing import Any
 from weakref import WeakValueDictionary
 
-from msgspec import to_builtins
-
 from shadho_celery.core.checks import short
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import usable_cores
@@ -27,7 +25,7 @@ from shadho_celery.program import recorded
 from shadho_celery.program import study as program
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
-from shadho_celery.space.schema import Suggested
+from shadho_celery.space.schema import suggested
 from shadho_celery.space.stored import read_schema
 
 #: URL of a store in memory
@@ -283,12 +281,7 @@ class Study:
 
     def add_trial(self, trial: Any) -> None:
         """Record a trial that was evaluated elsewhere, with the laws of its labels. It may be one of Optuna itself."""
-        asked = {}
-        for label, value in trial.params.items():
-            law = law_of(trial.distributions[label])
-            if (drawn := law.place(value)) is None:
-                raise UsageError(f"{label!r} is {short(value, 60)}, which its distribution does not have")
-            asked[label] = to_builtins(Suggested(law=law, drawn=drawn))
+        asked = suggested({label: law_of(each) for label, each in trial.distributions.items()}, trial.params)
         attrs = {metric_name(key): value for key, value in trial.user_attrs.items()}
         self._open().adopt(asked, self._outcome(trial, attrs))
 

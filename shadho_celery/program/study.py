@@ -40,7 +40,7 @@ from shadho_celery.scheduler.executors import HOST, INLINE_CLASS, ByHandExecutor
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request
-from shadho_celery.space.schema import Schema
+from shadho_celery.space.schema import Schema, suggested
 from shadho_celery.study.state import Limits
 
 #: stands for a result that is not given; None may be the result of an objective without a return statement
@@ -181,6 +181,12 @@ class Study(ShownStudy):
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
         with self._changing(within_run=True):
+            if (schema := self._study.schema) is not None:
+                # Values are as in `enqueue`. All points are checked before one is added.
+                asked = [suggested(schema.laws, _point(point)) for point in points]
+                for each, outcome in zip(asked, outcomes, strict=True):
+                    self.adopt(each, outcome)
+                return
             # The next `ask` creates a scheduler again, which learns from the recorded trials at that time.
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)

@@ -78,7 +78,7 @@ class Plan:
 
     def with_space(self, space: Space) -> Plan:
         """Return the plan of the same settings for another space."""
-        return _plan(self.settings, space, split(space), self.limits)
+        return Plan.of(space, self.settings, self.limits)
 
     def check_sampler(self) -> None:
         """Raise UsageError if the sampler cannot be created for this space. Call this before anything is recorded."""

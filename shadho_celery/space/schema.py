@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import resolve, short
@@ -178,6 +178,18 @@ class Suggested(Struct, frozen=True, kw_only=True):
 
     law: Law
     drawn: Drawn
+
+
+def suggested(laws: Mapping[str, Law], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a trial that got these values has asked for, as in `Outcome.asked`. Raises SpaceError."""
+    found = {}
+    for label, value in values.items():
+        if (law := laws.get(label)) is None:
+            raise SpaceError(f"there is no label {short(label, 60)}; known are {short([*laws], 300)}")
+        if (drawn := law.place(value)) is None:
+            raise SpaceError(f"{label!r} is {short(value, 60)}, which its law does not have")
+        found[label] = to_builtins(Suggested(law=law, drawn=drawn))
+    return found
 
 
 class Schema(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import pytest
 
 import shadho_celery.optuna as here
 from shadho_celery import load_study
-from shadho_celery.errors import NoSuccessfulTrial, StudyExists, StudyLocked, StudyNotFound, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyLocked, StudyNotFound, UsageError
 from shadho_celery.optuna.study import MaxTrialsCallback, StudyDirection
 from shadho_celery.optuna.trial import FrozenTrial, TrialState
 
@@ -144,7 +144,7 @@ def test_points_and_trials_from_elsewhere_are_added() -> None:
     study.optimize(lambda trial: trial.suggest_int("x", 0, 20) + 1, n_trials=2)
     assert [trial.params["x"] for trial in study.trials[:8]] == [0, 1, 2, 3, 4, 1, 2, 9]
     assert study.best_trial.params == {"x": 0, "kind": "a"}
-    with pytest.raises(UsageError, match="'x' is 11, which its distribution does not have"):
+    with pytest.raises(SpaceError, match="'x' is 11, which its law does not have"):
         study.add_trial(here.create_trial(params={"x": 11}, distributions=laws, value=1.0))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shadho_celery import Study, hp, load_study, minimize
-from shadho_celery.errors import SpaceChanged, StoreOutage, UsageError
+from shadho_celery.errors import SpaceChanged, SpaceError, StoreOutage, UsageError
 from shadho_celery.objective.suggest import Trial, TrialPruned
 from shadho_celery.store.sql import SqlStore
 
@@ -241,6 +241,24 @@ def test_points_are_given_to_the_next_trials_before_their_labels_are_known() -> 
     assert "'model' is enqueued as 'other', which its law does not have" in str(wrong.trials[0].error)
     with pytest.raises(UsageError, match="a point is a dict of labels and values, not 3"):
         minimize(structured, trials=1, enqueue=[3])  # type: ignore[list-item]
+
+
+def test_results_from_elsewhere_are_added_by_value() -> None:
+    def number(trial: Trial) -> float:
+        return float(trial.suggest_categorical("number", [5, 2, 1, 0])) + trial.suggest_float("x", 0, 1)
+
+    with Study() as study:
+        study.run(number, trials=3)
+        study.add([{"number": 2, "x": 0.5}, {"number": 0}], [2.5, {"loss": 0.0, "fact": 1}])
+        assert [trial.values for trial in study.trials[3:]] == [{"number": 2, "x": 0.5}, {"number": 0}]
+        assert [trial.params.get("number") for trial in study.trials[3:]] == [1, 3]
+        assert study.best.metrics == {"fact": 1}
+        study.run(number, trials=10)
+        with pytest.raises(SpaceError, match="there is no label 'y'; known are"):
+            study.add([{"number": 2}, {"y": 1}], [1.0, 1.0])
+        with pytest.raises(SpaceError, match="'number' is 3, which its law does not have"):
+            study.add([{"number": 3}], [1.0])
+        assert study.count() == 10
 
 
 def test_a_study_asks_and_tells_trials_that_ask_for_values(tmp_path: Path) -> None:
