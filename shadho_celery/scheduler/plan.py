@@ -193,10 +193,13 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     return rounds
 
 
-def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning: Pruning | None = None) -> Scheduler:
+def make_scheduler(
+    plan: Plan, study: StudyState, executor: Executor, *, pruning: Pruning | None = None, is_known: bool = False
+) -> Scheduler:
     """Return the scheduler of `study`, with the parts that its plan names. Its `begin` has been called.
 
     `pruning` is given if an executor in this process asks it, too, while a trial runs. By default it is created here.
+    `is_known` says that the executor has the attempts in flight already.
     """
     settings, subspaces = plan.settings, plan.subspaces
     declared = None if settings.cost is None else declared_cost(settings.cost, plan.space, subspaces)
@@ -234,5 +237,5 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
         if settings.deadline_seconds is None
         else CheapestSlots(proposals, cost_model, settings.deadline_seconds),
     )
-    scheduler.begin()
+    scheduler.begin(is_known=is_known)
     return scheduler

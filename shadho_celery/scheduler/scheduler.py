@@ -102,8 +102,8 @@ class Scheduler:
         #: notice about the first trial that several workers have given back, one after the other
         self._cut: str | None = None
 
-    def begin(self) -> None:
-        """Learn from the trials of earlier runs, and submit the attempts that were in flight again."""
+    def begin(self, *, is_known: bool = False) -> None:
+        """Learn from the trials of earlier runs, and submit the attempts in flight again, unless they are known."""
         self._to_stop = self.study.to_stop
         self.proposals.begin()
         self.proposals.teach(self.study.warm_start)
@@ -114,7 +114,7 @@ class Scheduler:
         self.is_stale = self._is_without_gain()
         if self.pruning is not None:
             self.pruning.recall(self.study.recalled(), self.study.reports())
-        if self.study.in_flight:
+        if self.study.in_flight and not is_known:
             self.executor.submit(self.study.attempts)
 
     @property
@@ -130,7 +130,8 @@ class Scheduler:
 
     def become(self, other: Scheduler) -> None:
         """Continue as the scheduler of the space that has grown. Clock, pause and callbacks stay as they are."""
-        kept = ("on_trial", "paused", "turn_seconds", "_began", "_ended", "_hopelessness")
+        self._unsent += [attempt for attempt, _ in self._unrecorded]
+        kept = ("on_trial", "paused", "turn_seconds", "_began", "_ended", "_hopelessness", "_unsent")
         vars(self).update({**vars(other), **{name: getattr(self, name) for name in kept}})
 
     # The loop

@@ -192,11 +192,16 @@ class OpenStudy:
     changes: Sequence[str]
 
     def scheduler(
-        self, executor: Executor, limits: Limits | None = None, *, pruning: Pruning | None = None
+        self,
+        executor: Executor,
+        limits: Limits | None = None,
+        *,
+        pruning: Pruning | None = None,
+        is_known: bool = False,
     ) -> Scheduler:
-        """Return a scheduler of the study. `limits` are by default the plan's; `pruning` is as in `make_scheduler`."""
+        """Return a scheduler of the study. `limits` are by default the plan's; the rest is as in `make_scheduler`."""
         plan = self.plan if limits is None else self.plan.with_settings(self.plan.settings, limits)
-        return make_scheduler(plan, self.study, executor, pruning=pruning)
+        return make_scheduler(plan, self.study, executor, pruning=pruning, is_known=is_known)
 
     @property
     def space(self) -> Space | None:

@@ -310,7 +310,7 @@ class Session:
         """Continue in the space of the labels for which trials have asked so far."""
         self.opened = self.opened.grown()
         self.plan = self.opened.plan
-        self.scheduler.become(self.opened.scheduler(self.executor))
+        self.scheduler.become(self.opened.scheduler(self.executor, is_known=True))
         self._demand_slots()
 
     def _fleet(self) -> Servers:
