@@ -79,6 +79,8 @@ class Scheduler:
         self.stopping = False
         #: True while no more trials are sent, until `unpause`
         self.paused = False
+        #: True once trials have asked for other labels than those of the space, see `become`
+        self.has_grown = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
         self._reservations = Reservations(self.study, is_searched=bool(self.cost_model.widths))
         self._widths = Widths(self.study, self.cost_model, self._memory_fit, self._reservations)
@@ -123,11 +125,6 @@ class Scheduler:
         has_proposed = self.proposals.is_exhausted and not self.study.count(TrialState.WAITING)
         return has_proposed and not self.study.in_flight
 
-    @property
-    def has_grown(self) -> bool:
-        """True if trials have asked for other labels than those of the space, so that no further ones are proposed."""
-        return self.study.has_grown and not self.stopping and self.study.trouble is None
-
     def become(self, other: Scheduler) -> None:
         """Continue as the scheduler of the space that has grown. Clock, pause and callbacks stay as they are."""
         self._unsent += [attempt for attempt, _ in self._unrecorded]
@@ -161,8 +158,9 @@ class Scheduler:
             if self._ended:
                 # Before the next trials are sent, because `on_trial` may stop the study.
                 self._call_on_trial()
-            if self.has_grown:
-                self.study.commit()
+            if self.study.has_grown and not self.stopping:
+                # Nothing more is proposed in the old space.
+                self.has_grown = self.study.commit()
                 return
             self.assign()
             self.fill()
