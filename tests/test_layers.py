@@ -29,6 +29,7 @@ ROWS = [
     "metrics",
     "cli",
     "program dashboard",
+    "optuna",
 ]
 #: rooms beside the rows, and what they may know
 ASIDE = {"ranks": "core objective", "training": "core objective ranks"}
@@ -57,7 +58,7 @@ ALLOWED: Mapping[str, str] = {
     "cloudpickle": "objective",
     "rich": "program cli simulate",
     "click": "cli dashboard launch worker simulate",
-    "pandas": "results",
+    "pandas": "results optuna",
     "tasks": "",
 }
 ROOMS = [room for row in ROWS for room in row.split()] + [*ASIDE]

@@ -331,7 +331,7 @@ class _View:
 class LiveView(_View):
     """View in a terminal: progress, the best trial so far, the state of each class, running trials and failures."""
 
-    def __init__(self, scheduler: Scheduler, space: Space, console: Console, fleet: Fleet = NO_FLEET) -> None:
+    def __init__(self, scheduler: Scheduler, space: Space | None, console: Console, fleet: Fleet = NO_FLEET) -> None:
         super().__init__(scheduler, fleet)
         self._made = Values(scheduler.study.record, space)
         #: lines about the params by which recent trials were placed

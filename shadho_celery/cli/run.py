@@ -176,7 +176,7 @@ def view_of(session: Session, console: Console) -> LiveView | PlainView:
     executor = session.executor
     fleet = Fleet(workers=lambda: executor.workers.announced, module=session.file.module, gangs=executor.gangs.seated)
     if console.is_terminal and not session.options.silent:
-        return LiveView(session.scheduler, session.plan.space, console, fleet)
+        return LiveView(session.scheduler, session.opened.space, console, fleet)
     return PlainView(session.scheduler, fleet)
 
 

@@ -93,10 +93,11 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "front": ("best_trials",),
     "best or front of a study": ("best_trial", "best_trials"),
     "enqueue of a Study, or an argument of minimize": ("enqueue_trial",),
-    "minimize(objective, space), or a Study to ask and tell": ("create_study", "optimize", "tune", "tuner"),
+    "minimize(objective, space), or shadho_celery.optuna.create_study()": ("create_study", "optimize"),
+    "minimize(objective, space), or a Study to ask and tell": ("tune", "tuner"),
     "minimize(objective, space), to try every point with sampler='grid'": ("gridsearchcv", "randomizedsearchcv"),
     "a return from the objective, once context.should_stop() is true": ("trialpruned",),
-    "SPACE = {'x': hp.uniform('x', 0, 1)} with hp of hyperopt; the objective gets params['x']": ("suggest",),
+    "params['x'], with SPACE = {'x': hp.uniform('x', 0, 1)}; without a space the objective gets a trial": ("suggest",),
     # pruners, and ways to give budgets
     "asha": ("successivehalving", "asynchyperband"),
     "median": ("medianstoppingrule",),

@@ -183,6 +183,9 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: True if the checkpoint folder had files at the start, for a promoted trial and for a repeated attempt; None for
     #: other trials, or if it is not known
     continued: bool | None = None
+    #: labels that the objective has asked for, each in the form of `space.schema.Suggested`; None in a study with a
+    #: space
+    asked: Mapping[str, Any] | None = None
 
     @property
     def violation(self) -> float:

@@ -256,7 +256,8 @@ def call(
         returned = objective(params, context) if takes_context else objective(params)
         seconds = max(0.0, clock.now() - began)
         try:
-            outcome = read(returned, objectives)
+            # An objective that asks for its labels has ended as PRUNED by an exception.
+            outcome = returned if isinstance(returned, Outcome) else read(returned, objectives)
         except Unreadable:
             if not (context.stopped() or context.was_told):
                 raise
@@ -272,6 +273,8 @@ def call(
         raise
     except BaseException as error:
         outcome = _failed(error, context, max(0.0, clock.now() - began))
+    if context.asked is not None:
+        outcome = replace(outcome, asked=context.asked)
     if (warning := context.reports.warning) is None and not context.warnings:
         return outcome
     return replace(outcome, warning=joined(outcome.warning, warning, *context.warnings))

@@ -230,6 +230,8 @@ class LocalContext:
     reports: Reports = field(default_factory=Reports)
     #: lines that are added to the warning of the trial
     warnings: list[str] = field(default_factory=list)
+    #: labels that the objective has asked for so far, see `Outcome.asked`; None in a study with a space
+    asked: Mapping[str, Any] | None = None
     stopped: Callable[[], bool] = lambda: False
     #: returns whether the worker is about to end, and the trial goes on elsewhere
     preempted: Callable[[], bool] = lambda: False

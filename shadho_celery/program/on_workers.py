@@ -99,7 +99,7 @@ def _run(options: Options, file: StudyFile) -> ShownStudy:
         # SIGTERM is meant for the whole program, but Ctrl-C only for the search.
         raise SystemExit(code)
     opened = session.opened
-    results = ShownStudy(opened.store, opened.study.record, opened.plan.space)
+    results = ShownStudy(opened.store, opened.study.record, opened.space)
     if any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
         warn(why)
     return results
@@ -142,7 +142,7 @@ def _module_of(objective: object, space: object) -> str:
     """
     name = getattr(objective, "__module__", None)
     found = vars(sys.modules[name]) if isinstance(name, str) and name in sys.modules else {}
-    is_module = name != "__main__" and found.get("objective") is objective and found.get("SPACE") is space
+    is_module = name != "__main__" and found.get("objective") is objective and found.get("SPACE", objective) is space
     return str(name) if is_module else ""
 
 

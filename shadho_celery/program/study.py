@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,15 +18,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import listed, short
+from shadho_celery.core.code import Digest
 from shadho_celery.core.files import CHECKPOINTS, below
 from shadho_celery.core.settings import Resume, read_settings, refuse_unknown, with_settings
-from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Params, Result, TrialState, whole
 from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
 from shadho_celery.objective.context import LocalContext, Reports
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.objective.sources import function_version
+from shadho_celery.objective.suggest import Suggesting, Trial
 from shadho_celery.program.interrupts import Interrupts, warn
 from shadho_celery.program.recorded import ShownStudy, progress_bar
 from shadho_celery.results.study import OnTrial, check_on_trial
@@ -34,10 +36,11 @@ from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.random import MakeSampler
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.executors import ByHandExecutor, InlineExecutor, record_process
+from shadho_celery.scheduler.executors import HOST, INLINE_CLASS, ByHandExecutor, InlineExecutor, record_process
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request
+from shadho_celery.space.schema import Schema, suggested
 from shadho_celery.study.state import Limits
 
 #: means that no result is given; None cannot mean that, because an objective without a return statement returns it
@@ -82,7 +85,7 @@ class Study(ShownStudy):
     @refuse_unknown
     def __init__(
         self,
-        space: object,
+        space: object = None,
         *,
         store: str = "sqlite://",
         study: str | None = None,
@@ -101,6 +104,8 @@ class Study(ShownStudy):
     ) -> None:
         """Begin or resume a study of `space`, a hyperopt expression.
 
+        Without a space, the objective gets a trial that it asks for values, as in Optuna, and so does `ask`.
+
         `store`, `study`, `resume`, `seed`, `enqueue` and `warm_start` are as in `minimize`. A resumed study keeps its
         earlier settings, except those that are given. `policy` has an effect only on workers. Raises SpaceError,
         UsageError, StudyError or StoreError.
@@ -110,7 +115,7 @@ class Study(ShownStudy):
         given = {name: value for name, value in given.items() if value is not None}
         points = _listed(enqueue)
         names: dict[str, Any] = {"store": store, "name": study, "resume": resume, "seed": seed}
-        known: dict[str, Any] = {"points": points, "warm_start": warm_start}
+        known: dict[str, Any] = {"points": () if space is None else points, "warm_start": warm_start}
         opening = Opening(Request(space=space, given=given, limits=ENDLESS, **names, **known))
         self._interrupts = Interrupts()
         #: held by the thread that changes the study
@@ -130,7 +135,10 @@ class Study(ShownStudy):
         """Open store and study, and prepare `ask` and `tell`."""
         self._opened = opened = opening.open()
         self._study, self._plan = opened.study, opened.plan
-        super().__init__(opened.store, self._study.record, self._plan.space)
+        super().__init__(opened.store, self._study.record, opened.space)
+        #: points of a study without a space, by label, which the next trials get; and its trials that were asked for
+        self._enqueued: deque[Mapping[str, Any]] = deque()
+        self._asking: dict[int, Trial] = {}
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
         #: number of an asked trial -> its reports
@@ -158,6 +166,9 @@ class Study(ShownStudy):
         """
         points = _listed(points)
         with self._changing(within_run=True):
+            if self._study.schema is not None:
+                self._enqueued += map(_point, points)
+                return len(points)
             # Create a new scheduler at the next `ask`, because shares and samplers count the trials when they are
             # created.
             self._loop = None
@@ -172,18 +183,46 @@ class Study(ShownStudy):
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
         with self._changing(within_run=True):
+            if (schema := self._study.schema) is not None:
+                # Values are as in `enqueue`. All points are checked before one is added.
+                asked = [suggested(schema.laws, _point(point)) for point in points]
+                for each, outcome in zip(asked, outcomes, strict=True):
+                    self.adopt(each, outcome)
+                return
             # Create a new scheduler at the next `ask`. It learns from all trials that are recorded then.
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)
 
-    def ask(self) -> AskedTrial:
-        """Return the next trial. The caller evaluates it, and passes its result to `tell`.
+    @property
+    def enqueued(self) -> int:
+        """Number of points that the next trials of this process get, in a study without a space."""
+        return len(self._enqueued)
 
+    def adopt(self, asked: Mapping[str, Any], outcome: Outcome) -> None:
+        """Record a trial of a study without a space that was evaluated elsewhere. `asked` is as in `Outcome.asked`."""
+        with self._changing(within_run=True):
+            attempt = self._study.send(
+                self._study.add(self._plan.subspaces[0].name, {}, 0, sampler="added"), INLINE_CLASS
+            )
+            told = replace(outcome, asked=asked)
+            at = self._study.clock.wall()
+            self._study.tell(Result(number=attempt.number, attempt=attempt.attempt, outcome=told, host=HOST, at=at))
+            self._study.commit()
+            if self._study.has_grown and self._run_by is None:
+                self._grow()
+            self._loop = None
+
+    def ask(self) -> Any:
+        """Return the next trial, an `AskedTrial`. The caller evaluates it, and passes its result to `tell`.
+
+        In a study without a space it is a `Trial`, with `suggest_float` and the like, `report` and `should_prune`.
         Several trials may be open at the same time. Raises UsageError if the study has budgets and the next trial
         depends on results that are still missing, or if all points have been tried.
         """
         with self._changing():
             attempt = self._ask()
+            if self._study.schema is not None:
+                return self._suggesting(attempt)
         return AskedTrial(
             number=attempt.number,
             params=dict(attempt.params),
@@ -194,12 +233,11 @@ class Study(ShownStudy):
         )
 
     def _ask(self) -> Attempt:
-        loop = self._scheduler()
         self._by_hand.is_asked = True
         try:
             # The first turn may only find trials of an earlier run that have no result.
-            for _ in range(2):
-                loop.turn()
+            for _ in range(3):
+                self._turn()
                 if (attempt := self._by_hand.fetch()) is not None:
                     break
             else:
@@ -208,8 +246,33 @@ class Study(ShownStudy):
                 raise self._study.trouble or UsageError(f"{depends} first" if self._by_hand.fetched else ended)
         finally:
             self._by_hand.is_asked = False
-        loop.turn()
+        self._turn()
         return attempt
+
+    def _suggesting(self, attempt: Attempt) -> Trial:
+        """Return the trial that the caller asks for values."""
+        number = attempt.number
+        context = LocalContext(
+            study=self.name,
+            trial=number,
+            seed=attempt.seed,
+            budget=whole(attempt.budget),
+            checkpoints=below(CHECKPOINTS, self.key) / str(number),
+            reports=self._reports[number],
+            objectives=self._plan.settings.objectives,
+            on_report=partial(self._report, number),
+            stopped=lambda: number not in self._by_hand.fetched,
+        )
+        self._asking[number] = trial = self._trial_of(context, attempt.params)
+        return trial
+
+    def _trial_of(self, context: LocalContext, proposed: Params) -> Trial:
+        """Return the trial of a study without a space for these proposals. It gets the next point of `enqueue`."""
+        point = self._enqueued.popleft() if self._enqueued else None
+        return Trial(context, proposed, schema=self._study.schema or Schema(), enqueued=point)
+
+    def _note_error(self, error: Exception) -> None:
+        """Note the exception of a trial in this process. `shadho_celery.optuna` raises it."""
 
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
         """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
@@ -223,20 +286,25 @@ class Study(ShownStudy):
             if number not in self._by_hand.fetched:
                 return True
             try:
-                on_report = partial(self._by_hand.report, number)
+                on_report = partial(self._report, number)
                 reports, objectives = self._reports[number], self._plan.settings.objectives
                 LocalContext(on_report=on_report, reports=reports, objectives=objectives).report(step, loss)
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from None
-            self._scheduler().turn()
+            return number not in self._by_hand.fetched
+
+    def _report(self, number: int, step: int, loss: float) -> None:
+        """Let the pruner judge a report of a trial that the caller evaluates."""
+        with self._changing():
+            if number in self._by_hand.fetched:
+                self._by_hand.report(number, step, loss)
+                self._turn()
             if number not in self._by_hand.fetched:
-                self._scheduler().turn()
-            if has_ended := number not in self._by_hand.fetched:
+                self._turn()
                 self._reports.pop(number, None)
-            return has_ended
 
     def tell(
-        self, trial: AskedTrial, result: Any = _NOTHING, *, error: BaseException | str | None = None
+        self, trial: AskedTrial | Trial, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
         """Record the result of a trial that `ask` has returned. Return the recorded trial.
 
@@ -252,12 +320,32 @@ class Study(ShownStudy):
                     result = _NOTHING
                 if (result is _NOTHING) == (error is None):
                     raise UsageError(f"tell trial {number} either a result or an error")
+                if (asking := self._asking.get(number)) is not None and error is None:
+                    result = asking.result(result)
                 outcome = self._outcome(result, error)
                 thinned = self._reports.pop(number, Reports()).warning
                 outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
-                self._by_hand.bring(number, outcome)
-                self._scheduler().turn()
+                self._bring(number, outcome)
             return self.trial(number)
+
+    def _bring(self, number: int, outcome: Outcome) -> None:
+        """Record the outcome of a trial that the caller has evaluated."""
+        if (trial := self._asking.pop(number, None)) is not None:
+            outcome = replace(outcome, asked=trial.asked)
+        self._by_hand.bring(number, outcome)
+        self._turn()
+
+    def _turn(self) -> None:
+        """Let the scheduler of the caller's trials record what has happened, and grow the space if it has to."""
+        self._scheduler().turn()
+        if self._study.has_grown and self._study.trouble is None:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Continue in the space of the labels for which trials have asked so far."""
+        self._opened = self._opened.grown()
+        self._plan, self._loop = self._opened.plan, None
+        super().__init__(self._opened.store, self._study.record)
 
     @refuse_unknown
     def run(
@@ -317,18 +405,10 @@ class Study(ShownStudy):
         self._study.use_code(code := function_version(objective if where is None else partial(objective, where)))
         if (line := self._opened.other_code()) is not None:
             warn(line)
-        pruning = self._plan.make_pruning()
-        executor = InlineExecutor(
-            self._interrupts.at_once(objective),
-            self._plan.space.evaluate,
-            checkpoints=below(CHECKPOINTS, self.key),
-            study=self.name,
-            objectives=self._plan.settings.objectives,
-            prunes=(lambda attempt, report: False) if pruning is None else pruning.tell,
-            code=code,
-        )
         self._loop = None
-        scheduler = self._opened.scheduler(executor, limits, pruning=pruning)
+        called = objective if self._study.schema is None else Suggesting(objective, self._trial_of, self._note_error)
+        begin = partial(self._scheduler_of, self._interrupts.at_once(called), limits, code)
+        scheduler = begin()
         if on_trial is not None:
             self._opened.call(on_trial, scheduler, warn)
 
@@ -341,6 +421,10 @@ class Study(ShownStudy):
                     self._interrupts.deliver()
 
                 scheduler.run(after_turn)
+                while scheduler.has_grown:
+                    self._grow()
+                    scheduler.become(begin())
+                    scheduler.run(after_turn)
         except KeyboardInterrupt:
             if self._interrupts.is_torn:
                 raise
@@ -349,16 +433,40 @@ class Study(ShownStudy):
                 lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
                 self._study.tell(lost)
             warn(f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended")
-        self._study.commit()
+        self._end(scheduler)
+
+    def _scheduler_of(self, called: Objective, limits: Limits, code: Digest) -> Scheduler:
+        """Return the scheduler that calls an objective in this process."""
+        pruning = self._plan.make_pruning()
+        executor = InlineExecutor(
+            called,
+            self._plan.space.evaluate if self._study.schema is None else dict,
+            checkpoints=below(CHECKPOINTS, self.key),
+            study=self.name,
+            objectives=self._plan.settings.objectives,
+            prunes=(lambda attempt, report: False) if pruning is None else pruning.tell,
+            code=code,
+        )
+        return self._opened.scheduler(executor, limits, pruning=pruning)
+
+    def _end(self, scheduler: Scheduler) -> None:
+        """Record the last changes of a run, and warn of what its user should know."""
+        if self._study.commit() and self._study.has_grown:
+            self._grow()
         if scheduler.hopeless:
             warn(f"stopped: {scheduler.hopeless} (max_failures)")
-        elif scheduler.is_exhausted and limits.trials is not None:
+        elif scheduler.is_exhausted and scheduler.limits.trials is not None:
             # Warn only if there is a limit on trials: without one, this is the expected end.
             warn(f"ended after {counted(self._study.counted, 'trial')}: the sampler has no further params")
         for notice in scheduler.notices():
             warn(notice)
         if self._study.counted and not scheduler.hopeless and (why := self.why_no_best()) is not None:
             warn(why)
+
+    @property
+    def is_open(self) -> bool:
+        """True until `close`."""
+        return self._is_open
 
     def close(self) -> None:
         """Record the remaining changes and unlock the study. Trials without a result wait for the next run."""
@@ -395,6 +503,8 @@ class Study(ShownStudy):
 
     def _outcome(self, result: Any, error: BaseException | str | None) -> Outcome:
         """Return the outcome of a trial that the caller has evaluated."""
+        if isinstance(result, Outcome):
+            return result
         if error is not None:
             text = describe(error) if isinstance(error, BaseException) else str(error)[:MAX_ERROR]
             return Outcome(state=TrialState.FAILED, error=text)
@@ -418,9 +528,9 @@ class Study(ShownStudy):
 
     def _number_of(self, trial: object) -> int:
         """Return the number of a trial that has no result yet, or was pruned. Raises UsageError for any other trial."""
-        if not isinstance(trial, AskedTrial):
+        if not isinstance(trial, AskedTrial | Trial):
             raise UsageError(f"tell and report take a trial that ask has returned, not {short(trial, 60)}")
-        if trial.study != self.key:
+        if (trial.context.study != self.name) if isinstance(trial, Trial) else (trial.study != self.key):
             raise UsageError(f"trial {trial.number} is one of another study, not of {self.name!r}")
         if trial.number not in self._by_hand.fetched:
             known = self._study.trial(trial.number)
@@ -460,6 +570,13 @@ def _listed(points: object) -> list[Any]:
     return list(points)
 
 
+def _point(point: object) -> Mapping[str, Any]:
+    """Return a point of a study without a space, whose labels are not known yet. Raises UsageError for no mapping."""
+    if not isinstance(point, Mapping):
+        raise UsageError(f"a point is a dict of labels and values, not {short(point, 60)}")
+    return point
+
+
 @with_settings
 @refuse_unknown
 def minimize(
@@ -496,7 +613,8 @@ def minimize(
     """Search for the params with the best loss.
 
     `objective` is a function of a point of `space` (a hyperopt expression), or the name of a study file, such as
-    "my_study". The trials of a function run one after another in this process, unless `workers` or a fleet is given.
+    "my_study". Without a space, it gets a trial that it asks for values, as in Optuna: ``trial.suggest_float("x", 0,
+    1)``. The trials of a function run one after another in this process, unless `workers` or a fleet is given.
     `workers` (or `n_jobs`) is the number of trials at a time on this machine, or slots by class, such as
     ``{"cpu": 4}``. A fleet has the URLs `broker` and `redis`, by default from CELERY_BROKER_URL and SHADHO_REDIS_URL.
 

@@ -332,7 +332,7 @@ class StudyResults(StudyFacts):
 class RunningStudy(StudyResults):
     """A study that runs, as it is passed to `on_trial`: its results so far, and the method `stop`."""
 
-    def __init__(self, store: SqlStore, record: StudyRecord, space: Space, end: Callable[[], None]) -> None:
+    def __init__(self, store: SqlStore, record: StudyRecord, space: Space | None, end: Callable[[], None]) -> None:
         super().__init__(store, record, space)
         self._end = end
         #: True once `stop` was called

@@ -23,7 +23,7 @@ from shadho_celery.errors import ShadhoError, StoreError
 from shadho_celery.objective import study_file
 from shadho_celery.space.describe import brief
 from shadho_celery.space.space import Space
-from shadho_celery.space.stored import read_given, read_labels, read_shown
+from shadho_celery.space.stored import read_given, read_labels, read_schema, read_shown
 from shadho_celery.space.tree import evaluate
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.store.memory import MemoryStore
@@ -38,6 +38,8 @@ class Values:
         self._record = record
         self._space = space
         self._labels = read_labels(record.tree)
+        #: True if the objective has asked for its labels, so that its values are by label
+        self._is_asked = read_schema(record.tree) is not None
         #: reason why some values are only texts, with the remedy; None as long as all values are those that the
         #: objective got
         self.note: str | None = None
@@ -62,6 +64,8 @@ class Values:
         For an option that contains labels, the value is the name of the option. A label within an expression has its
         drawn value.
         """
+        if self._is_asked:
+            return dict(read_given(trial.given, trial.params)[0])
         found = {}
         for label, drawn in trial.params.items():
             known = self._labels.get(label)

@@ -25,7 +25,7 @@ from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.files import read_table
 from shadho_celery.core.trial import Params, Trial, TrialState, taught, turned
 from shadho_celery.core.units import counted
-from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.errors import SpaceError, StoreError, UsageError
 from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
@@ -218,8 +218,16 @@ def read_source(
             raise UsageError(
                 f"{short(text)} does not name a study; write STORE_URL#STUDY, such as sqlite:///old.db#svm"
             )
-        with closing(SqlStore(url, read_only=True)) as other:
-            return of_study(StudyResults(other, other.find(name, told=_is_named)), space, least)
+        try:
+            with closing(SqlStore(url, read_only=True)) as other:
+                return of_study(StudyResults(other, other.find(name, told=_is_named)), space, least)
+        except StoreError:
+            # It may be a storage of Optuna.
+            with suppress(Exception):
+                import optuna
+
+                return _of_optuna(optuna.load_study(study_name=name, storage=url), space, least)
+            raise
     if isinstance(given, Path) or text.lower().endswith(".csv"):
         return of_table(Path(given), space, least, objectives)
     found = store.find(
@@ -426,10 +434,12 @@ def of_object(given: Any, space: Space, least: float | None) -> Source:
         return of_study(given, space, least)
     if isinstance(given, hyperopt.Trials):
         return _of_trials(given)
+    if callable(getattr(given, "get_trials", None)):
+        return _of_optuna(given, space, least)
     if isinstance(given, (bytes, Mapping)) or not isinstance(given, Iterable):
         raise UsageError(
-            f"{short(given, 60)} cannot be a warm start; give a study, its name, a CSV file, hyperopt's Trials "
-            "or a list of (params, loss)"
+            f"{short(given, 60)} cannot be a warm start; give a study, its name, a CSV file, hyperopt's Trials, "
+            "Optuna's Study or a list of (params, loss)"
         )
     pairs = [*given]
     if not pairs:
@@ -442,6 +452,16 @@ def of_object(given: Any, space: Space, least: float | None) -> Source:
     return Source(
         name="the list", trials=[Lesson(point=params, loss=loss, is_minimised=False) for params, loss in pairs]
     )
+
+
+def _of_optuna(study: Any, space: Space, least: float | None) -> Source:
+    """Return the trials of a study of Optuna, or of `shadho_celery.optuna`. Only those with one value can be used."""
+    reader, rows = _Reader(space), []
+    for trial in study.get_trials(deepcopy=False):
+        point = {label: reader.draw(label, value, value) for label, value in trial.params.items()}
+        loss = trial.values[0] if trial.values and len(trial.values) == 1 else None
+        rows.append((Lesson(point=point, loss=loss, is_minimised=False), trial.state.name, None))
+    return _of_rows(f"Optuna's study {study.study_name}", rows, least)
 
 
 def _of_trials(trials: hyperopt.Trials) -> Source:

@@ -351,7 +351,7 @@ class Child:
 
             try:
                 file = study_file.load(module)
-                space = compile_space(file.space)
+                space = compile_space({} if file.space is None else file.space)
                 self._codes[module] = file.code.with_space(space.describe())
             except BaseException as error:
                 self._codes[module] = study_file.failed_sources(module, error)
@@ -360,10 +360,16 @@ class Child:
                 if self._cleanup is not None:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
+            objective: Objective = file.objective
             values = space.evaluate if file.values is None else file.values(space)
+            if file.space is None:
+                # Imported here, because few objectives ask for their labels.
+                from shadho_celery.objective.suggest import Suggesting
+
+                objective, values = Suggesting(objective), dict
             edited = partial(DiskWatch().edited, file.code) if file.reads_disk else None
-            takes_context, is_fresh = wants_context(file.objective), bool(file.stated.get("fresh"))
-            self._studies[module] = _Study(self._interruptible(file.objective), takes_context, values, is_fresh, edited)
+            takes_context, is_fresh = wants_context(objective), bool(file.stated.get("fresh"))
+            self._studies[module] = _Study(self._interruptible(objective), takes_context, values, is_fresh, edited)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:

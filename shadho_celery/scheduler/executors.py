@@ -240,7 +240,8 @@ class ByHandExecutor(LocalExecutor):
     def submit(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
             if attempt.state is TrialState.QUEUED:
-                self._queue.append(attempt)
+                if attempt.number not in {each.number for each in self._queue}:
+                    self._queue.append(attempt)
             elif attempt.number not in self.fetched:
                 self._lose(attempt, "the process that asked for it is gone")
 

@@ -81,6 +81,10 @@ class Plan:
         plan = _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
         return replace(plan, warning=self.warning)
 
+    def with_space(self, space: Space) -> Plan:
+        """Return the plan of the same settings for another space."""
+        return Plan.of(space, self.settings, self.limits)
+
     def check_sampler(self) -> None:
         """Raise UsageError if the sampler cannot be created for this space. Call this before anything is recorded."""
         self.make_sampler(self.whole if self.spans_space else self.subspaces[0], (0, 0))
@@ -194,11 +198,13 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     return rounds
 
 
-def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning: Pruning | None = None) -> Scheduler:
+def make_scheduler(
+    plan: Plan, study: StudyState, executor: Executor, *, pruning: Pruning | None = None, is_known: bool = False
+) -> Scheduler:
     """Return the scheduler of `study` with the parts of its plan. `begin` has already been called.
 
     Give `pruning` if the executor uses the same object while a trial runs in this process. By default it is created
-    here.
+    here. `is_known` says that the executor has the attempts in flight already.
     """
     settings, subspaces = plan.settings, plan.subspaces
     declared = None if settings.cost is None else declared_cost(settings.cost, plan.space, subspaces)
@@ -236,5 +242,5 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
         if settings.deadline_seconds is None
         else CheapestSlots(proposals, cost_model, settings.deadline_seconds),
     )
-    scheduler.begin()
+    scheduler.begin(is_known=is_known)
     return scheduler

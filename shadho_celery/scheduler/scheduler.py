@@ -79,6 +79,8 @@ class Scheduler:
         self.stopping = False
         #: True while no more trials are sent, until `unpause`
         self.paused = False
+        #: True once trials have asked for other labels than those of the space, see `become`
+        self.has_grown = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
         self._reservations = Reservations(self.study, is_searched=bool(self.cost_model.widths))
         self._widths = Widths(self.study, self.cost_model, self._memory_fit, self._reservations)
@@ -103,8 +105,8 @@ class Scheduler:
         #: notice about the first trial that CUT workers have given back; None before
         self._cut: str | None = None
 
-    def begin(self) -> None:
-        """Learn from the trials of earlier runs, and submit the attempts that were in flight to the executor."""
+    def begin(self, *, is_known: bool = False) -> None:
+        """Learn from the trials of earlier runs. Submit the attempts in flight to the executor, unless they are known."""
         self._to_stop = self.study.to_stop
         # An earlier run may have had other bounds between params.
         space = self.proposals.members[0].space
@@ -119,7 +121,7 @@ class Scheduler:
         self.is_stale = self._is_without_gain()
         if self.pruning is not None:
             self.pruning.recall(self.study.recalled(), self.study.reports())
-        if self.study.in_flight:
+        if self.study.in_flight and not is_known:
             self.executor.submit(self.study.attempts)
 
     @property
@@ -128,14 +130,21 @@ class Scheduler:
         has_proposed = self.proposals.is_exhausted and not self.study.count(TrialState.WAITING)
         return has_proposed and not self.study.in_flight
 
+    def become(self, other: Scheduler) -> None:
+        """Continue as the scheduler of the space that has grown. Clock, pause and callbacks stay as they are."""
+        self._unsent += [attempt for attempt, _ in self._unrecorded]
+        kept = ("on_trial", "paused", "turn_seconds", "_began", "_ended", "_hopelessness", "_unsent")
+        vars(self).update({**vars(other), **{name: getattr(self, name) for name in kept}})
+
     # The loop
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> None:
         """Run the loop until the study has reached a limit or was stopped, and no trial runs.
 
-        `on_turn` is called after each turn.
+        It also ends if the space has grown (`has_grown`). The search then continues with another scheduler. `on_turn`
+        is called after each turn.
         """
-        while not self.done:
+        while not (self.done or self.has_grown):
             self.turn()
             on_turn()
 
@@ -156,6 +165,10 @@ class Scheduler:
             if self._ended:
                 # This comes before the next trials are sent, because `on_trial` may stop the study.
                 self._call_on_trial()
+            if self.study.has_grown and not self.stopping:
+                # Nothing more is proposed in the old space.
+                self.has_grown = self.study.commit()
+                return
             self.assign()
             self.fill()
 

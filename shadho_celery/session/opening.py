@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from shadho_celery.core.settings import (
     other_sampler,
     read_settings,
 )
-from shadho_celery.core.trial import refuse_others
+from shadho_celery.core.trial import Trial, refuse_others
+from shadho_celery.errors import StoreOutage, UsageError
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.results.study import OnTrial, RunningStudy, TrialCallback
@@ -30,7 +32,9 @@ from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.stored import ValuesRecord, to_json
+from shadho_celery.space.schema import Schema
+from shadho_celery.space.space import Space
+from shadho_celery.space.stored import ValuesRecord, read_schema, to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import earlier_study, open_study
@@ -107,13 +111,29 @@ def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, 
     return replace(settings, trials=DEFAULT_TRIALS) if is_endless and request.limits is None else settings
 
 
+def _refuse_without_space(request: Request) -> None:
+    """Raise UsageError for what a study whose labels are not known yet cannot have."""
+    if request.warm_start is not None:
+        raise UsageError(
+            "a study without a space cannot have a warm start, because its labels are not known yet; give a space, or "
+            "add the trials with shadho_celery.optuna"
+        )
+    if request.points:
+        raise UsageError("points of a study without a space are for trials in its own process; leave out workers")
+
+
 class Opening:
     """Opening of a study: its request, and the plan that follows from its settings."""
 
     def __init__(self, request: Request) -> None:
         """Check settings, known points and warm start. Nothing is opened yet. Raises ShadhoError."""
         self._request = request
-        self.plan = Plan.of(compile_space(request.space), settle(request, {}, {}), request.limits)
+        #: empty schema of a study without a declared space, whose objective asks for its labels
+        self._schema = None if request.space is not None else Schema()
+        space = compile_space(request.space) if self._schema is None else self._schema.space()
+        if self._schema is not None:
+            _refuse_without_space(request)
+        self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
         self.plan.check_sampler()
         known_points.completed(self.plan, request.points)
         self.plan.check_warm_start(request.warm_start, resume=request.resume is True)
@@ -122,7 +142,7 @@ class Opening:
         """Open the store, and begin or resume the study. Raises ShadhoError."""
         request, plan, space = self._request, self.plan, self.plan.space
         kept: dict[str, Any] = {"module": request.module, "settings": request.given if request.module else None}
-        kept |= {"tree": to_json(space), "resume": request.resume}
+        kept |= {"tree": to_json(space, self._schema), "resume": request.resume}
         with ExitStack() as opened:
             store = SqlStore(request.store)
             opened.callback(store.close)
@@ -133,6 +153,9 @@ class Opening:
             earlier = earlier_study(store, space.describe(), name=request.name, **kept)
             if earlier is not None:
                 plan = plan.with_settings(settle(request, earlier.settings, earlier.in_force), request.limits)
+            if earlier is not None and (schema := read_schema(earlier.tree)) is not None:
+                space = schema.space()
+                plan = plan.with_space(space)
             study = open_study(
                 store,
                 space.describe(),
@@ -169,17 +192,53 @@ class OpenStudy:
     changes: Sequence[str]
 
     def scheduler(
-        self, executor: Executor, limits: Limits | None = None, *, pruning: Pruning | None = None
+        self,
+        executor: Executor,
+        limits: Limits | None = None,
+        *,
+        pruning: Pruning | None = None,
+        is_known: bool = False,
     ) -> Scheduler:
-        """Return a scheduler for the study. The default `limits` are the plan's; `pruning` is passed to
-        `make_scheduler`.
-        """
+        """Return a scheduler for the study. The default `limits` are the plan's; the rest is as in `make_scheduler`."""
         plan = self.plan if limits is None else self.plan.with_settings(self.plan.settings, limits)
-        return make_scheduler(plan, self.study, executor, pruning=pruning)
+        return make_scheduler(plan, self.study, executor, pruning=pruning, is_known=is_known)
+
+    @property
+    def space(self) -> Space | None:
+        """The space that users have declared; None if their objective asks for its labels."""
+        return self.plan.space if self.study.schema is None else None
+
+    def grown(self) -> OpenStudy:
+        """Return the study in the space of the labels for which its trials have asked so far, and record that space.
+
+        The trials get the subspaces of that space. Call this after a commit. While the store cannot be reached, the
+        study stays as it is. Raises StoreError.
+        """
+        study, schema = self.study, self.study.schema
+        assert schema is not None
+        plan = self.plan.with_space(schema.space())
+        space, tree = plan.space.describe(), to_json(plan.space, schema)
+
+        def place(trial: Trial) -> str:
+            # A trial that failed early may lack a choice.
+            fitting = [each.name for each in plan.subspaces if each.contains(trial.params)]
+            return next(iter(fitting), plan.subspaces[0].name)
+
+        try:
+            moved = {each.number: name for each in study if (name := place(each)) != each.subspace}
+            key, now = study.record.key, study.clock.wall()
+            self.store.reshape(key, study.fence, now, space=space, tree=tree, moved=moved)
+            trials = [*self.store.earlier(key)]
+        except StoreOutage as error:
+            # The caller tries again once the store can be reached.
+            study.wait_for_store(error)
+            return self
+        study.reshape(dataclasses.replace(study.record, space=space, tree=tree), trials)
+        return dataclasses.replace(self, plan=plan)
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
         """Let `scheduler` call `on_trial` after each trial. Return the study as the function gets it."""
-        running = RunningStudy(self.store, self.study.record, self.plan.space, scheduler.stop)
+        running = RunningStudy(self.store, self.study.record, self.space, scheduler.stop)
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
         return running
 

@@ -318,14 +318,25 @@ class Session:
         # The known points come before the scheduler, which counts them when it is created, and sends them first.
         known_points.enqueue(self.study, self.plan, [*self.options.points, *self._to_retry()])
         self.scheduler = self.opened.scheduler(self.executor)
+        self._demand_slots()
+        self.watch = Watch(self)
+        self.steering = Steering(self)
+
+    def _demand_slots(self) -> None:
+        """Announce which slots the study wants, if workers are started on demand."""
         if self.options.fleet and self.class_spec:
             scheduler = self.scheduler
             self._demand = Demand(
                 self.class_spec, self.study, scheduler.cost_model, scheduler.proposals, widest=self.coming
             )
             scheduler.demand = self._demand
-        self.watch = Watch(self)
-        self.steering = Steering(self)
+
+    def _grow(self) -> None:
+        """Continue in the space of the labels for which trials have asked so far."""
+        self.opened = self.opened.grown()
+        self.plan = self.opened.plan
+        self.scheduler.become(self.opened.scheduler(self.executor, is_known=True))
+        self._demand_slots()
 
     def _to_retry(self) -> list[Params]:
         """Return the params of failed trials that are to run again. The limit on trials is raised if it is too low."""
@@ -435,6 +446,9 @@ class Session:
         with view:
             try:
                 self.scheduler.run(partial(self._after_turn, view))
+                while self.scheduler.has_grown:
+                    self._grow()
+                    self.scheduler.run(partial(self._after_turn, view))
             except _StopNow:
                 # Embedded workers end with this process. Their trials are not cancelled but lost, so that --resume
                 # repeats them.
@@ -442,6 +456,8 @@ class Session:
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
+        if self.study.has_grown and self.study.commit():
+            self.opened = self.opened.grown()
         self.executor.look()
         self.steering.turn(self._say)
         is_wanted = self._signals.noted or self.steering.has_stopped

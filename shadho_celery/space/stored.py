@@ -38,6 +38,7 @@ from shadho_celery.space.describe import (
     unlike,
 )
 from shadho_celery.space.literals import MAX_LEVELS, literal_text
+from shadho_celery.space.schema import Schema
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Node, Value
 
@@ -105,15 +106,17 @@ class Label(Struct, frozen=True, kw_only=True):
         return int(drawn) if self.is_whole and isinstance(drawn, float) and math.isfinite(drawn) else drawn
 
 
-class StoredSpace(Struct, frozen=True, kw_only=True):
-    """The labels of a space, and the version of the texts that describe it (`describe.VERSION`)."""
+class StoredSpace(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The labels of a space, and the version of this form and of the texts that describe it (`describe.VERSION`)."""
 
     labels: dict[str, Label]
     version: int = 0
+    #: the schema from which the space was made; None for a space that a user has declared
+    schema: Schema | None = None
 
 
-def to_json(space: Space) -> dict[str, Any]:
-    """Return the stored form of a space, as values that JSON can represent."""
+def to_json(space: Space, schema: Schema | None = None) -> dict[str, Any]:
+    """Return the stored form of a space, and of its schema if it has one, as values that JSON can represent."""
     labels = {}
     for label, domain in space.domains.items():
         switch = space.switches.get(label)
@@ -126,7 +129,7 @@ def to_json(space: Space) -> dict[str, Any]:
             outlines=_outlines(label, switch) if switch else None,
             constants=_constants(label, switch) if switch else None,
         )
-    found: dict[str, Any] = to_builtins(StoredSpace(labels=labels, version=VERSION))
+    found: dict[str, Any] = to_builtins(StoredSpace(labels=labels, version=VERSION, schema=schema))
     return found
 
 
@@ -136,6 +139,14 @@ def read_labels(stored: Mapping[str, Any] | None) -> Mapping[str, Label]:
         return {} if stored is None else convert(stored, StoredSpace).labels
     except _UNREADABLE:
         return {}
+
+
+def read_schema(stored: Mapping[str, Any] | None) -> Schema | None:
+    """Return the schema of a recorded space, or None if the space was declared, or cannot be read."""
+    try:
+        return None if stored is None else convert(stored, StoredSpace).schema
+    except _UNREADABLE:
+        return None
 
 
 class _Values(Struct):
@@ -171,6 +182,12 @@ def read_shown(text: str | None) -> dict[str, Any]:
         return {label: _decoded(value)[0] for label, value in found.items()}
     except _UNREADABLE:
         return {}
+
+
+def record_values(schema: Schema, params: Params) -> str | None:
+    """Return the record of the values that an objective gets by label, or None if they are the params."""
+    values = schema.read_values(params)
+    return None if values == params else _encode({"values": _Writer(MAX_VALUES).of(values)}).decode()
 
 
 class ValuesRecord:

@@ -84,6 +84,8 @@ _UPDATE = sa.update(trials).where(
     trials.c.number == sa.bindparam("_number"),
     trials.c.finished_at.is_(None),
 )
+#: Sets the given columns of any trial.
+_MOVE = sa.update(trials).where(trials.c.study == sa.bindparam("_study"), trials.c.number == sa.bindparam("_number"))
 #: Sets columns of a study, unless another scheduler has taken over the study.
 _FENCED = sa.update(studies).where(studies.c.key == sa.bindparam("_key"), studies.c.fence == sa.bindparam("_fence"))
 
@@ -299,6 +301,31 @@ class SqlStore:
         with self._begin() as connection:
             _set(connection, key, fence, settings=settings, in_force=in_force)
 
+    def reshape(
+        self,
+        key: str,
+        fence: int,
+        now: float,
+        *,
+        space: Mapping[str, str],
+        tree: Mapping[str, Any],
+        moved: Mapping[int, str],
+    ) -> None:
+        """Replace the space in the study's record, and the subspaces of the `moved` trials, in one transaction.
+
+        Raises LockLost if `fence` is old.
+        """
+        with self._begin() as connection:
+            change = self._change[key] = self._last_change(connection, key) + 1
+            facts = {"space": space, "tree": tree, "lock_expires": now + LOCK_SECONDS, "change": change}
+            if not _set(connection, key, fence, **facts):
+                raise LockLost
+            rows = [
+                {"_study": key, "_number": number, "subspace": name, "change": change} for number, name in moved.items()
+            ]
+            if rows:
+                _execute_many(connection, _MOVE, rows, of_json=())
+
     def unlock(self, key: str, fence: int) -> None:
         """Unlock the study, unless another scheduler has taken over the study."""
         with self._begin() as connection:
@@ -334,11 +361,7 @@ class SqlStore:
                 # After an outage, new trials are also updated, because they may have been recorded before and have
                 # changed since.
                 if updated := [*turn.new, *turn.changed] if self._is_unsure else turn.changed:
-                    changes = []
-                    for row in [trial_row(key, trial, change) for trial in updated]:
-                        now_is = {name: row[name] for name in _UPDATED}
-                        changes.append({"_study": key, "_number": row["number"], **now_is})
-                    found = _execute_many(connection, _UPDATE, changes)
+                    found = _update(connection, key, updated, change)
                     # If fewer rows were updated, trials had already finished in the store, or their rows were deleted.
                     if found < len(updated) and (deleted := _deleted(connection, key, updated)):
                         _execute_many(connection, insert, [trial_row(key, trial, change) for trial in deleted])
@@ -651,6 +674,21 @@ class SqlStore:
             cause = one_line(mask_in("; ".join(error.detail) or str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
+
+
+def _update(connection: sa.Connection, key: str, updated: Sequence[Trial], change: int) -> int:
+    """Set the columns of trials that may have changed. Return the number of changed rows."""
+    # The labels that an objective has asked for are known with its result.
+    asked = [trial for trial in updated if trial.outcome.asked is not None]
+    plain = [trial for trial in updated if trial.outcome.asked is None] if asked else updated
+    found = 0
+    for group, names in ((plain, _UPDATED), (asked, [*_UPDATED, "params", "given"])):
+        changes = []
+        for row in [trial_row(key, trial, change) for trial in group]:
+            now_is = {name: row[name] for name in names}
+            changes.append({"_study": key, "_number": row["number"], **now_is})
+        found += _execute_many(connection, _UPDATE, changes) if changes else 0
+    return found
 
 
 def _last_part(module: str) -> str:

@@ -27,6 +27,7 @@ from shadho_celery.errors import (
     StudyNotFound,
     UsageError,
 )
+from shadho_celery.space.stored import read_schema
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn, holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
@@ -156,11 +157,21 @@ def earlier_study(
         if record.command and module.startswith(f"{COMMANDS}/"):
             other = f"was begun with another command or other domains, {short(record.command)}; give the same ones"
         raise StudyNotFound(f"study {record.name!r} {other}")
-    changes = [
-        f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
-        for label in {**record.space, **space}
-        if record.space.get(label) != space.get(label)
-    ]
+    is_asked = read_schema(tree) is not None
+    if tree is not None and is_asked is not (read_schema(record.tree) is not None):
+        ways = "a declared space", "an objective that asks for its labels, without a space"
+        began, now = ways if is_asked else ways[::-1]
+        raise SpaceChanged(f"study {record.name!r} was begun with {began}, not with {now}; begin another study")
+    # A schema grows while the study runs.
+    changes = (
+        []
+        if is_asked
+        else [
+            f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
+            for label in {**record.space, **space}
+            if record.space.get(label) != space.get(label)
+        ]
+    )
     if changes:
         asked = replace(record, settings={**record.settings, **(settings or {})})
         raise SpaceChanged(

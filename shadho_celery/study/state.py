@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts, Sent, Transition
@@ -43,7 +44,9 @@ from shadho_celery.core.trial import (
     TrialState,
     turned_first,
 )
-from shadho_celery.errors import StoreOutage, UsageError
+from shadho_celery.errors import SpaceError, StoreOutage, UsageError
+from shadho_celery.space.schema import Schema, Suggested
+from shadho_celery.space.stored import read_schema, record_values
 from shadho_celery.store.base import Store, StudyRecord, Turn
 from shadho_celery.study.recorder import Recorder
 from shadho_celery.study.table import BLOCK, StudyTrials, collector_paused
@@ -119,6 +122,13 @@ class StudyState(StudyTrials):
         super().__init__(store, record, trials, warm_start)
         self.fence = fence
         self._given = given
+        #: labels that the objectives have asked for so far; None in a study with a declared space
+        self.schema = read_schema(record.tree)
+        if self.schema is not None:
+            self._given = self._values_of
+        #: outline of the schema that the present space was made from, and True once the schema has another one
+        self._outline = None if self.schema is None else self.schema.outline()
+        self.has_grown = False
         #: name of the study in its store
         self.name = record.name
         self.clock = clock or SystemClock()
@@ -341,6 +351,10 @@ class StudyState(StudyTrials):
         self._put(trial)
         return trial
 
+    def _values_of(self, params: Params) -> str | None:
+        """Return the record of the values that an objective gets which asks for its labels."""
+        return None if self.schema is None else record_values(self.schema, params)
+
     def use_code(self, code: Digest) -> None:
         """Set the version of the code of this run.
 
@@ -467,6 +481,23 @@ class StudyState(StudyTrials):
             return self._note(self._as_cancelled(trial))
         self._courses[number].is_cancelled = True
         return None
+
+    def reshape(self, record: StudyRecord, trials: Iterable[Trial | Summary]) -> None:
+        """Continue in a grown space as another run would, but with the same lock and live attempts.
+
+        `record` has the new space, and `trials` are those in the store, with the subspaces of the new space.
+        """
+        kept = self.code, self.failures, self.choices
+        super().__init__(self.store, record, trials, self.warm_start)
+        self.code, self.failures, self.choices = kept
+        self._outline, self.has_grown = None if self.schema is None else self.schema.outline(), False
+        for sent in self.live:
+            sent.attempt = sent.attempt.evolve(subspace=self._open[sent.attempt.number].subspace)
+            self._counts.add_placed(sent.attempt)
+        self._pending.clear()
+        for trial in self._open.values():
+            if trial.origin is None:
+                self._pending[trial.subspace][trial.number] = trial
 
     @property
     def vanishing(self) -> list[int]:
@@ -608,7 +639,8 @@ class StudyState(StudyTrials):
             return self._lose(trial, result, result.retry.reason, result.retry)
         live = dict(self.live.of(trial.number))
         own = live.get(result.attempt)
-        if not self.live.finish(trial.number, result.attempt, well=result.outcome.state in WELL):
+        outcome, schema = (result.outcome, None) if self.schema is None else self._told(self.schema, result.outcome)
+        if not self.live.finish(trial.number, result.attempt, well=outcome.state in WELL):
             if own is None:
                 return Transition(ended=())
             self._leave(result, [own])
@@ -622,8 +654,11 @@ class StudyState(StudyTrials):
             self.recorder.end(late, result, result.at, is_pruned=trial.step is not None)
         self.rescued += own is not None and result.attempt != min(live)
         seen = trial if own is None else own.attempt
-        outcome = result.outcome
-        if outcome.state is _S.CANCELLED and trial.step is not None:
+        if schema is not None:
+            self.schema, self.has_grown = schema, schema.outline() != self._outline
+            params = {label: each["drawn"] for label, each in (outcome.asked or {}).items()}
+            trial = replace(trial, params=params, given=self._values_of(params))
+        if (outcome.state is _S.CANCELLED and trial.step is not None) or outcome.state is _S.PRUNED:
             outcome = self._pruned(trial, outcome)
         finished = trial.evolve(
             state=outcome.state,
@@ -635,6 +670,20 @@ class StudyState(StudyTrials):
             finished_at=result.at,
         )
         return Transition(trial=self._note(finished), ended=ended, is_over=True)
+
+    def _told(self, schema: Schema, outcome: Outcome) -> tuple[Outcome, Schema | None]:
+        """Return an outcome, and the schema with the labels for which its objective has asked, or None without any.
+
+        The outcome is FAILED if they contradict those of other trials.
+        """
+        if outcome.asked is None:
+            return outcome, None
+        try:
+            asked = convert(outcome.asked, dict[str, Suggested])
+            return outcome, schema.seen(asked, is_complete=outcome.state is _S.COMPLETE)
+        except (SpaceError, ValidationError) as error:
+            lost: dict[str, Any] = {"loss": None, "losses": {}, "constraints": {}, "asked": None}
+            return replace(outcome, state=_S.FAILED, error=outcome.error or str(error), **lost), None
 
     def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Transition:
         """End an attempt without a result for its trial: it was lost, or is retried for `reason`."""

@@ -15,7 +15,7 @@ from shadho_celery.store.rows import BRIEF, FULL, trials
 from shadho_celery.study.table import FinishedTrials
 
 #: fields that are no facts of a trial: `outcome` holds facts, the others are for the scheduler
-OTHERS = {"outcome", "failed_on", "out_of_memory", "rank_lost"}
+OTHERS = {"outcome", "failed_on", "out_of_memory", "rank_lost", "asked"}
 
 #: a value of each kind of field that a study keeps
 OUTCOME = {"loss": 0.5, "losses": {"a": 0.5}, "constraints": {"c": -1.0}, "seconds": 2.0, "memory": 3, "gpu_memory": 4}

@@ -126,7 +126,7 @@ def test_what_fits_is_taken_without_a_word() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (5, "5 cannot be a warm start; give a study, its name, a CSV file, hyperopt's Trials or a list"),
+        (5, "5 cannot be a warm start; give a study, its name, a CSV file, hyperopt's Trials, Optuna's"),
         ({"x": 1}, "{'x': 1} cannot be a warm start"),
         ([], "the warm start has no trials"),
         (Trials(), "the warm start's Trials have no trials"),

@@ -1,0 +1,198 @@
+"""A trial that asks for its labels while it runs, as in Optuna: `trial.suggest_float("x", 0, 1)`.
+
+The trial answers from the values that the scheduler has proposed, and draws what was not proposed. What it has asked
+for returns with its result.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.trial import Outcome, Params, TrialState
+from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.objective.call import Objective, wants_context
+from shadho_celery.objective.context import Context, LocalContext
+from shadho_celery.objective.result import read
+from shadho_celery.space.schema import Law, Schema, Suggested, choice, number
+
+#: metrics of noted facts whose names are keys of an objective's result
+_RENAMED = {key: f"user.{key}" for key in ("loss", "losses", "constraints", "status")}
+_NO_SCHEMA = Schema()
+
+
+def metric_name(fact: str) -> str:
+    """Return the name of the metric of a noted fact."""
+    return _RENAMED.get(fact, fact)
+
+
+def fact_name(metric: str) -> str:
+    """Return the name of the noted fact of a metric."""
+    return next((fact for fact, renamed in _RENAMED.items() if renamed == metric), metric)
+
+
+class TrialPruned(Exception):
+    """The trial is not promising. An objective raises it to end as PRUNED, with the loss of its last report."""
+
+
+class Trial:
+    """A trial, the only argument of an objective of a study without a space."""
+
+    def __init__(
+        self,
+        context: LocalContext,
+        proposed: Params,
+        *,
+        schema: Schema = _NO_SCHEMA,
+        enqueued: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`proposed` are draws by label, and `enqueued` values that a user gives for labels.
+
+        `schema` has the labels of the study as far as they are known here; laws that contradict it are refused.
+        """
+        #: further facts of the trial, such as `seed`, `device` and `checkpoint_dir`
+        self.context: Context = context
+        #: position of the trial in its study, from 0
+        self.number = context.trial
+        #: values of the labels that it has asked for so far
+        self.params: dict[str, Any] = {}
+        #: facts that `set_user_attr` has noted; those that JSON can represent become metrics
+        self.user_attrs: dict[str, Any] = {}
+        #: study of `shadho_celery.optuna` to which it belongs
+        self.study: Any = None
+        self._context, self._proposed, self._schema, self._enqueued = context, proposed, schema, enqueued or {}
+        self._suggested: dict[str, Suggested] = {}
+        context.asked = {}
+
+    @property
+    def asked(self) -> Mapping[str, Any] | None:
+        """Labels that it has asked for so far, as in `Outcome.asked`."""
+        return self._context.asked
+
+    @property
+    def distributions(self) -> dict[str, Law]:
+        """Laws of the labels that it has asked for so far."""
+        return {label: each.law for label, each in self._suggested.items()}
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Return a float from `low` to `high`: one of those `step` apart, or evenly drawn by its logarithm."""
+        return float(self.suggest(name, number(name, low, high, is_int=False, step=step, log=log)))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """Return a whole number from `low` to `high`, both included."""
+        return int(self.suggest(name, number(name, low, high, is_int=True, step=step, log=log)))
+
+    def suggest_categorical(self, name: str, choices: Iterable[Any]) -> Any:
+        """Return one of several options: texts, numbers, True, False or None."""
+        return self.suggest(name, choice(name, choices))
+
+    def suggest_uniform(self, name: str, low: float, high: float) -> float:
+        """Return the same as `suggest_float`, an earlier name in Optuna, as the two below."""
+        return self.suggest_float(name, low, high)
+
+    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
+        """Return the same as `suggest_float` with log."""
+        return self.suggest_float(name, low, high, log=True)
+
+    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
+        """Return the same as `suggest_float` with a step."""
+        return self.suggest_float(name, low, high, step=q)
+
+    def report(self, value: float, step: int) -> None:
+        """Report the loss reached at `step`; see `Context.report`, whose arguments are in the other order."""
+        self.context.report(step, value)
+
+    def should_prune(self) -> bool:
+        """Return whether the trial should end, by raising `TrialPruned` or by returning."""
+        return self.context.should_stop()
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        """Note a fact of the trial, which is recorded as a metric if JSON can represent it."""
+        self.user_attrs[key] = value
+
+    def __getitem__(self, label: str) -> Any:
+        raise UsageError(
+            "the study has no space, so its objective gets a trial: give a space, or write "
+            f"trial.suggest_float({short(label, 40)}, 0, 1) or the like"
+        )
+
+    def suggest(self, label: str, law: Law) -> Any:
+        """Return a value of a law."""
+        if not isinstance(label, str) or not label:
+            raise SpaceError(f"the name of a label is {short(label, 60)}; give a text")
+        if (before := self._suggested.get(label)) is not None:
+            # The first law counts, but another kind is a mistake.
+            before.law.joined(label, law)
+            return before.law.value(before.drawn)
+        if (known := self._schema.laws.get(label)) is not None:
+            known.joined(label, law)
+        drawn = law.fitted(self._proposed.get(label))
+        if label in self._enqueued and (drawn := law.place(self._enqueued[label])) is None:
+            raise SpaceError(
+                f"{label!r} is enqueued as {short(self._enqueued[label], 60)}, which its law does not have"
+            )
+        if drawn is None:
+            # Independent of the order in which labels are asked for.
+            drawn = law.draw(np.random.default_rng([self.context.seed, zlib.crc32(label.encode())]))
+        found = self._suggested[label] = Suggested(law=law, drawn=drawn)
+        self._context.asked = {**(self._context.asked or {}), label: msgspec.to_builtins(found)}
+        self.params[label] = value = law.value(drawn)
+        return value
+
+    def result(self, returned: Any) -> Any:
+        """Return an objective's result in the form of this package, with the noted facts as metrics.
+
+        Of several losses, a sequence is enough, in the order of the study's objectives.
+        """
+        objectives = self._context.objectives or {}
+        if isinstance(returned, Sequence) and not isinstance(returned, str) and len(returned) == len(objectives):
+            returned = {"losses": dict(zip(objectives, returned, strict=True))}
+        attrs = {metric_name(key): value for key, value in self.user_attrs.items()}
+        if not attrs or returned is None:
+            return returned
+        if isinstance(returned, Outcome):
+            return msgspec.structs.replace(returned, metrics=read({**attrs, "loss": 0.0}).metrics)
+        if isinstance(returned, Mapping):
+            return {**attrs, **returned}
+        is_named = len(objectives) == 1 and [*objectives] != ["loss"]
+        return {**attrs, **({"losses": dict.fromkeys(objectives, returned)} if is_named else {"loss": returned})}
+
+
+@dataclass(frozen=True)
+class Suggesting:
+    """An objective that asks for its labels, in the form of other objectives: it gets proposed draws and a context."""
+
+    objective: Objective
+    #: returns the trial for the proposed draws, if it is not a plain one
+    make: Callable[[LocalContext, Params], Trial] = Trial
+    #: called with the exception of a trial that fails
+    on_error: Callable[[Exception], None] = lambda error: None
+
+    @cached_property
+    def _takes_context(self) -> bool:
+        return wants_context(self.objective)
+
+    def __call__(self, proposed: Params, context: LocalContext) -> Any:
+        trial = self.make(context, proposed)
+        try:
+            returned = self.objective(trial, context) if self._takes_context else self.objective(trial)
+            return trial.result(returned)
+        except Exception as error:
+            if is_pruning(error):
+                return trial.result(Outcome(state=TrialState.PRUNED))
+            self.on_error(error)
+            raise
+
+
+def is_pruning(error: BaseException) -> bool:
+    """Return whether an exception ends its trial as PRUNED. Optuna's own exception means the same."""
+    return any(kind.__name__ == TrialPruned.__name__ for kind in type(error).__mro__)

@@ -1,0 +1,8 @@
+"""Optuna's names of exceptions."""
+
+from shadho_celery.errors import ShadhoError as OptunaError
+from shadho_celery.errors import StoreError as StorageInternalError
+from shadho_celery.errors import StudyExists as DuplicatedStudyError
+from shadho_celery.objective.suggest import TrialPruned
+
+__all__ = ["DuplicatedStudyError", "OptunaError", "StorageInternalError", "TrialPruned"]

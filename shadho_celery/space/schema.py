@@ -1,0 +1,331 @@
+"""Schema of a space that is not declared: which labels the objectives of a study's trials have asked for, and how.
+
+An objective that calls ``trial.suggest_float("x", 0, 1)`` has no space beforehand. Each trial tells the labels that it
+has asked for, with their laws. A `Schema` collects them, and makes the space in which samplers propose values.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from shadho_celery.core.checks import resolve, short
+from shadho_celery.core.trial import Params
+from shadho_celery.errors import SpaceError
+from shadho_celery.space.space import Space
+
+#: an option of a choice, which JSON can represent
+Scalar = bool | int | float | str | None
+#: a value as a space draws it: a number, or the index of an option
+Drawn = int | float
+
+#: maximum number of values of a whole number that may explain which labels a trial asks for
+MOST_COUNTED = 64
+#: maximum number of labels of a schema
+MOST_LABELS = 1000
+#: fraction of a step by which a number may miss its grid
+_ROUNDING = 1e-9
+
+
+class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Law from which a trial draws a label: a range of numbers, or options. Made by `number` or `choice`."""
+
+    kind: Literal["float", "int", "categorical"]
+    #: bounds of a number; the upper one is a value of the grid, if there is a grid
+    low: int | float = 0
+    high: int | float = 0
+    #: step of the grid from `low`; None for a float without a grid
+    step: int | float | None = None
+    log: bool = False
+    #: options of a choice, in order
+    options: tuple[Scalar, ...] = ()
+
+    @property
+    def explains(self) -> bool:
+        """True if its value may explain which other labels a trial asks for: a choice, or a count."""
+        return self.kind == "categorical" or (self._is_plain and self.high - self.low < MOST_COUNTED)
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.kind == "int" and self.step == 1 and not self.log
+
+    def joined(self, label: str, other: Law) -> Law:
+        """Return the law whose values are those of both. Raises SpaceError if they differ in more than bounds."""
+        if self.kind != other.kind:
+            raise SpaceError(f"{label!r} is suggested as {other.kind}, and was {self.kind}; give it another name")
+        if self.log != other.log:
+            forms = "with log", "without log"
+            now, before = forms if other.log else forms[::-1]
+            raise SpaceError(f"{label!r} is suggested {now}, and was {before}; give it another name")
+        if [*map(_typed, self.options)] != [*map(_typed, other.options)]:
+            options = f"{short(list(other.options), 60)}, and had {short(list(self.options), 60)}"
+            raise SpaceError(f"{label!r} has the options {options}; give the same ones in each trial")
+        step, low, high = self.step, min(self.low, other.low), max(self.high, other.high)
+        if step != other.step or (step and not _is_multiple(other.low - self.low, step)):
+            step = 1 if self.kind == "int" else None
+        # The kept object makes the comparison of two schemas fast.
+        known = self.step, self.low, self.high
+        return self if (step, low, high) == known else replace(self, step=step, low=low, high=high)
+
+    def draw(self, generator: np.random.Generator) -> Drawn:
+        """Draw a value."""
+        if self.kind == "categorical":
+            return int(generator.integers(len(self.options)))
+        if self.log:
+            half = 0.5 if self.kind == "int" else 0.0
+            drawn = math.exp(generator.uniform(math.log(self.low - half), math.log(self.high + half)))
+            return min(max(round(drawn) if self.kind == "int" else drawn, self.low), self.high)
+        if self.step:
+            return self.low + self.step * int(generator.integers(round((self.high - self.low) / self.step) + 1))
+        return float(generator.uniform(self.low, self.high))
+
+    def fitted(self, drawn: Any) -> Drawn | None:
+        """Return a proposed value as this law has it, on its grid, or None if it is outside of it."""
+        if isinstance(drawn, bool) or not isinstance(drawn, Real) or not math.isfinite(drawn):
+            return None
+        if self.kind == "categorical":
+            return int(float(drawn)) if drawn in range(len(self.options)) else None
+        found: Any = drawn
+        if self.step:
+            found = self.low + self.step * round((found - self.low) / self.step)
+            found = min(found, self.high) if found - self.high < self.step * _ROUNDING else found
+        if not self.low <= found <= self.high:
+            return None
+        return int(found) if self.kind == "int" else float(found)
+
+    def place(self, value: object) -> Drawn | None:
+        """Return how this law draws the value that an objective gets, or None if it does not draw it."""
+        if self.kind != "categorical":
+            return self.fitted(value)
+        same = [place for place, option in enumerate(self.options) if option == value]
+        return next((place for place in same if type(self.options[place]) is type(value)), next(iter(same), None))
+
+    def value(self, drawn: Drawn) -> Any:
+        """Return what an objective gets for a drawn value."""
+        return self.options[int(drawn)] if self.kind == "categorical" else drawn
+
+    def expression(self, label: str) -> Any:
+        """Return the hp expression of a number's law."""
+        # Imported late, as below, because a reader of a recorded schema does not need hyperopt.
+        from hyperopt import hp
+        from hyperopt.pyll import scope
+
+        low, high, step = self.low, self.high, self.step
+        if self.kind == "float" and not step:
+            # hyperopt refuses a range of one number.
+            high = max(high, math.nextafter(low, math.inf))
+            return hp.loguniform(label, math.log(low), math.log(high)) if self.log else hp.uniform(label, low, high)
+        if self.log:
+            return scope.int(hp.qloguniform(label, math.log(low - 0.5), math.log(high + 0.5), 1))
+        assert step is not None
+        if self._is_plain or (self.kind == "int" and not _is_multiple(low, step)):
+            return hp.randint(label, int(low), int(high) + 1)
+        if not _is_multiple(low, step):
+            # hyperopt's grids have a value at 0. The trial rounds the value to its own grid.
+            return hp.uniform(label, low - step / 2, high + step / 2)
+        drawn = hp.quniform(label, low - step / 2, high + step / 2, step)
+        return scope.int(drawn) if self.kind == "int" else drawn
+
+
+def number(label: str, low: Any, high: Any, *, is_int: bool, step: Any = None, log: bool = False) -> Law:
+    """Return the law of a number. Raises SpaceError, which names the label, if there is no such number."""
+    what = f"{label!r}: from {short(low, 30)} to {short(high, 30)}"
+    try:
+        kind = int if is_int else float
+        ends = kind(low), kind(high)
+        step = None if step is None else kind(step)
+    except (TypeError, ValueError, OverflowError):
+        raise SpaceError(f"{what} is no range of numbers; give two numbers") from None
+    if not all(map(math.isfinite, (*ends, ends[1] - ends[0]))) or ends[0] > ends[1]:
+        raise SpaceError(f"{what} is no range; give two numbers, the lower one first")
+    step = 1 if is_int and step is None else step
+    if step is not None and not step > 0:
+        raise SpaceError(f"{what} in steps of {short(step, 30)} has no values; give a step above 0")
+    if log and (ends[0] < 1 if is_int else ends[0] <= 0):
+        raise SpaceError(f"{what} has no logarithms; give a lower bound {'of 1 or more' if is_int else 'above 0'}")
+    if log and step not in (None, 1):
+        raise SpaceError(f"{what} cannot have both log and step; leave out one")
+    if step:
+        # A step that does not reach the upper bound ends below it.
+        steps = math.floor((ends[1] - ends[0]) / step + _ROUNDING)
+        ends = ends[0], ends[0] + steps * step
+    return Law(kind="int" if is_int else "float", low=ends[0], high=ends[1], step=step, log=bool(log))
+
+
+def choice(label: str, options: Iterable[object]) -> Law:
+    """Return the law of a choice. Raises SpaceError, which names the label, for options that JSON cannot represent."""
+    found = [option.item() if isinstance(option, np.generic) else option for option in options]
+    if not found:
+        raise SpaceError(f"{label!r} has no options; give at least one")
+    for option in found:
+        if not (option is None or isinstance(option, (bool, int, float, str))) or option in (math.inf, -math.inf):
+            raise SpaceError(
+                f"{label!r} has the option {short(option, 60)}; give texts, numbers, True, False or None, and use them "
+                "as names of other objects"
+            )
+    return Law(kind="categorical", options=tuple(found))  # type: ignore[arg-type]
+
+
+class Suggested(Struct, frozen=True, kw_only=True):
+    """A label that a trial has asked for: its law in this trial, and the value that it got."""
+
+    law: Law
+    drawn: Drawn
+
+
+def suggested(laws: Mapping[str, Law], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a trial that got these values has asked for, as in `Outcome.asked`. Raises SpaceError."""
+    found = {}
+    for label, value in values.items():
+        if (law := laws.get(label)) is None:
+            raise SpaceError(f"there is no label {short(label, 60)}; known are {short([*laws], 300)}")
+        if (drawn := law.place(value)) is None:
+            raise SpaceError(f"{label!r} is {short(value, 60)}, which its law does not have")
+        found[label] = to_builtins(Suggested(law=law, drawn=drawn))
+    return found
+
+
+class Schema(Struct, frozen=True, kw_only=True):
+    """The labels that the trials of a study have asked for, and what explains why a trial asks for a label.
+
+    A choice explains a label that is asked for with some of its options in each trial, and with others in none. A count
+    explains a label that is asked for from a certain number on, as in a loop. Only a label that was first asked for
+    before can explain another one. Trials that ended COMPLETE count as having asked for all of their labels.
+    """
+
+    #: the law of each label, in the order in which they were first asked for
+    laws: dict[str, Law] = {}
+    #: by choice or count: its values in the COMPLETE trials; None stands for a trial that did not ask for it
+    values: dict[str, list[Drawn | None]] = {}
+    #: by label, by earlier choice or count: the values of that in trials that asked for the label
+    beside: dict[str, dict[str, list[Drawn | None]]] = {}
+    #: the same of COMPLETE trials that did not ask for the label
+    apart: dict[str, dict[str, list[Drawn | None]]] = {}
+
+    def seen(self, asked: Mapping[str, Suggested], *, is_complete: bool) -> Schema:
+        """Return the schema with one more trial. Raises SpaceError for a law that differs from that of other trials."""
+        laws = {**self.laws}
+        for label, each in asked.items():
+            laws[label] = laws[label].joined(label, each.law) if label in laws else each.law
+        if len(laws) > MOST_LABELS:
+            raise SpaceError(f"trials ask for more than {MOST_LABELS} labels; give labels the same name in each trial")
+        beside, apart, values = {**self.beside}, {**self.apart}, {**self.values}
+        explaining: dict[str, Drawn | None] = {}
+        for label, law in laws.items():
+            if label not in self.laws:
+                apart[label] = {each: self.values[each] for each in explaining if each in self.values}
+            if label in asked:
+                beside[label] = _with(beside.get(label, {}), explaining)
+            elif is_complete:
+                apart[label] = _with(apart[label], explaining)
+            if law.explains:
+                explaining[label] = asked[label].drawn if label in asked else None
+        if is_complete:
+            # For a label that was not asked for until now, None stands for the trials before.
+            earlier: dict[str, list[Drawn | None]] = {
+                each: [None] for each in explaining if each not in self.laws and self.values
+            }
+            values = _with({**earlier, **values}, explaining)
+        return Schema(laws=laws, values=values, beside=beside, apart=apart)
+
+    def parent(self, label: str) -> tuple[str, list[Drawn]] | None:
+        """Return the choice or count that explains a label, and the values with which trials ask for the label.
+
+        It is the latest such choice, else the count with the fewest values. None stands for a label that nothing
+        explains, for which values are always proposed.
+        """
+        found = []
+        for explaining, beside in self.beside.get(label, {}).items():
+            law = self.laws[explaining]
+            without = {each for each in self.apart[label].get(explaining, ()) if each is not None}
+            if None in beside or not without or not law.explains:
+                continue
+            with_it = [each for each in beside if each is not None]
+            if not law.options:
+                if min(with_it) > max(without):
+                    found.append((explaining, [*range(int(min(with_it)), int(law.high) + 1)]))
+            elif without.isdisjoint(with_it):
+                found.append((explaining, sorted(with_it)))
+        counts = sorted(found, key=lambda each: self.laws[each[0]].high - self.laws[each[0]].low)
+        return next((each for each in reversed(found) if self.laws[each[0]].options), next(iter(counts), None))
+
+    def outline(self) -> dict[str, tuple[Law, tuple[str, list[Drawn]] | None]]:
+        """Return what determines the space: the law of each label, and what explains it."""
+        return {label: (law, self.parent(label)) for label, law in self.laws.items()}
+
+    def space(self) -> Space:
+        """Return the space in which values of the labels known so far are proposed."""
+        from shadho_celery.space.compile import compile_space
+
+        with warnings.catch_warnings():
+            # The bounds of a log range are as the user gave them.
+            warnings.simplefilter("ignore")
+            return compile_space(self.expression())
+
+    def expression(self) -> dict[str, Any]:
+        """Return the hp expression of the space: a dict by label. The options of a choice have the labels below it."""
+        from hyperopt import hp
+        from hyperopt.pyll import scope
+
+        parents = {label: self.parent(label) for label in self.laws}
+        nodes: dict[str, Any] = {}
+
+        def under(labels: Iterable[str]) -> dict[str, Any]:
+            found = {}
+            for label in labels:
+                law, inner = (
+                    self.laws[label],
+                    [each for each, parent in parents.items() if parent and parent[0] == label],
+                )
+                if label not in nodes:
+                    nodes[label] = _choice(label, law, inner) if law.options else law.expression(label)
+                found[label] = nodes[label]
+                if inner and not law.options:
+                    counted = range(int(law.low), int(law.high) + 1)
+                    # An index that is computed makes no subspaces, because these differ in the number alone.
+                    found[f"{label}: labels"] = scope.switch(nodes[label] - int(law.low), *_below(inner, counted))
+            return found
+
+        def _below(inner: Collection[str], values: Iterable[Drawn]) -> list[dict[str, Any]]:
+            return [under([each for each in inner if value in (parents[each] or ("", []))[1]]) for value in values]
+
+        def _choice(label: str, law: Law, inner: Collection[str]) -> Any:
+            below = _below(inner, range(len(law.options)))
+            named = [option if isinstance(option, str) else str(option) for option in law.options]
+            pairs = zip(law.options, named, below, strict=True)
+            return hp.choice(label, [{label: name, **labels} if labels else option for option, name, labels in pairs])
+
+        return under(label for label in self.laws if parents[label] is None)
+
+    def read_values(self, params: Params) -> dict[str, Any]:
+        """Return what an objective gets for these params, by label."""
+        return {label: self.laws[label].value(drawn) for label, drawn in params.items() if label in self.laws}
+
+
+def _with(known: Mapping[str, list[Drawn | None]], now: Mapping[str, Drawn | None]) -> dict[str, list[Drawn | None]]:
+    """Return the lists of values with one more value each."""
+    return {**known, **{name: _added(known.get(name, []), value) for name, value in now.items()}}
+
+
+def _added(values: list[Drawn | None], value: Drawn | None) -> list[Drawn | None]:
+    return values if value in values else [*values, value]
+
+
+def _typed(option: Scalar) -> tuple[type, Scalar]:
+    # 1, 1.0 and True are equal in Python.
+    return type(option), option
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    return abs(value / step - round(value / step)) < _ROUNDING
+
+
+# Threads of several studies may read schemas.
+resolve(Schema, Suggested)

@@ -1,0 +1,325 @@
+"""A study without a space, whose objective asks a trial for values, as in Optuna."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from shadho_celery import Study, hp, load_study, minimize
+from shadho_celery.errors import SpaceChanged, SpaceError, StoreOutage, UsageError
+from shadho_celery.objective.suggest import Trial, TrialPruned
+from shadho_celery.store.sql import SqlStore
+
+MODELS = ["svm", "forest", "nearest"]
+
+
+def structured(trial: Trial) -> float:
+    model = trial.suggest_categorical("model", MODELS)
+    found: dict[str, Any] = {"model": model}
+    if model == "svm":
+        found["cost"] = trial.suggest_float("cost", 1e-3, 1e3, log=True)
+        found["kernel"] = trial.suggest_categorical("kernel", ["rbf", "poly"])
+        if found["kernel"] == "poly":
+            found["degree"] = trial.suggest_int("degree", 2, 5)
+    elif model == "forest":
+        found["depth"] = trial.suggest_int("depth", 2, 32)
+        found["trees"] = trial.suggest_float("trees", 10, 1000, log=True)
+    return loss_of(found)
+
+
+SPACE = hp.choice(
+    "model",
+    [
+        {
+            "model": "svm",
+            "cost": hp.loguniform("cost", math.log(1e-3), math.log(1e3)),
+            "kernel": hp.choice("kernel", ["rbf", {"degree": hp.randint("degree", 2, 6)}]),
+        },
+        {
+            "model": "forest",
+            "depth": hp.randint("depth", 2, 33),
+            "trees": hp.loguniform("trees", math.log(10), math.log(1000)),
+        },
+        {"model": "nearest"},
+    ],
+)
+
+
+def loss_of(values: dict[str, Any]) -> float:
+    match values["model"]:
+        case "svm":
+            kernel = values["kernel"]
+            degree = values.get("degree", kernel["degree"] if isinstance(kernel, dict) else None)
+            return (math.log10(values["cost"]) - 1) ** 2 / 4 + (0.1 if degree is None else 0.4 + abs(degree - 3) / 10)
+        case "forest":
+            return abs(values["depth"] - 9) / 10 + abs(math.log2(values["trees"]) - 7) / 8
+    return 0.8
+
+
+def test_a_structured_space_that_is_asked_for_is_searched_like_the_same_space_in_hp() -> None:
+    asked, declared = [], []
+    for seed in range(3):
+        asked.append(study := minimize(structured, trials=60, seed=seed))
+        declared.append(minimize(loss_of, SPACE, trials=60, seed=seed))
+        names = {trial.subspace for trial in study.trials}
+        assert names == {"model=svm,kernel=rbf", "model=svm,kernel=poly", "model=forest", "model=nearest"}
+        for trial in study.trials:
+            own = {"model", *dict(part.split("=") for part in trial.subspace.split(","))}
+            more = {"svm": {"cost"}, "forest": {"depth", "trees"}}.get(trial.values["model"], set())
+            more = more | ({"degree"} if trial.values.get("kernel") == "poly" else set())
+            assert trial.params.keys() == trial.values.keys() == own | more
+            assert all(trial.values["model"] == MODELS[trial.params["model"]] for trial in study.trials)
+    mixes = [Counter(trial.subspace for study in each for trial in study.trials) for each in (asked, declared)]
+    names_here = {"model=svm,kernel={'degree': degree}": "model=svm,kernel=poly"}
+    for name, trials in mixes[1].items():
+        assert trials / 3 <= mixes[0][names_here.get(name, name)] <= 3 * trials
+    assert median(study.best_loss for study in asked) <= median(study.best_loss for study in declared) + 0.1
+    assert {type(study.best.values["depth"]) for study in asked if "depth" in study.best.values} <= {int}
+
+
+def looping(trial: Trial) -> float:
+    layers = trial.suggest_int("layers", 1, 3)
+    units = [trial.suggest_int(f"units{place}", 4, 512, log=True) for place in range(layers)]
+    rate = trial.suggest_float("rate", 0, 1)
+    extra = trial.suggest_float("extra", 0, 1) if rate > 0.7 else 0.0
+    return layers + sum(abs(math.log2(each) - 5) for each in units) + rate + extra
+
+
+@pytest.mark.parametrize("sampler", ["auto", "tpe", "gp", "random", "qmc", "cma", "grid"])
+def test_every_sampler_searches_the_labels_of_a_loop_and_those_behind_a_condition(sampler: str) -> None:
+    study = minimize(looping, trials=40, seed=0, sampler=sampler)
+    for trial in study.trials:
+        loop = {f"units{place}" for place in range(trial.params["layers"])}
+        assert trial.params.keys() == {"layers", "rate", *loop, *(["extra"] if trial.params["rate"] > 0.7 else [])}
+    assert {trial.subspace for trial in study.trials} == {"all"}
+    assert len({trial.params["rate"] for trial in study.trials}) > 5
+
+
+def test_equal_seeds_give_equal_studies() -> None:
+    one, two = (minimize(looping, trials=25, seed=4) for _ in range(2))
+    assert [trial.params for trial in one.trials] == [trial.params for trial in two.trials]
+
+
+def test_a_study_is_resumed_with_its_labels_and_may_ask_for_more(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/s.db", "study": "one"}
+
+    def wider(trial: Trial) -> float:
+        return structured(trial) + trial.suggest_float("new", -1, 1) ** 2
+
+    minimize(structured, trials=20, seed=0, **where)
+    with pytest.warns(UserWarning, match="this study has trials of other code"):
+        study = minimize(wider, trials=40, resume=True, **where)
+    assert [("new" in trial.params) for trial in study.trials] == [False] * 20 + [True] * 20
+    assert load_study(where["store"], "one").best_params == study.best_params
+    assert load_study(where["store"], "one").trials[3].values == study.trials[3].values
+    with pytest.raises(SpaceChanged, match="without a space, not with a declared space"):
+        minimize(loss_of, SPACE, trials=50, resume=True, **where)
+    minimize(loss_of, SPACE, trials=2, store=where["store"], study="two")
+    with pytest.raises(SpaceChanged, match="with a declared space, not with an objective that asks"):
+        minimize(structured, trials=50, resume=True, store=where["store"], study="two")
+
+
+def test_a_trial_may_have_its_own_bounds() -> None:
+    def bounded(trial: Trial) -> float:
+        low = trial.suggest_int("low", 0, 10)
+        return trial.suggest_float("high", low, low + 1) + trial.suggest_int("whole", low, 20)
+
+    study = minimize(bounded, trials=30, seed=0)
+    assert all(trial.values["low"] <= trial.values["high"] <= trial.values["low"] + 1 for trial in study.trials)
+    assert all(trial.values["low"] <= trial.values["whole"] <= 20 for trial in study.trials)
+
+
+def test_the_same_label_has_the_same_value_within_a_trial() -> None:
+    def twice(trial: Trial) -> float:
+        assert trial.suggest_float("x", 0, 1) == trial.suggest_float("x", 0, 1)
+        return trial.suggest_float("x", 0, 0.5)
+
+    assert minimize(twice, trials=5).counts == {"COMPLETE": 5}
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (lambda trial: trial.suggest_int("x", 0, 1), "'x' is suggested as int, and was float"),
+        (lambda trial: trial.suggest_float("x", 1, 2, log=True), "'x' is suggested with log, and was without log"),
+        (lambda trial: trial.suggest_categorical("option", ["b", "a"]), "'option' has the options"),
+        (lambda trial: trial.suggest_categorical("model", [dict]), "'model' has the option"),
+        (lambda trial: trial.suggest_float("x", 2, 1), "'x': from 2 to 1 is no range"),
+        (lambda trial: trial.suggest_float(3, 0, 1), "the name of a label is 3"),
+        (lambda trial: trial["x"], "the study has no space"),
+    ],
+)
+def test_what_contradicts_other_trials_fails_the_trial_by_its_label(
+    second: Callable[[Trial], object], said: str
+) -> None:
+    def odd(trial: Trial) -> float:
+        if trial.number == 1:
+            second(trial)
+        trial.suggest_categorical("option", ["a", "b"])
+        return trial.suggest_float("x", 0, 1)
+
+    study = minimize(odd, trials=4, seed=0)
+    assert study.counts == {"COMPLETE": 3, "FAILED": 1}
+    assert said in str(study.trials[1].error)
+
+
+def test_trials_that_run_at_the_same_time_cannot_contradict_each_other() -> None:
+    with Study() as study:
+        one, two = study.ask(), study.ask()
+        one.suggest_float("x", 0, 1)
+        two.suggest_int("x", 0, 1)
+        assert study.tell(one, 1.0).state == "COMPLETE"
+        told = study.tell(two, 1.0)
+        assert (told.state, told.error) == ("FAILED", "'x' is suggested as int, and was float; give it another name")
+
+
+def test_a_trial_is_pruned_by_the_study_or_by_its_own_decision() -> None:
+    def reporting(trial: Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        for step in range(5):
+            trial.report(x + 1 / (step + 1), step)
+            if trial.should_prune():
+                raise TrialPruned
+        if trial.number == 7:
+            raise TrialPruned("of its own")
+        return x
+
+    study = minimize(reporting, trials=30, seed=0, pruner="median")
+    pruned = [trial for trial in study.trials if trial.state == "PRUNED"]
+    assert 2 < len(pruned) < 20
+    assert study.trials[7] in pruned
+    assert all(trial.loss == trial.reports[-1].loss and trial.params.keys() == {"x"} for trial in pruned)
+
+
+def test_a_trial_that_asks_after_a_report_and_in_another_order_is_searched(tmp_path: Path) -> None:
+    def turning(trial: Trial) -> float:
+        names = ["a", "b", "c"]
+        random.Random(trial.number).shuffle(names)
+        total = 0.0
+        for step, name in enumerate(names):
+            total += trial.suggest_float(name, 0, 1)
+            trial.report(total, step)
+            if trial.should_prune():
+                raise TrialPruned
+        return total
+
+    study = minimize(turning, trials=40, seed=0, pruner="median")
+    complete = [trial for trial in study.trials if trial.state == "COMPLETE"]
+    assert all(trial.params.keys() == {"a", "b", "c"} for trial in complete)
+    assert {len(trial.params) for trial in study.trials if trial.state == "PRUNED"} <= {1, 2, 3}
+    assert study.best_loss < 1
+
+
+def test_facts_become_metrics_and_several_losses_may_be_a_sequence() -> None:
+    def fact(trial: Trial) -> tuple[float, float]:
+        x = trial.suggest_float("x", 0, 1)
+        trial.set_user_attr("seed", trial.context.seed)
+        trial.set_user_attr("loss", "odd")
+        trial.set_user_attr("lock", threading.Lock())
+        return x, 1 - x
+
+    study = minimize(fact, trials=10, objectives={"one": "minimize", "two": "maximize"})
+    trial = study.trials[4]
+    assert trial.losses == {"one": trial.params["x"], "two": 1 - trial.params["x"]}
+    assert trial.metrics == {"seed": trial.seed, "user.loss": "odd"}
+    assert "lock" in str(trial.warning)
+
+
+def test_points_are_given_to_the_next_trials_before_their_labels_are_known() -> None:
+    study = minimize(structured, trials=6, seed=0, enqueue=[{"model": "svm", "cost": 10.0, "kernel": "rbf"}, {}])
+    assert study.trials[0].values == {"model": "svm", "cost": 10.0, "kernel": "rbf"}
+    wrong = minimize(structured, trials=2, seed=0, enqueue=[{"model": "other"}])
+    assert "'model' is enqueued as 'other', which its law does not have" in str(wrong.trials[0].error)
+    with pytest.raises(UsageError, match="a point is a dict of labels and values, not 3"):
+        minimize(structured, trials=1, enqueue=[3])  # type: ignore[list-item]
+
+
+def test_results_from_elsewhere_are_added_by_value() -> None:
+    def number(trial: Trial) -> float:
+        return float(trial.suggest_categorical("number", [5, 2, 1, 0])) + trial.suggest_float("x", 0, 1)
+
+    with Study() as study:
+        study.run(number, trials=3)
+        study.add([{"number": 2, "x": 0.5}, {"number": 0}], [2.5, {"loss": 0.0, "fact": 1}])
+        assert [trial.values for trial in study.trials[3:]] == [{"number": 2, "x": 0.5}, {"number": 0}]
+        assert [trial.params.get("number") for trial in study.trials[3:]] == [1, 3]
+        assert study.best.metrics == {"fact": 1}
+        study.run(number, trials=10)
+        with pytest.raises(SpaceError, match="there is no label 'y'; known are"):
+            study.add([{"number": 2}, {"y": 1}], [1.0, 1.0])
+        with pytest.raises(SpaceError, match="'number' is 3, which its law does not have"):
+            study.add([{"number": 3}], [1.0])
+        assert study.count() == 10
+
+
+def test_a_study_asks_and_tells_trials_that_ask_for_values(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/s.db", "study": "one"}
+    with Study(seed=0, pruner="median", **where) as study:
+        for _ in range(20):
+            trial = study.ask()
+            study.tell(trial, structured(trial))
+        told = study.tell(study.ask(), error="no reason")
+        assert (told.state, told.params) == ("FAILED", {})
+        open_ones = [study.ask() for _ in range(3)]
+        loss = structured(open_ones[2])
+        open_ones[2].suggest_float("new", 0, 1)
+        study.tell(open_ones[2], loss)
+        assert [study.tell(trial, structured(trial)).state for trial in open_ones[:2]] == ["COMPLETE"] * 2
+        with pytest.raises(UsageError, match="has its result already"):
+            study.tell(open_ones[2], 1.0)
+    assert load_study(where["store"], "one").count() == 24
+
+
+def test_on_trial_may_stop_a_study_whose_space_grows() -> None:
+    numbers = count()
+
+    def stop(study: Any, trial: Any) -> None:
+        if next(numbers) == 4:
+            study.stop()
+
+    assert minimize(lambda trial: trial.suggest_float(f"x{trial.number}", 0, 1), trials=50, on_trial=stop).count() == 5
+
+
+def test_names_without_end_are_refused() -> None:
+    study = minimize(
+        lambda trial: sum(trial.suggest_float(f"{trial.number}.{n}", 0, 1) for n in range(400)), trials=3, seed=0
+    )
+    assert study.counts == {"COMPLETE": 2, "FAILED": 1}
+    assert "more than 1000 labels; give labels the same name in each trial" in str(study.trials[2].error)
+
+
+def test_a_study_grows_after_an_outage_of_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    reshape, failures = SqlStore.reshape, iter([StoreOutage("the store is down")])
+
+    def failing(*args: Any, **named: Any) -> None:
+        for error in failures:
+            raise error
+        reshape(*args, **named)
+
+    monkeypatch.setattr(SqlStore, "reshape", failing)
+    study = minimize(structured, trials=10, seed=0)
+    assert study.counts == {"COMPLETE": 10}
+    assert {trial.subspace for trial in study.trials} > {"model=nearest"}
+    with Study() as other:
+        failures = iter([StoreOutage("the store is down")])
+        for _ in range(3):
+            trial = other.ask()
+            other.tell(trial, trial.suggest_float("x", 0, 1))
+        assert other.counts == {"COMPLETE": 3}
+
+
+def test_budgets_are_given_to_trials_that_ask_for_values() -> None:
+    fidelity = {"how": "asha", "least": 1, "most": 9, "eta": 3}
+    study = minimize(lambda trial: looping(trial) / (trial.context.budget or 1), trials=30, seed=0, fidelity=fidelity)
+    promoted = [trial for trial in study.trials if trial.origin is not None]
+    assert promoted
+    assert all(trial.params == study.trials[trial.origin].params for trial in promoted if trial.origin is not None)
