@@ -106,7 +106,7 @@ class Scheduler:
         self._cut: str | None = None
 
     def begin(self, *, is_known: bool = False) -> None:
-        """Learn from the trials of earlier runs. Submit the attempts in flight to the executor, unless they are known."""
+        """Learn from the trials of earlier runs, and submit the attempts in flight unless the executor knows them."""
         self._to_stop = self.study.to_stop
         # An earlier run may have had other bounds between params.
         space = self.proposals.members[0].space

@@ -32,19 +32,8 @@ def check_schema(report: dict[str, Any]) -> None:
     """The object of ``--json`` has the fields that scripts were promised, and no others."""
     fields = {"study", "store", "seconds", "trials", "best", "classes", "sampler", "placed_by_params", "subspaces"}
     fields |= {"objectives", "front", "hypervolume", "warm_start", "pruner", "rungs", "state", "running_on", "module"}
-    fields |= {
-        "command",
-        "seed",
-        "created_at",
-        "active_seconds",
-        "settings",
-        "in_force",
-        "space",
-        "open",
-        "failures",
-        "notices",
-    }
-    fields |= {"hosts", "codes", "actions", "money", "money_to_best", "money_plan"}
+    fields |= {"seed", "created_at", "active_seconds", "settings", "in_force", "space", "open", "failures", "notices"}
+    fields |= {"command", "hosts", "codes", "actions", "money", "money_to_best", "money_plan"}
     assert set(report) == fields
     assert isinstance(report["study"], str)
     assert isinstance(report["store"], str)

@@ -351,8 +351,8 @@ def test_a_space_of_constants_runs_the_same_params_with_other_seeds(space: Any, 
     assert study.best.loss == min(seed for _, seed in seen[1:]) / 2**32
 
 
-def test_no_space_at_all_is_refused() -> None:
-    with pytest.raises(SpaceError, match="None"):
+def test_a_function_of_params_without_a_space_fails_with_a_hint() -> None:
+    with pytest.warns(UserWarning, match="give a space"):
         shadho_celery.minimize(x_squared, None, trials=1)
 
 
