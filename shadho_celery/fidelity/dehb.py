@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -170,6 +170,15 @@ class Dehb(Rounds):
             population.vectors[job.target] = job.vector
             population.origins[job.target] = trial.number if job.origin is None else job.origin
         self._advance(bracket, place)
+
+    @property
+    def promotable(self) -> Collection[int]:
+        found = {origin for each in self._brackets for chosen in each.chosen.values() for _, origin in chosen}
+        found |= {job.origin for each in self._brackets for job in each.again if job.origin is not None}
+        # Only the brackets of the first cycle promote individuals.
+        if min([self._begun, *(each.place for each in self._brackets)]) < len(self._sizes):
+            found |= {origin for population in self._populations for origin in population.origins}
+        return found - {-1}
 
     def _advance(self, bracket: _Bracket, place: int) -> None:
         """Choose the trials to promote once a rung is complete. End the bracket after its last rung."""

@@ -8,7 +8,8 @@ Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worke
 A request is valid until a moment of the server's clock, so the clocks of the hosts do not matter. Requests and answers
 are signed if there is a key, and each signature is valid for one key of Redis only. A request to a study is for one
 scheduler, which its fence names, and is carried out at most once: a request that arrives again gets the first answer.
-Requests to a worker ask for the log of a trial, which may be read again.
+Requests to a worker may be carried out again: they ask for the log or the folder of a trial, or, signed as those to a
+scheduler, for the deletion of folders.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 import redis
 from msgspec import Meta, Struct
 
+from shadho_celery.core.folders import MAX_DIGESTED, MAX_PATH, LeftFile
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Answer, OfStudy
 from shadho_celery.core.system import SystemClock
-from shadho_celery.core.trial import Int64, Name, Number, Place
+from shadho_celery.core.trial import Bytes, Int64, Name, Number, Place
 from shadho_celery.fleet.redis import Redis, is_spoilt, keys, run, server_time
 from shadho_celery.fleet.signing import Sealed, Signer
 
@@ -71,6 +73,8 @@ class Kind(Generic[D, A]):
     answers: Sealed[A]
     #: seconds for which an inbox is kept after its last request, and an answer after it was given
     kept_seconds: int
+    #: True if an answer is removed once it was read, because it is large
+    is_removed: bool = False
 
 
 CONTROL = Kind(
@@ -86,8 +90,13 @@ class Requests(Generic[D, A]):
     def __init__(self, client: Redis, to: str, signer: Signer, kind: Kind[D, A]) -> None:
         self._client, self._to, self._signer, self._kind = client, to, signer, kind
         [self.key] = keys(to, "inbox")
+        self._longest = kind.requests.most
         #: number of requests that were unsigned or malformed
         self.forged = 0
+
+    def _read(self, text: str) -> Asked[D] | None:
+        """Return the request in a text, or None if it is unsigned or malformed."""
+        return self._kind.requests.read(self.key, text, self._signer)
 
     def take(self, most: int = MAX_REQUESTS) -> tuple[int, list[Asked[D]]]:
         """Remove the first requests from Redis. Return the server's time in ms, and the requests with our signature.
@@ -96,13 +105,13 @@ class Requests(Generic[D, A]):
         """
         try:
             # A character has up to four bytes.
-            now, *texts = run(self._client, "take_requests", self._to, most, 4 * self._kind.requests.most)
+            now, *texts = run(self._client, "take_requests", self._to, most, 4 * self._longest)
         except redis.ResponseError as error:
             if not is_spoilt(error):
                 raise
             self.forged += self._client.delete(self.key)
             return 0, []
-        found = [self._kind.requests.read(self.key, text, self._signer) for text in texts]
+        found = [*map(self._read, texts)]
         good = [each for each in found if each is not None and each.to == self._to]
         self.forged += len(found) - len(good)
         return now, good
@@ -190,6 +199,8 @@ class Client(Generic[D, A]):
             for key, text in zip([*waiting], self._client.mget([*waiting]), strict=True):
                 answer = None if text is None else self._kind.answers.read(key, text, self._signer)
                 if answer is not None:
+                    if self._kind.is_removed:
+                        self._client.delete(key)
                     yield waiting.pop(key), answer
             if self._clock.now() >= deadline:
                 return
@@ -216,11 +227,11 @@ def _answer_key(request: Asked[Any]) -> str:
 
 #: maximum number of characters of a log in an answer; no log is longer
 MAX_SENT = 2_500_000
-#: maximum number of characters of a sealed request
-MAX_LOG_REQUEST = 2000
+#: maximum number of characters of a sealed request to read something
+MAX_READ_REQUEST = 10_000
 
 
-class ReadLog(Struct, frozen=True, kw_only=True):
+class ReadLog(Struct, frozen=True, kw_only=True, tag=True):
     """Read the log of an attempt."""
 
     study: StudyKey
@@ -230,17 +241,121 @@ class ReadLog(Struct, frozen=True, kw_only=True):
     after: Number = 0
 
 
-class LogAnswer(Struct, frozen=True, kw_only=True):
-    """A worker's answer to a request."""
+class LogAnswer(Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's answer to a request for a log."""
 
     #: the log after the requested position, with time stamps; None if the worker does not have this log
     text: str | None = None
     #: position of the log's end, from which the next request can continue
     end: Number = 0
 
+    @property
+    def is_there(self) -> bool:
+        """True if the worker has what it was asked for."""
+        return self.text is not None
 
-LOGS = Kind(
-    requests=Sealed[Asked[ReadLog]](Asked[ReadLog], MAX_LOG_REQUEST),
-    answers=Sealed[LogAnswer](LogAnswer, 7 * MAX_SENT),
+
+class ListFolder(Struct, frozen=True, kw_only=True, tag=True):
+    """List files in the folder of a trial."""
+
+    study: StudyKey
+    number: Number
+    #: number of files, in the order of their paths, that are known
+    after: Number = 0
+
+
+class FolderAnswer(Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's answer to a request for a list of files."""
+
+    #: files after the known ones, in the order of their paths, as many as fit; [] at the end
+    files: list[LeftFile]
+    #: number and bytes of all files in the folder
+    count: Number
+    size: Bytes
+
+    @property
+    def is_there(self) -> bool:
+        """True if the worker has what it was asked for."""
+        return self.count > 0
+
+
+class ReadFile(Struct, frozen=True, kw_only=True, tag=True):
+    """Read a part of a file in the folder of a trial, or the digest of a part."""
+
+    study: StudyKey
+    number: Number
+    path: Annotated[bytes, Meta(max_length=MAX_PATH)]
+    start: Number
+    size: Annotated[int, Meta(ge=1, le=MAX_DIGESTED)]
+    #: True for the digest; otherwise the part has at most MAX_PIECE bytes
+    is_digest: bool = False
+
+
+class FileAnswer(Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's answer to a request for a part of a file."""
+
+    #: the bytes, fewer if the file has no more of them; or their digest
+    data: bytes
+
+    @property
+    def is_there(self) -> bool:
+        """True if the worker has what it was asked for. A file that has vanished counts as an empty one."""
+        return True
+
+
+class Sweep(Struct, frozen=True, kw_only=True, tag=True):
+    """Delete folders of trials, or tell how large they are."""
+
+    #: by key of a study: the trials whose folders are not needed (`core.folders`); None for all that it has left
+    studies: dict[StudyKey, bytes | None]
+    #: True to delete the folders; False to tell what would be deleted
+    is_sure: bool
+
+
+class Swept(Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's answer to a request to delete folders."""
+
+    #: by key of a study: number and bytes of the folders that are deleted, or would be
+    found: dict[StudyKey, tuple[Number, Bytes]]
+    #: by key of another study that has left folders here: their bytes
+    others: dict[StudyKey, Bytes] = {}
+    #: keys of the studies that are not deleted as a whole, because their trials run here
+    in_use: list[StudyKey] = []
+
+
+ReadDeed = ReadLog | ListFolder | ReadFile
+ReadAnswer = LogAnswer | FolderAnswer | FileAnswer
+
+
+READS = Kind(
+    requests=Sealed[Asked[ReadDeed]](Asked[ReadDeed], MAX_READ_REQUEST),
+    answers=Sealed[ReadAnswer](ReadAnswer, 7 * MAX_SENT),
     kept_seconds=30,
+    is_removed=True,
 )
+SWEEPS = Kind(
+    requests=Sealed[Asked[Sweep]](Asked[Sweep], MAX_REQUEST),
+    answers=Sealed[Swept](Swept, MAX_REQUEST),
+    kept_seconds=30,
+    is_removed=True,
+)
+
+
+class WorkerRequests(Requests[ReadDeed | Sweep, ReadAnswer | Swept]):
+    """The worker's end: it reads for everybody on the fleet, and deletes for those who may control it."""
+
+    def __init__(self, client: Redis, worker: str, signer: Signer, control: Signer | None) -> None:
+        """`control` is the signer of requests to delete folders; None to refuse them."""
+        super().__init__(client, of_worker(worker), signer, cast(Any, READS))
+        self._control, self._longest = control, SWEEPS.requests.most
+
+    def _read(self, text: str) -> Asked[ReadDeed | Sweep] | None:
+        found = super()._read(text)
+        if found is None and self._control is not None:
+            found = cast(Any, SWEEPS.requests.read(self.key, text, self._control))
+        return found
+
+    def answer(self, request: Asked[ReadDeed | Sweep], answer: ReadAnswer | Swept) -> None:
+        signer = self._control if isinstance(answer, Swept) and self._control is not None else self._signer
+        key = _answer_key(request)
+        self._client.set(key, signer.seal(key, answer), ex=READS.kept_seconds)

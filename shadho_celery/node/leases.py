@@ -30,6 +30,8 @@ class Lease:
     runner: Runner
     #: the study's name
     name: str = ""
+    #: number of the trial whose folder it uses
+    folder: int | None = None
     #: start of the run, in seconds since the epoch
     started_at: float = 0.0
     #: number of slots of this worker that it takes
@@ -81,6 +83,11 @@ class Leases:
             )
             for study, held in by_study.items()
         }
+
+    def in_use(self, study: str) -> set[int]:
+        """Return the numbers of the trials of a study whose folders are in use."""
+        with self._lock:
+            return {lease.folder for lease in self._live if lease.study == study and lease.folder is not None}
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:

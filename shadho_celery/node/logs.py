@@ -1,4 +1,4 @@
-"""Logs: a worker's answers to requests for the logs of its trials, and lines in its own log.
+"""Lines in a worker's log.
 
 Each trial has a line at its end. Lines about the worker itself are written at any log level, because people wait for
 them.
@@ -9,78 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from pathlib import Path
-
-import redis
 
 from shadho_celery.core.failures import headline
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.system import Clock
-from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
-from shadho_celery.errors import UsageError
-from shadho_celery.fleet.control import MAX_SENT, Asked, LogAnswer, ReadLog, Requests
 from shadho_celery.fleet.registry import Worker
-from shadho_celery.runner.output import log_path, read_log
 
 log = logging.getLogger(__name__)
 
-#: seconds between two checks for requests; after a check that found requests, the next beat checks again
-LOOK_SECONDS = 2.0
-
 #: maximum number of lines about trials between two beats (about a second); further trials are only counted
 MOST_LINES = 100
-
-
-class LogServer:
-    """Answers requests for logs below one folder. `beat` is for one thread."""
-
-    def __init__(self, logs: Requests[ReadLog, LogAnswer], folder: Path, clock: Clock) -> None:
-        self._logs = logs
-        self._folder = folder
-        self._clock = clock
-        self._looked_at = clock.now()
-        self._was_asked = self._has_warned = False
-        self._answering: threading.Thread | None = None
-
-    def beat(self) -> None:
-        """Answer the requests. Call this about every second. Raises redis-py's errors."""
-        now = self._clock.now()
-        if not self._was_asked and now - self._looked_at < LOOK_SECONDS:
-            return
-        if self._answering is not None and self._answering.is_alive():
-            # The last requests are still being answered, because the disk is slow.
-            return
-        self._looked_at = now
-        now_ms, requests = self._logs.take()
-        # Nobody waits for the others any more.
-        requests = [request for request in requests if request.expires >= now_ms]
-        self._was_asked = bool(requests)
-        if requests:
-            # The caller's thread also renews the leases, so it must not wait for a disk.
-            self._answering = threading.Thread(target=self._answer, args=[requests], name="shadho-logs", daemon=True)
-            try:
-                start_thread(self._answering)
-            except NoThread as error:
-                log.warning("requests for logs are not answered: %s", error)
-        if self._logs.forged and not self._has_warned:
-            self._has_warned = True
-            log.warning("requests for logs are refused: they are unsigned, signed with another key, or malformed")
-
-    def _answer(self, requests: Sequence[Asked[ReadLog]]) -> None:
-        try:
-            for request in requests:
-                self._logs.answer(request, self._read(request.deed))
-        except redis.RedisError as error:
-            log.warning("a request for a log could not be answered: %s", error)
-
-    def _read(self, asked: ReadLog) -> LogAnswer:
-        try:
-            found = read_log(log_path(self._folder, asked.study, asked.number, asked.attempt), asked.after)
-        except (OSError, UsageError) as error:
-            log.warning("the log of trial %s cannot be read: %s", asked.number, error)
-            found = None
-        return LogAnswer() if found is None else LogAnswer(text=found[0][-MAX_SENT:], end=found[1])
 
 
 class TrialLines:

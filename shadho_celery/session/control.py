@@ -32,10 +32,11 @@ from shadho_celery.fleet import urls
 from shadho_celery.fleet.control import (
     CONTROL,
     GRACE_SECONDS,
-    LOGS,
     MAX_REQUESTS,
+    READS,
     VALID_SECONDS,
     Client,
+    ReadDeed,
     ReadLog,
     Request,
     of_worker,
@@ -438,15 +439,18 @@ class TrialLogs:
         """
         path = log_path(CHECKPOINTS, study, number, attempt)
         try:
-            found = read_log(path, after)
+            here = read_log(path, after)
         except OSError as error:
             raise UsageError(f"the log {path} cannot be read: {error.strerror}") from None
-        if found is not None:
-            return LogPart(*found)
+        if here is not None:
+            return LogPart(*here)
         if host == IN_PROCESS:
             return NoLog(f"trial {number} ran in the process of its search, whose output is not kept")
         if self._url:
-            return self._from_workers(ReadLog(study=study, number=number, attempt=attempt, after=after), host, source)
+            deed = ReadLog(study=study, number=number, attempt=attempt, after=after)
+            nothing = f"trial {number} has printed nothing"
+            found = self.from_workers(deed, host, source, f"the log of trial {number}", nothing)
+            return found if isinstance(found, NoLog) else LogPart(found[0].text, found[0].end, found[1])
         if host in {None, socket.gethostname()}:
             # An embedded study keeps its state in the folder in which all of its trials run.
             is_here = below(EMBEDDED, study).is_dir()
@@ -461,8 +465,13 @@ class TrialLogs:
         """Return the files in this folder that have the output of an attempt's other replicas or ranks."""
         return replica_logs(CHECKPOINTS, study, number, attempt)
 
-    def _from_workers(self, deed: ReadLog, host: str | None, source: str | None) -> LogPart | NoLog:
-        """Return a part of a log, or why no worker has it. Other arguments and errors are those of `read`."""
+    def from_workers(
+        self, deed: ReadDeed, host: str | None, source: str | None, what: str, nothing: str
+    ) -> tuple[Any, str] | NoLog:
+        """Return a worker's answer and the worker, or why no worker has `what` the `deed` asks for on a `host`.
+
+        `nothing` says that a trial has not left it. Other arguments and errors are those of `read`.
+        """
         with refusals():
             with self._lock:
                 if self._fleet is None:
@@ -473,17 +482,18 @@ class TrialLogs:
             living = {name: worker for name, worker in announced.items() if worker.key == self._signer.fingerprint}
             strangers = refused + len(announced) - len(living)
             on_host = [name for name, worker in living.items() if worker.machine.host == host]
-            # Any worker may have the log, because a disk may be shared.
-            asked = [source] if source in living and source else on_host or [*living]
-            sender = Client(client, self._signer, LOGS)
+            # Any worker may have it, because a disk may be shared.
+            anywhere = {worker.storage or name: name for name, worker in living.items()}.values()
+            asked = [source] if source in living and source else on_host or [*anywhere]
+            sender = Client(client, self._signer, READS)
             first = sender.request("", requester(), deed)
             requests = {replace(first, to=of_worker(name)): name for name in asked}
             sent = [request for request in requests if sender.send(request) is not None]
             has_answered = False
             for request, answer in sender.answers(sent, self._seconds):
                 has_answered = True
-                if answer.text is not None:
-                    return LogPart(answer.text, answer.end, requests[request])
+                if answer.is_there:
+                    return answer, requests[request]
         if strangers and not has_answered:
             return NoLog(
                 f"{strangers} workers sign with another key than this command, or only one side signs; give the "
@@ -492,24 +502,23 @@ class TrialLogs:
             )
         if not on_host:
             return NoLog(
-                f"no worker is live on {host}, where the log of trial {deed.number} is; start one there in the same "
-                "folder",
-                is_error=True,
+                f"no worker is live on {host}, where {what} is; start one there in the same folder", is_error=True
             )
         if not sent:
             return NoLog(
-                f"the workers on {host} have not read {MAX_REQUESTS} earlier requests for logs; try again later",
-                is_error=True,
+                f"the workers on {host} have not read {MAX_REQUESTS} earlier requests; try again later", is_error=True
             )
         if not has_answered:
             return NoLog(
                 f"no worker on {host} has answered within {self._seconds:.0f} s; check that it runs, and try again",
                 is_error=True,
             )
-        return NoLog(
-            f"trial {deed.number} has printed nothing, or its worker on {host} ran in another folder than the current "
-            "ones"
-        )
+        return NoLog(f"{nothing}, or its worker on {host} ran in another folder than the current ones")
+
+    @property
+    def is_fleet(self) -> bool:
+        """True if a fleet is named."""
+        return bool(self._url)
 
     def close(self) -> None:
         """Close the connection to the fleet."""

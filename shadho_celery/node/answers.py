@@ -1,0 +1,209 @@
+"""A worker's answers about what trials have left on its disk: logs and folders; and the deletion of folders.
+
+Folders that a study with the setting `keep` does not need are deleted once its scheduler says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import redis
+
+from shadho_celery.core.files import STORAGE_TOKEN, below
+from shadho_celery.core.folders import MAX_PIECE, LeftFile, delete, digest, files_in, read_part, unneeded_folders
+from shadho_celery.core.system import Clock
+from shadho_celery.core.threads import NoThread, start_thread
+from shadho_celery.errors import UsageError
+from shadho_celery.fleet.control import (
+    MAX_SENT,
+    Asked,
+    FileAnswer,
+    FolderAnswer,
+    ListFolder,
+    LogAnswer,
+    ReadAnswer,
+    ReadDeed,
+    ReadFile,
+    ReadLog,
+    Sweep,
+    Swept,
+    WorkerRequests,
+)
+from shadho_celery.runner.output import log_path, read_log
+
+log = logging.getLogger(__name__)
+
+#: seconds between two checks for requests; after a check that found requests, the next beat checks again
+LOOK_SECONDS = 2.0
+
+#: seconds for which further parts of a folder are awaited after an answer, and between two checks meanwhile
+LINGER_SECONDS, LINGER_LOOK_SECONDS = 1.0, 0.01
+
+#: seconds between two checks which folders are not needed
+DELETE_SECONDS = 5.0
+
+#: maximum bytes of the paths in one answer
+MAX_PATHS = 50_000
+
+#: returns the numbers of the trials of a study whose folders are in use
+InUse = Callable[[str], Collection[int]]
+
+
+class AnswerServer:
+    """Answers requests about the files below one folder of checkpoints. `beat` is for one thread."""
+
+    def __init__(self, requests: WorkerRequests, folder: Path, in_use: InUse, clock: Clock) -> None:
+        self._requests, self._folder, self._in_use, self._clock = requests, folder, in_use, clock
+        self._looked_at = clock.now()
+        self._was_asked = self._has_warned = False
+        self._answering: threading.Thread | None = None
+
+    def beat(self) -> None:
+        """Answer the requests. Call this about every second. Raises redis-py's errors."""
+        now = self._clock.now()
+        if not self._was_asked and now - self._looked_at < LOOK_SECONDS:
+            return
+        if self._answering is not None and self._answering.is_alive():
+            # The last requests are still being answered, because the disk is slow, or parts of a folder follow.
+            return
+        self._looked_at = now
+        requests = self._taken()
+        self._was_asked = bool(requests)
+        if requests:
+            # The caller's thread also renews the leases, so it must not wait for a disk.
+            self._answering = threading.Thread(target=self._answer, args=[requests], name="shadho-answers", daemon=True)
+            try:
+                start_thread(self._answering)
+            except NoThread as error:
+                log.warning("requests for logs and folders are not answered: %s", error)
+        if self._requests.forged and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "requests for logs and folders are refused: they are unsigned, signed with another key, or malformed"
+            )
+
+    def _taken(self) -> list[Asked[ReadDeed | Sweep]]:
+        now_ms, requests = self._requests.take()
+        # Nobody waits for the others any more.
+        return [request for request in requests if request.expires >= now_ms]
+
+    def _answer(self, requests: Sequence[Asked[ReadDeed | Sweep]]) -> None:
+        until = 0.0
+        try:
+            while requests or self._clock.now() < until:
+                for request in requests:
+                    self._requests.answer(request, answered(self._folder, request.deed, self._in_use))
+                    if not isinstance(request.deed, ReadLog):
+                        until = self._clock.now() + LINGER_SECONDS
+                if until:
+                    self._clock.sleep(LINGER_LOOK_SECONDS)
+                requests = self._taken() if until else []
+        except redis.RedisError as error:
+            log.warning("a request for a log or a folder could not be answered: %s", error)
+
+
+def answered(root: Path, deed: ReadDeed | Sweep, in_use: InUse) -> ReadAnswer | Swept:
+    """Return the answer about files below the folder of checkpoints `root`. Delete what a Sweep is sure about."""
+    try:
+        match deed:
+            case ReadLog():
+                text = read_log(log_path(root, deed.study, deed.number, deed.attempt), deed.after)
+                return LogAnswer() if text is None else LogAnswer(text=text[0][-MAX_SENT:], end=text[1])
+            case ListFolder():
+                return _listed(below(root, deed.study, str(deed.number)), deed.after)
+            case ReadFile():
+                size = deed.size if deed.is_digest else min(deed.size, MAX_PIECE)
+                data = read_part(root, f"{deed.study}/{deed.number}", deed.path, deed.start, size)
+                return FileAnswer(data=digest(data) if deed.is_digest else data)
+            case Sweep():
+                return _swept(root, deed, in_use)
+    except (OSError, UsageError) as error:
+        log.warning("what a trial has left cannot be read: %s", error)
+    return FileAnswer(data=b"") if isinstance(deed, ReadFile) else LogAnswer()
+
+
+def _listed(folder: Path, after: int) -> FolderAnswer:
+    files = sorted(files_in(folder), key=lambda file: file.path)
+    shown: list[LeftFile] = []
+    length = 0
+    for file in islice(files, after, None):
+        length += len(file.path)
+        if shown and length > MAX_PATHS:
+            break
+        shown.append(file)
+    return FolderAnswer(files=shown, count=len(files), size=sum(file.size for file in files))
+
+
+def _swept(root: Path, deed: Sweep, in_use: InUse) -> Swept:
+    """Delete the folders of a request if it is sure. Return which these are."""
+    folders = {study: unneeded_folders(root, study, trials, in_use(study)) for study, trials in deed.studies.items()}
+    found = {study: (len(each), sum(map(_size, each))) for study, each in folders.items()}
+    others = {study: _size(root / study) for study in _studies(root) if study not in deed.studies}
+    if deed.is_sure:
+        for folder in (folder for each in folders.values() for folder in each):
+            log.info("deleted, because shadho-celery clean was sure: %s", folder)
+            delete(root, folder)
+    in_use_here = [study for study, trials in deed.studies.items() if trials is None and in_use(study)]
+    return Swept(found=found, others={} if deed.is_sure else others, in_use=in_use_here)
+
+
+def _studies(root: Path) -> Iterator[str]:
+    for each in root.iterdir() if root.is_dir() else ():
+        if each.name != STORAGE_TOKEN and each.is_dir() and not each.is_symlink() and len(each.name) == 16:
+            yield each.name
+
+
+def _size(folder: Path) -> int:
+    return sum(file.size for file in files_in(folder))
+
+
+class Deletions:
+    """Deletes the folders that studies do not need. `beat` is for one thread, `note` for any thread."""
+
+    def __init__(self, read: Callable[[Sequence[str]], dict[str, bytes]], folder: Path, in_use: InUse, clock: Clock):
+        """`read` returns by study the trials whose folders are not needed."""
+        self._read, self._folder, self._in_use, self._clock = read, folder, in_use, clock
+        self._looked_at = clock.now()
+        #: by study of which trials have run here: the trials whose folders were deleted
+        self._done: dict[str, bytes] = {}
+        self._deleting: threading.Thread | None = None
+
+    def note(self, study: str) -> None:
+        """Record that a trial of this study runs here."""
+        self._done.setdefault(study, b"")
+
+    def beat(self) -> None:
+        """Delete folders in another thread. Call this about every second. Raises redis-py's errors."""
+        now = self._clock.now()
+        is_busy = self._deleting is not None and self._deleting.is_alive()
+        if is_busy or not self._done or now - self._looked_at < DELETE_SECONDS:
+            return
+        self._looked_at = now
+        studies = [*self._done]
+        found = self._read(studies)
+        for study in studies:
+            if study not in found and not self._in_use(study):
+                self._done.pop(study)
+        new = {study: trials for study, trials in found.items() if trials != self._done.get(study)}
+        if new:
+            # The caller's thread also renews the leases, so it must not wait for a disk.
+            self._deleting = threading.Thread(target=self._delete, args=[new], name="shadho-delete", daemon=True)
+            try:
+                start_thread(self._deleting)
+            except NoThread as error:
+                log.warning("folders of trials are not deleted: %s", error)
+
+    def _delete(self, unneeded: dict[str, bytes]) -> None:
+        for study, trials in unneeded.items():
+            try:
+                # A copy of a trial that has ended may still run here, and uses its folder.
+                for folder in unneeded_folders(self._folder, study, trials, kept := self._in_use(study)):
+                    delete(self._folder, folder)
+                if not kept:
+                    self._done[study] = trials
+            except (OSError, UsageError) as error:
+                log.warning("folders of trials cannot be deleted: %s", error)
