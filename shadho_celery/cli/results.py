@@ -22,7 +22,7 @@ import click
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import moment, print_json
-from shadho_celery.core.checks import printable, unbroken
+from shadho_celery.core.checks import unbroken
 from shadho_celery.core.files import replacing
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, TrialState, in_words
@@ -566,12 +566,8 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
         if yes and study.name != name:
             raise UsageError(f"--yes needs the full name: {study.name}")
         question = f"Delete study {study.name} with its {counted(study.count(), 'trial')} from {study.store}?"
-        try:
-            if not yes and not click.confirm(printable(question), err=True):
-                say("nothing was deleted", err=True)
-                raise SystemExit(1)
-        except click.Abort:
-            raise UsageError("no answer, so nothing was deleted; give --yes if nobody can answer") from None
+        if not yes:
+            shared_options.confirm(question)
         deleted = study.delete()
     say(f"deleted: study {deleted.name} with {counted(deleted.trials, 'trial')}")
     for folder in deleted.folders:

@@ -39,6 +39,7 @@ from shadho_celery.fleet.control import (
     ReadDeed,
     ReadLog,
     Request,
+    Sweep,
     of_worker,
 )
 from shadho_celery.fleet.drains import Drains
@@ -47,6 +48,7 @@ from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_dr
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
 from shadho_celery.runner.output import log_path, read_log, replica_logs
 from shadho_celery.scheduler.executors import HOST as IN_PROCESS
+from shadho_celery.session import cleaning
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 
@@ -127,13 +129,15 @@ class Control:
         """
         self._redis, self._store = redis, store
 
-    def act(self, deed: OfStudy | OfWorker, study: str = "") -> Answer:
+    def act(self, deed: OfStudy | OfWorker | records.Clean, study: str = "") -> Answer:
         """Ask for an action, of this `study` or of the worker that the action names."""
         match deed:
             case records.Drain(worker):
                 return self.drain(worker)
             case records.Undrain(worker):
                 return self.undrain(worker)
+            case records.Clean(studies, is_sure):
+                return self.clean(*studies, is_sure=is_sure)
             case records.Enqueue(points):
                 deed = records.Enqueue([_as_json(place, point) for place, point in enumerate(points)])
                 if not 0 < len(deed.points) <= MAX_POINTS:
@@ -216,6 +220,30 @@ class Control:
                 return Answer(is_done=True, text=f"undrained {place}, where no worker is live")
             _await(reach, place, is_drained=False)
         return Answer(is_done=True, text=f"undrained {place}: it takes trials again")
+
+    def clean(self, *studies: str, is_sure: bool = False) -> Answer:
+        """Let the live workers delete the folders of checkpoints that studies do not need, if `is_sure`.
+
+        Otherwise the answer lists them with their sizes, and `is_done` is False if there are any. `studies` are names
+        of studies in the store, by default all of them, or keys of studies that are not in the store.
+        """
+        with reaches(self._redis) as found, refusals():
+            running = {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
+            with closing(SqlStore(self._store, read_only=True)) as store:
+                plan = cleaning.plan(store, studies, running)
+            sweep = Sweep(studies=plan.trials, is_sure=is_sure)
+            if self._redis or urls.is_fleet({}):
+                [reach] = found
+                workers = Registry(reach.client, Worker, reach.signer).living()
+                for name, worker in [*workers.items()]:
+                    if (reason := why_not(f"worker {name}", worker.control, reach.control)) is not None:
+                        plan.notes.append(reason)
+                        del workers[name]
+                swept = cleaning.ask_workers(reach.client, reach.control, requester(), workers, sweep)
+            else:
+                swept = cleaning.sweep_here(sweep)
+        is_empty = not any(count for each in swept.values() if each is not None for count, _ in each.found.values())
+        return Answer(is_done=is_sure or is_empty, text="\n".join(cleaning.lines(plan, swept, is_sure=is_sure)))
 
     def _ask(self, name: str, deed: OfStudy) -> Answer:
         """Send a request to the scheduler of a study, and wait for the answer. Raises ShadhoError without one."""
