@@ -83,7 +83,7 @@ def unneeded_folders(root: Path, study: str, unneeded: bytes | None, in_use: Col
     folder = below(root, study)
     if unneeded is None:
         return [folder] if folder.is_dir() and not in_use else []
-    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    names = [each.name for each in folder.iterdir() if not each.is_symlink()] if folder.is_dir() else []
     numbers = sorted({int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 16})
     return [
         folder / str(number)

@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,7 +178,8 @@ class Dehb(Rounds):
         found |= {job.origin for each in self._brackets for job in each.again if job.origin is not None}
         # Only the brackets of the first cycle promote individuals.
         if min([self._begun, *(each.place for each in self._brackets)]) < len(self._sizes):
-            found |= {origin for population in self._populations for origin in population.origins}
+            for lower, upper in pairwise(self._populations):
+                found |= {*lower.origins} - upper.promoted
         return found - {-1}
 
     def _advance(self, bracket: _Bracket, place: int) -> None:

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from re import fullmatch
 
 import redis
 
-from shadho_celery.core.files import STORAGE_TOKEN, below
+from shadho_celery.core.files import STUDY_KEY, below
 from shadho_celery.core.folders import MAX_PIECE, LeftFile, delete, digest, files_in, read_part, unneeded_folders
 from shadho_celery.core.system import Clock
 from shadho_celery.core.threads import NoThread, start_thread
@@ -153,7 +154,7 @@ def _swept(root: Path, deed: Sweep, in_use: InUse) -> Swept:
 
 def _studies(root: Path) -> Iterator[str]:
     for each in root.iterdir() if root.is_dir() else ():
-        if each.name != STORAGE_TOKEN and each.is_dir() and not each.is_symlink() and len(each.name) == 16:
+        if fullmatch(STUDY_KEY, each.name) and each.is_dir() and not each.is_symlink():
             yield each.name
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import listed
-from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, LOCK, is_locked
+from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, LOCK, STUDY_KEY, is_locked
 from shadho_celery.core.units import counted, size_text
-from shadho_celery.errors import StudyNotFound, UsageError
+from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fleet.control import SWEEPS, Client, Sweep, Swept, of_worker
 from shadho_celery.fleet.redis import Redis
@@ -49,13 +49,11 @@ def plan(store: SqlStore, named: Sequence[str], running: Collection[str]) -> Pla
     if named:
         records = []
         for name in named:
-            try:
-                records.append(store.find(name))
-            except StudyNotFound:
-                if name in running or is_locked(EMBEDDED / name / LOCK):
-                    raise UsageError(f"study {name} runs; stop it first") from None
-                if not fullmatch(r"[0-9a-f]{16}", name):
-                    raise
+            if name in made.names or not fullmatch(STUDY_KEY, name):
+                records.append(store.find(made.names.get(name, name)))
+            elif name in running or is_locked(EMBEDDED / name / LOCK):
+                raise UsageError(f"study {name} runs; stop it first")
+            else:
                 made.trials[name] = None
     for record in records:
         if record.key in running or store.holder(record.key, time.time()) is not None:

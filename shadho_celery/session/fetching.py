@@ -50,12 +50,12 @@ class TrialFolder:
 
     def _ask(self, deed: ReadDeed) -> Any:
         """Return the answer to a request about the folder."""
-        trial, nothing = self._trial, f"trial {self._trial.number} has left no files"
+        trial, nothing = self._trial, f"trial {self._trial.number} has left no files, or they were deleted"
         if self._is_here:
             return answered(CHECKPOINTS, deed, lambda study: ())
         if not self._workers.is_fleet:
-            where = f"or its files are on {trial.host}; run this command there in the workers' folder, or give --redis"
-            raise ServiceError(f"{nothing} in this folder, {where}")
+            where = f"its worker on {trial.host} ran in another folder: run this command there, or give --redis"
+            raise ServiceError(f"{nothing}, or {where}")
         found = self._workers.from_workers(
             deed, trial.host, self._source, f"the folder of trial {trial.number}", nothing
         )
