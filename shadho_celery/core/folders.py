@@ -17,7 +17,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.files import CHECKPOINTS, below
+from shadho_celery.core.files import below
 from shadho_celery.core.trial import Bytes
 from shadho_celery.errors import UsageError
 
@@ -34,14 +34,6 @@ class LeftFile(Struct, frozen=True):
     #: path below the folder, which need not be text
     path: Annotated[bytes, Meta(min_length=1, max_length=MAX_PATH)]
     size: Bytes
-
-
-def folder_name(study: str, number: int, origin: int | None) -> str:
-    """Return the path of a trial's folder below the working directory of its worker. `study` is the study's key.
-
-    A promoted trial uses the folder of its `origin`.
-    """
-    return f"{CHECKPOINTS}/{study}/{number if origin is None else origin}"
 
 
 def files_in(folder: Path) -> Iterator[LeftFile]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar
 
 import redis
 from msgspec import Meta, Struct
@@ -90,7 +90,6 @@ class Requests(Generic[D, A]):
     def __init__(self, client: Redis, to: str, signer: Signer, kind: Kind[D, A]) -> None:
         self._client, self._to, self._signer, self._kind = client, to, signer, kind
         [self.key] = keys(to, "inbox")
-        self._longest = kind.requests.most
         #: number of requests that were unsigned or malformed
         self.forged = 0
 
@@ -105,7 +104,7 @@ class Requests(Generic[D, A]):
         """
         try:
             # A character has up to four bytes.
-            now, *texts = run(self._client, "take_requests", self._to, most, 4 * self._longest)
+            now, *texts = run(self._client, "take_requests", self._to, most, 4 * self._kind.requests.most)
         except redis.ResponseError as error:
             if not is_spoilt(error):
                 raise
@@ -119,7 +118,10 @@ class Requests(Generic[D, A]):
     def answer(self, request: Asked[D], answer: A) -> None:
         """Answer a request. Raises redis-py's errors."""
         key = _answer_key(request)
-        self._client.set(key, self._signer.seal(key, answer), ex=self._kind.kept_seconds)
+        self._client.set(key, self._signer_of(answer).seal(key, answer), ex=self._kind.kept_seconds)
+
+    def _signer_of(self, answer: A) -> Signer:
+        return self._signer
 
 
 class Inbox(Requests[OfStudy, Answer]):
@@ -227,8 +229,6 @@ def _answer_key(request: Asked[Any]) -> str:
 
 #: maximum number of characters of a log in an answer; no log is longer
 MAX_SENT = 2_500_000
-#: maximum number of characters of a sealed request to read something
-MAX_READ_REQUEST = 10_000
 
 
 class ReadLog(Struct, frozen=True, kw_only=True, tag=True):
@@ -244,15 +244,10 @@ class ReadLog(Struct, frozen=True, kw_only=True, tag=True):
 class LogAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """A worker's answer to a request for a log."""
 
-    #: the log after the requested position, with time stamps; None if the worker does not have this log
+    #: the log after the requested position, with time stamps; None if the worker has no such log, or no such folder
     text: str | None = None
     #: position of the log's end, from which the next request can continue
     end: Number = 0
-
-    @property
-    def is_there(self) -> bool:
-        """True if the worker has what it was asked for."""
-        return self.text is not None
 
 
 class ListFolder(Struct, frozen=True, kw_only=True, tag=True):
@@ -269,14 +264,6 @@ class FolderAnswer(Struct, frozen=True, kw_only=True, tag=True):
 
     #: files after the known ones, in the order of their paths, as many as fit; [] at the end
     files: list[LeftFile]
-    #: number and bytes of all files in the folder
-    count: Number
-    size: Bytes
-
-    @property
-    def is_there(self) -> bool:
-        """True if the worker has what it was asked for."""
-        return self.count > 0
 
 
 class ReadFile(Struct, frozen=True, kw_only=True, tag=True):
@@ -296,11 +283,6 @@ class FileAnswer(Struct, frozen=True, kw_only=True, tag=True):
 
     #: the bytes, fewer if the file has no more of them; or their digest
     data: bytes
-
-    @property
-    def is_there(self) -> bool:
-        """True if the worker has what it was asked for. A file that has vanished counts as an empty one."""
-        return True
 
 
 class Sweep(Struct, frozen=True, kw_only=True, tag=True):
@@ -323,39 +305,30 @@ class Swept(Struct, frozen=True, kw_only=True, tag=True):
     in_use: list[StudyKey] = []
 
 
-ReadDeed = ReadLog | ListFolder | ReadFile
-ReadAnswer = LogAnswer | FolderAnswer | FileAnswer
+WorkerDeed = ReadLog | ListFolder | ReadFile | Sweep
+WorkerAnswer = LogAnswer | FolderAnswer | FileAnswer | Swept
 
-
-READS = Kind(
-    requests=Sealed[Asked[ReadDeed]](Asked[ReadDeed], MAX_READ_REQUEST),
-    answers=Sealed[ReadAnswer](ReadAnswer, 7 * MAX_SENT),
-    kept_seconds=30,
-    is_removed=True,
-)
-SWEEPS = Kind(
-    requests=Sealed[Asked[Sweep]](Asked[Sweep], MAX_REQUEST),
-    answers=Sealed[Swept](Swept, MAX_REQUEST),
+TO_WORKERS = Kind(
+    requests=Sealed[Asked[WorkerDeed]](Asked[WorkerDeed], MAX_REQUEST),
+    answers=Sealed[WorkerAnswer](WorkerAnswer, 7 * MAX_SENT),
     kept_seconds=30,
     is_removed=True,
 )
 
 
-class WorkerRequests(Requests[ReadDeed | Sweep, ReadAnswer | Swept]):
+class WorkerRequests(Requests[WorkerDeed, WorkerAnswer]):
     """The worker's end: it reads for everybody on the fleet, and deletes for those who may control it."""
 
     def __init__(self, client: Redis, worker: str, signer: Signer, control: Signer | None) -> None:
         """`control` is the signer of requests to delete folders; None to refuse them."""
-        super().__init__(client, of_worker(worker), signer, cast(Any, READS))
-        self._control, self._longest = control, SWEEPS.requests.most
+        super().__init__(client, of_worker(worker), signer, TO_WORKERS)
+        self._control = control
 
-    def _read(self, text: str) -> Asked[ReadDeed | Sweep] | None:
+    def _read(self, text: str) -> Asked[WorkerDeed] | None:
         found = super()._read(text)
-        if found is None and self._control is not None:
-            found = cast(Any, SWEEPS.requests.read(self.key, text, self._control))
+        if found is None or isinstance(found.deed, Sweep):
+            return None if self._control is None else TO_WORKERS.requests.read(self.key, text, self._control)
         return found
 
-    def answer(self, request: Asked[ReadDeed | Sweep], answer: ReadAnswer | Swept) -> None:
-        signer = self._control if isinstance(answer, Swept) and self._control is not None else self._signer
-        key = _answer_key(request)
-        self._client.set(key, signer.seal(key, answer), ex=READS.kept_seconds)
+    def _signer_of(self, answer: WorkerAnswer) -> Signer:
+        return self._control if isinstance(answer, Swept) and self._control is not None else self._signer

@@ -179,6 +179,11 @@ class StudyWants(Struct, frozen=True, kw_only=True):
         return {name: int(slots) + unsent for name, slots in self.wants.items() if name not in self.wanted_slots}
 
 
+def one_a_disk(workers: Mapping[str, Worker]) -> list[str]:
+    """Return the names of workers, one of those that share a folder of checkpoints."""
+    return [*{worker.storage or name: name for name, worker in workers.items()}.values()]
+
+
 def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:
     """Return the slots of each class that the studies want together: more than the live ones only on demand."""
     wanted, backlog, live = Counter[str](), Counter[str](), Counter[str]()

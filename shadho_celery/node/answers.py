@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from re import fullmatch
+from typing import TypeVar
 
 import redis
 
@@ -19,24 +19,13 @@ from shadho_celery.core.folders import MAX_PIECE, LeftFile, delete, digest, file
 from shadho_celery.core.system import Clock
 from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.errors import UsageError
-from shadho_celery.fleet.control import (
-    MAX_SENT,
-    Asked,
-    FileAnswer,
-    FolderAnswer,
-    ListFolder,
-    LogAnswer,
-    ReadAnswer,
-    ReadDeed,
-    ReadFile,
-    ReadLog,
-    Sweep,
-    Swept,
-    WorkerRequests,
-)
+from shadho_celery.fleet import control
+from shadho_celery.fleet.control import Asked, LogAnswer, Sweep, Swept, WorkerAnswer, WorkerDeed
 from shadho_celery.runner.output import log_path, read_log
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: seconds between two checks for requests; after a check that found requests, the next beat checks again
 LOOK_SECONDS = 2.0
@@ -54,10 +43,21 @@ MAX_PATHS = 50_000
 InUse = Callable[[str], Collection[int]]
 
 
+def _started(work: Callable[[T], None], given: T) -> threading.Thread | None:
+    """Return a thread that works on what is given, or None if the system refuses it."""
+    thread = threading.Thread(target=work, args=[given], name=f"shadho{work.__name__}", daemon=True)
+    try:
+        start_thread(thread)
+    except NoThread as error:
+        log.warning("requests for logs and folders are not answered, and folders are not deleted: %s", error)
+        return None
+    return thread
+
+
 class AnswerServer:
     """Answers requests about the files below one folder of checkpoints. `beat` is for one thread."""
 
-    def __init__(self, requests: WorkerRequests, folder: Path, in_use: InUse, clock: Clock) -> None:
+    def __init__(self, requests: control.WorkerRequests, folder: Path, in_use: InUse, clock: Clock) -> None:
         self._requests, self._folder, self._in_use, self._clock = requests, folder, in_use, clock
         self._looked_at = clock.now()
         self._was_asked = self._has_warned = False
@@ -76,29 +76,25 @@ class AnswerServer:
         self._was_asked = bool(requests)
         if requests:
             # The caller's thread also renews the leases, so it must not wait for a disk.
-            self._answering = threading.Thread(target=self._answer, args=[requests], name="shadho-answers", daemon=True)
-            try:
-                start_thread(self._answering)
-            except NoThread as error:
-                log.warning("requests for logs and folders are not answered: %s", error)
+            self._answering = _started(self._answer, requests)
         if self._requests.forged and not self._has_warned:
             self._has_warned = True
             log.warning(
                 "requests for logs and folders are refused: they are unsigned, signed with another key, or malformed"
             )
 
-    def _taken(self) -> list[Asked[ReadDeed | Sweep]]:
+    def _taken(self) -> list[Asked[WorkerDeed]]:
         now_ms, requests = self._requests.take()
         # Nobody waits for the others any more.
         return [request for request in requests if request.expires >= now_ms]
 
-    def _answer(self, requests: Sequence[Asked[ReadDeed | Sweep]]) -> None:
+    def _answer(self, requests: Sequence[Asked[WorkerDeed]]) -> None:
         until = 0.0
         try:
             while requests or self._clock.now() < until:
                 for request in requests:
                     self._requests.answer(request, answered(self._folder, request.deed, self._in_use))
-                    if not isinstance(request.deed, ReadLog):
+                    if not isinstance(request.deed, control.ReadLog):
                         until = self._clock.now() + LINGER_SECONDS
                 if until:
                     self._clock.sleep(LINGER_LOOK_SECONDS)
@@ -107,49 +103,51 @@ class AnswerServer:
             log.warning("a request for a log or a folder could not be answered: %s", error)
 
 
-def answered(root: Path, deed: ReadDeed | Sweep, in_use: InUse) -> ReadAnswer | Swept:
+def answered(root: Path, deed: WorkerDeed, in_use: InUse) -> WorkerAnswer:
     """Return the answer about files below the folder of checkpoints `root`. Delete what a Sweep is sure about."""
     try:
         match deed:
-            case ReadLog():
+            case control.ReadLog():
                 text = read_log(log_path(root, deed.study, deed.number, deed.attempt), deed.after)
-                return LogAnswer() if text is None else LogAnswer(text=text[0][-MAX_SENT:], end=text[1])
-            case ListFolder():
+                return LogAnswer() if text is None else LogAnswer(text=text[0][-control.MAX_SENT :], end=text[1])
+            case control.ListFolder():
                 return _listed(below(root, deed.study, str(deed.number)), deed.after)
-            case ReadFile():
+            case control.ReadFile():
                 size = deed.size if deed.is_digest else min(deed.size, MAX_PIECE)
                 data = read_part(root, f"{deed.study}/{deed.number}", deed.path, deed.start, size)
-                return FileAnswer(data=digest(data) if deed.is_digest else data)
+                return control.FileAnswer(data=digest(data) if deed.is_digest else data)
             case Sweep():
                 return _swept(root, deed, in_use)
     except (OSError, UsageError) as error:
         log.warning("what a trial has left cannot be read: %s", error)
-    return FileAnswer(data=b"") if isinstance(deed, ReadFile) else LogAnswer()
+    return control.FileAnswer(data=b"") if isinstance(deed, control.ReadFile) else LogAnswer()
 
 
-def _listed(folder: Path, after: int) -> FolderAnswer:
-    files = sorted(files_in(folder), key=lambda file: file.path)
+def _listed(folder: Path, after: int) -> WorkerAnswer:
+    files, length = sorted(files_in(folder), key=lambda file: file.path), 0
     shown: list[LeftFile] = []
-    length = 0
-    for file in islice(files, after, None):
+    for file in files[after:]:
         length += len(file.path)
         if shown and length > MAX_PATHS:
             break
         shown.append(file)
-    return FolderAnswer(files=shown, count=len(files), size=sum(file.size for file in files))
+    return control.FolderAnswer(files=shown) if files else LogAnswer()
 
 
 def _swept(root: Path, deed: Sweep, in_use: InUse) -> Swept:
     """Delete the folders of a request if it is sure. Return which these are."""
-    folders = {study: unneeded_folders(root, study, trials, in_use(study)) for study, trials in deed.studies.items()}
-    found = {study: (len(each), sum(map(_size, each))) for study, each in folders.items()}
-    others = {study: _size(root / study) for study in _studies(root) if study not in deed.studies}
-    if deed.is_sure:
-        for folder in (folder for each in folders.values() for folder in each):
-            log.info("deleted, because shadho-celery clean was sure: %s", folder)
+    found, in_use_here = {}, []
+    for study, trials in deed.studies.items():
+        in_use_here += [study] if trials is None and in_use(study) else []
+        folders = unneeded_folders(root, study, trials, in_use(study))
+        found[study] = len(folders), sum(map(_size, folders))
+        for folder in folders if deed.is_sure else ():
+            log.info("deleted by shadho-celery clean: %s", folder)
             delete(root, folder)
-    in_use_here = [study for study, trials in deed.studies.items() if trials is None and in_use(study)]
-    return Swept(found=found, others={} if deed.is_sure else others, in_use=in_use_here)
+    others = () if deed.is_sure else _studies(root)
+    return Swept(
+        found=found, others={each: _size(root / each) for each in others if each not in found}, in_use=in_use_here
+    )
 
 
 def _studies(root: Path) -> Iterator[str]:
@@ -192,11 +190,7 @@ class Deletions:
         new = {study: trials for study, trials in found.items() if trials != self._done.get(study)}
         if new:
             # The caller's thread also renews the leases, so it must not wait for a disk.
-            self._deleting = threading.Thread(target=self._delete, args=[new], name="shadho-delete", daemon=True)
-            try:
-                start_thread(self._deleting)
-            except NoThread as error:
-                log.warning("folders of trials are not deleted: %s", error)
+            self._deleting = _started(self._delete, new)
 
     def _delete(self, unneeded: dict[str, bytes]) -> None:
         for study, trials in unneeded.items():

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import short
 from shadho_celery.core.columns import Merit, TrialFacts, merit
 from shadho_celery.core.failures import headline
-from shadho_celery.core.folders import folder_name
+from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord, unpack
 from shadho_celery.core.trial import Report, Trial, TrialState, turned, turned_first
 from shadho_celery.errors import ShadhoError, StoreError
@@ -156,7 +156,7 @@ class TrialResult(TrialFacts):
     @property
     def folder(self) -> str:
         """Path of the folder that it may have left, its `checkpoint_dir`, below the working directory of its worker."""
-        return folder_name(self._record.key, self.number, self.origin)
+        return f"{CHECKPOINTS}/{self._record.key}/{self.number if self.origin is None else self.origin}"
 
     @property
     def record(self) -> Trial:

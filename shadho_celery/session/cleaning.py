@@ -10,15 +10,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import listed
-from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, LOCK, STUDY_KEY, is_locked
+from shadho_celery.core.files import EMBEDDED, LOCK, STUDY_KEY, is_locked
 from shadho_celery.core.units import counted, size_text
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import ladder_of
-from shadho_celery.fleet.control import SWEEPS, Client, Sweep, Swept, of_worker
+from shadho_celery.fleet.control import TO_WORKERS, Client, Sweep, Swept, WorkerAnswer, of_worker
 from shadho_celery.fleet.redis import Redis
-from shadho_celery.fleet.registry import Worker
+from shadho_celery.fleet.registry import Worker, one_a_disk
 from shadho_celery.fleet.signing import Signer
-from shadho_celery.node.answers import answered
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.keeper import Keeper, may_be_promoted
@@ -75,36 +74,21 @@ def _unneeded(study: StudyResults, best: int) -> bytes:
 
 def ask_workers(
     client: Redis, signer: Signer, by: str, workers: Mapping[str, Worker], sweep: Sweep
-) -> dict[str, Swept | None]:
-    """Return the answers of workers, one for each disk, and None for each worker without an answer.
-
-    Raises redis-py's errors.
-    """
-    sender = Client(client, signer, SWEEPS)
+) -> dict[str, WorkerAnswer | None]:
+    """Return the answers of workers, one for each disk; None for those without an answer. Raises redis-py's errors."""
+    sender = Client(client, signer, TO_WORKERS)
     first = sender.request("", by, sweep)
-    requests = {name: replace(first, to=of_worker(name)) for name in workers}
+    requests = {name: replace(first, to=of_worker(name)) for name in one_a_disk(workers)}
     sent = [request for request in requests.values() if sender.send(request) is not None]
     answers = {request.to: answer for request, answer in sender.answers(sent, ANSWER_SECONDS)}
-    found: dict[str, Swept | None] = {}
-    disks = set[str]()
-    for name in sorted(workers, key=lambda name: of_worker(name) not in answers):
-        if (disk := workers[name].storage or name) not in disks:
-            disks.add(disk)
-            found[name] = answers.get(of_worker(name))
-    return found
+    return {name: answers.get(of_worker(name)) for name in requests}
 
 
-def sweep_here(sweep: Sweep) -> dict[str, Swept | None]:
-    """Carry out a request below this folder, whose embedded studies do not run."""
-    found = answered(CHECKPOINTS, sweep, lambda study: ())
-    return {"this folder": found if isinstance(found, Swept) else None}
-
-
-def lines(made: Plan, found: Mapping[str, Swept | None], *, is_sure: bool) -> Iterator[str]:
+def lines(made: Plan, found: Mapping[str, WorkerAnswer | None], *, is_sure: bool) -> Iterator[str]:
     """Yield lines about what workers have deleted, or would delete."""
     folders = size = 0
     for disk, swept in found.items():
-        if swept is None:
+        if not isinstance(swept, Swept):
             yield f"{disk} did not answer: see its log"
             continue
         for key, (count, of_them) in swept.found.items():

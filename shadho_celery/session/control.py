@@ -33,19 +33,21 @@ from shadho_celery.fleet.control import (
     CONTROL,
     GRACE_SECONDS,
     MAX_REQUESTS,
-    READS,
+    TO_WORKERS,
     VALID_SECONDS,
     Client,
-    ReadDeed,
+    LogAnswer,
     ReadLog,
     Request,
     Sweep,
+    WorkerDeed,
     of_worker,
 )
 from shadho_celery.fleet.drains import Drains
 from shadho_celery.fleet.redis import Redis, connect, refusals
-from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, place_of
+from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
+from shadho_celery.node.answers import answered
 from shadho_celery.runner.output import log_path, read_log, replica_logs
 from shadho_celery.scheduler.executors import HOST as IN_PROCESS
 from shadho_celery.session import cleaning
@@ -241,9 +243,9 @@ class Control:
                         del workers[name]
                 swept = cleaning.ask_workers(reach.client, reach.control, requester(), workers, sweep)
             else:
-                swept = cleaning.sweep_here(sweep)
-        is_empty = not any(count for each in swept.values() if each is not None for count, _ in each.found.values())
-        return Answer(is_done=is_sure or is_empty, text="\n".join(cleaning.lines(plan, swept, is_sure=is_sure)))
+                swept = {"this folder": answered(CHECKPOINTS, sweep, lambda study: ())}
+        *others, last = cleaning.lines(plan, swept, is_sure=is_sure)
+        return Answer(is_done=is_sure or last.startswith("nothing"), text="\n".join([*others, last]))
 
     def _ask(self, name: str, deed: OfStudy) -> Answer:
         """Send a request to the scheduler of a study, and wait for the answer. Raises ShadhoError without one."""
@@ -494,7 +496,7 @@ class TrialLogs:
         return replica_logs(CHECKPOINTS, study, number, attempt)
 
     def from_workers(
-        self, deed: ReadDeed, host: str | None, source: str | None, what: str, nothing: str
+        self, deed: WorkerDeed, host: str | None, source: str | None, what: str, nothing: str
     ) -> tuple[Any, str] | NoLog:
         """Return a worker's answer and the worker, or why no worker has `what` the `deed` asks for on a `host`.
 
@@ -511,16 +513,15 @@ class TrialLogs:
             strangers = refused + len(announced) - len(living)
             on_host = [name for name, worker in living.items() if worker.machine.host == host]
             # Any worker may have it, because a disk may be shared.
-            anywhere = {worker.storage or name: name for name, worker in living.items()}.values()
-            asked = [source] if source in living and source else on_host or [*anywhere]
-            sender = Client(client, self._signer, READS)
+            asked = [source] if source in living and source else on_host or one_a_disk(living)
+            sender = Client(client, self._signer, TO_WORKERS)
             first = sender.request("", requester(), deed)
             requests = {replace(first, to=of_worker(name)): name for name in asked}
             sent = [request for request in requests if sender.send(request) is not None]
             has_answered = False
             for request, answer in sender.answers(sent, self._seconds):
                 has_answered = True
-                if answer.is_there:
+                if answer != LogAnswer():
                     return answer, requests[request]
         if strangers and not has_answered:
             return NoLog(

@@ -15,7 +15,7 @@ from shadho_celery.core.files import CHECKPOINTS, PART, below, holds_files
 from shadho_celery.core.folders import MAX_DIGESTED, MAX_PIECE, LeftFile, digest
 from shadho_celery.core.units import size_text
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.fleet.control import ListFolder, ReadDeed, ReadFile
+from shadho_celery.fleet.control import ListFolder, LogAnswer, ReadFile, WorkerDeed
 from shadho_celery.node.answers import answered
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.session.control import NoLog, TrialLogs
@@ -33,36 +33,31 @@ class TrialFolder:
         self._number = trial.number if trial.origin is None else trial.origin
         self._is_here = holds_files(below(CHECKPOINTS, study, str(self._number)))
         self._source: str | None = None
-        #: number and bytes of its files
-        self.count = self.size = 0
         #: its files, in the order of their paths
         self.files: list[LeftFile] = []
-        while not self.files or len(self.files) < self.count:
-            found = self._ask(ListFolder(study=study, number=self._number, after=len(self.files)))
-            self.count, self.size = found.count, found.size
-            self.files += found.files
-            if self.count > MAX_FILES:
-                raise UsageError(
-                    f"the folder of trial {trial.number} has more than {MAX_FILES:,} files; copy it by hand"
-                )
-            if not found.files:
-                break
+        while more := self._ask(ListFolder(study=study, number=self._number, after=len(self.files))).files:
+            self.files += more
+            if len(self.files) > MAX_FILES:
+                raise UsageError(f"the folder of trial {trial.number} has over {MAX_FILES:,} files; copy it by hand")
+        #: bytes of all of them
+        self.size = sum(file.size for file in self.files)
 
-    def _ask(self, deed: ReadDeed) -> Any:
+    def _ask(self, deed: WorkerDeed) -> Any:
         """Return the answer to a request about the folder."""
-        trial, nothing = self._trial, f"trial {self._trial.number} has left no files, or they were deleted"
+        host, number = self._trial.host, self._trial.number
+        found: Any = None
+        nothing = f"trial {number} has left no files, or they were deleted"
         if self._is_here:
-            return answered(CHECKPOINTS, deed, lambda study: ())
-        if not self._workers.is_fleet:
-            where = f"its worker on {trial.host} ran in another folder: run this command there, or give --redis"
+            found = answered(CHECKPOINTS, deed, lambda study: ())
+        elif self._workers.is_fleet:
+            found = self._workers.from_workers(deed, host, self._source, f"the folder of trial {number}", nothing)
+            if isinstance(found, NoLog):
+                raise ServiceError(found.reason)
+            found, self._source = found
+        if found is None or isinstance(found, LogAnswer):
+            where = f"its worker on {host} ran in another folder: run this command there, or give --redis"
             raise ServiceError(f"{nothing}, or {where}")
-        found = self._workers.from_workers(
-            deed, trial.host, self._source, f"the folder of trial {trial.number}", nothing
-        )
-        if isinstance(found, NoLog):
-            raise ServiceError(found.reason)
-        answer, self._source = found
-        return answer
+        return found
 
     def copy(self, file: LeftFile, target: Path, update: Callable[[int], object]) -> None:
         """Copy a file to `target`, which must not exist, and compare digests. `update` gets the bytes of each piece.
