@@ -138,7 +138,7 @@ class Unneeded(Struct, frozen=True, kw_only=True):
 _UNNEEDED = Sealed[Unneeded](Unneeded, MAX_SEALED)
 
 
-def unneeded(client: Redis, studies: Sequence[str], signer: Signer) -> dict[str, bytes]:
+def unneeded(client: Redis, signer: Signer, studies: Sequence[str]) -> dict[str, bytes]:
     """Return by study the trials whose folders workers may delete. Studies that keep all folders are left out."""
     names = [key for study in studies for key in keys(study, "unneeded")]
     found = zip(studies, names, client.mget(names), strict=True)

@@ -21,6 +21,7 @@ from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import control
 from shadho_celery.fleet.control import Asked, LogAnswer, Sweep, Swept, WorkerAnswer, WorkerDeed
+from shadho_celery.node.leases import Leases
 from shadho_celery.runner.output import log_path, read_log
 
 log = logging.getLogger(__name__)
@@ -161,31 +162,31 @@ def _size(folder: Path) -> int:
 
 
 class Deletions:
-    """Deletes the folders that studies do not need. `beat` is for one thread, `note` for any thread."""
+    """Deletes the folders that studies do not need. `beat` is for one thread."""
 
-    def __init__(self, read: Callable[[Sequence[str]], dict[str, bytes]], folder: Path, in_use: InUse, clock: Clock):
+    def __init__(
+        self, read: Callable[[Sequence[str]], dict[str, bytes]], folder: Path, leases: Leases, clock: Clock
+    ) -> None:
         """`read` returns by study the trials whose folders are not needed."""
-        self._read, self._folder, self._in_use, self._clock = read, folder, in_use, clock
+        self._read, self._folder, self._leases, self._clock = read, folder, leases, clock
         self._looked_at = clock.now()
         #: by study of which trials have run here: the trials whose folders were deleted
         self._done: dict[str, bytes] = {}
         self._deleting: threading.Thread | None = None
 
-    def note(self, study: str) -> None:
-        """Record that a trial of this study runs here."""
-        self._done.setdefault(study, b"")
-
     def beat(self) -> None:
         """Delete folders in another thread. Call this about every second. Raises redis-py's errors."""
         now = self._clock.now()
         is_busy = self._deleting is not None and self._deleting.is_alive()
-        if is_busy or not self._done or now - self._looked_at < DELETE_SECONDS:
+        if is_busy or not (self._done or self._leases.ran) or now - self._looked_at < DELETE_SECONDS:
             return
         self._looked_at = now
+        while self._leases.ran:
+            self._done.setdefault(self._leases.ran.pop(), b"")
         studies = [*self._done]
         found = self._read(studies)
         for study in studies:
-            if study not in found and not self._in_use(study):
+            if study not in found and not self._leases.in_use(study):
                 self._done.pop(study)
         new = {study: trials for study, trials in found.items() if trials != self._done.get(study)}
         if new:
@@ -196,7 +197,7 @@ class Deletions:
         for study, trials in unneeded.items():
             try:
                 # A copy of a trial that has ended may still run here, and uses its folder.
-                for folder in unneeded_folders(self._folder, study, trials, kept := self._in_use(study)):
+                for folder in unneeded_folders(self._folder, study, trials, kept := self._leases.in_use(study)):
                     delete(self._folder, folder)
                 if not kept:
                     self._done[study] = trials

@@ -53,6 +53,8 @@ class Leases:
         self._channel = channel
         self._seats = seats
         self._live: list[Lease] = []
+        #: keys of studies of which trials have run here; the reader removes them
+        self.ran = set[str]()
         self._lock = threading.Lock()
         self._is_closed = False
         #: set once the worker is preempted
@@ -94,6 +96,7 @@ class Leases:
         """Renew a lease for the duration of a `with` block."""
         with self._lock:
             self._live.append(lease)
+            self.ran.add(lease.study)
             lease.stopped = GIVEN_BACK if self._is_closed else ""
         try:
             yield

@@ -125,9 +125,10 @@ class Slots:
         )
         self._claims = Claims(channel, self.heartbeat.tally.redis, self._clock, self._closing)
         self._lines = TrialLines()
-        on_disk = checkpoints, self.leases.in_use, self._clock
-        self._answers = AnswerServer(WorkerRequests(client, self.name, signer, control), *on_disk)
-        self._deletions = Deletions(lambda studies: unneeded(client, studies, signer), *on_disk)
+        requests = WorkerRequests(client, self.name, signer, control)
+        self._answers = AnswerServer(requests, checkpoints, self.leases.in_use, self._clock)
+        let_go = partial(unneeded, client, signer)
+        self._deletions = Deletions(let_go, checkpoints, self.leases, self._clock)
         self.beat = Beat(self._look, self._beat_once, self._claims.note, self._closing)
         #: slots whose last trial was quick and succeeded, and the current bundle by slot
         self._quick: set[int] = set()
@@ -454,7 +455,6 @@ class Slots:
 
         self.too_long.clear()
         with self.leases.holding(lease):
-            self._deletions.note(payload.study)
             outcome = runner.run(self._order(slot, payload, attempt), on_report, on_gang)
         self.ran_at = self._clock.now()
         if unsent:

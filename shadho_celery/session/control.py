@@ -230,13 +230,14 @@ class Control:
         of studies in the store, by default all of them, or keys of studies that are not in the store.
         """
         with reaches(self._redis) as found, refusals():
-            running = {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
+            living = [Registry(reach.client, Worker, reach.signer).living() for reach in found]
+            running = {key for each in living for worker in each.values() for key in worker.studies}
+            running |= {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
             with closing(SqlStore(self._store, read_only=True)) as store:
                 plan = cleaning.plan(store, studies, running)
             sweep = Sweep(studies=plan.trials, is_sure=is_sure)
             if self._redis or urls.is_fleet({}):
-                [reach] = found
-                workers = Registry(reach.client, Worker, reach.signer).living()
+                [reach], [workers] = found, living
                 for name, worker in [*workers.items()]:
                     if (reason := why_not(f"worker {name}", worker.control, reach.control)) is not None:
                         plan.notes.append(reason)

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -265,9 +266,8 @@ def test_a_worker_that_refuses_control_deletes_nothing(client: Any, folder: Path
 def test_what_a_scheduler_lets_go_is_deleted_once_no_trial_uses_it(client: Any, folder: Path) -> None:
     """Also what an unsigned record says is not; without a record the study keeps everything."""
     clock, in_use = ManualClock(), {3}
-    deletions = Deletions(
-        lambda studies: unneeded(client, studies, SIGNER), folder.parents[1], lambda study: in_use, clock
-    )
+    leases: Any = SimpleNamespace(ran={STUDY}, in_use=lambda study: in_use)
+    deletions = Deletions(partial(unneeded, client, SIGNER), folder.parents[1], leases, clock)
 
     def beat() -> None:
         clock.sleep(answers.DELETE_SECONDS)
@@ -276,7 +276,6 @@ def test_what_a_scheduler_lets_go_is_deleted_once_no_trial_uses_it(client: Any, 
             deletions._deleting.join()
 
     (folder.parent / "4").mkdir()
-    deletions.note(STUDY)
     SchedulerChannel(client, STUDY, UNSIGNED).forget_folders(b"\xff")
     beat()
     assert (folder.parent / "4").is_dir()
