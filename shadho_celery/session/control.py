@@ -47,7 +47,7 @@ from shadho_celery.fleet.drains import Drains
 from shadho_celery.fleet.redis import Redis, connect, refusals
 from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
-from shadho_celery.node.answers import answered
+from shadho_celery.node.logs import answered
 from shadho_celery.runner.output import log_path, read_log, replica_logs
 from shadho_celery.scheduler.executors import HOST as IN_PROCESS
 from shadho_celery.session import cleaning

@@ -16,7 +16,7 @@ from shadho_celery.core.folders import MAX_DIGESTED, MAX_PIECE, LeftFile, digest
 from shadho_celery.core.units import size_text
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet.control import ListFolder, LogAnswer, ReadFile, WorkerDeed
-from shadho_celery.node.answers import answered
+from shadho_celery.node.logs import answered
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.session.control import NoLog, TrialLogs
 

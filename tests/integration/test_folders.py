@@ -33,8 +33,8 @@ from shadho_celery.fleet.control import (
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.fleet.signing import UNSIGNED, Signer
-from shadho_celery.node import answers
-from shadho_celery.node.answers import AnswerServer, Deletions
+from shadho_celery.node import logs
+from shadho_celery.node.logs import AnswerServer, Deletions
 from shadho_celery.session import fetching
 from shadho_celery.session.control import TrialLogs
 from shadho_celery.session.fetching import TrialFolder, fetch
@@ -172,7 +172,7 @@ def test_a_worker_reads_nothing_outside_of_its_folder(folder: Path) -> None:
     (folder / "out").symlink_to(folder.parents[2])
     for path in (b"../../../here", b"/etc/passwd", b"out/there/secret", b"out", b".", b"nothing", b"a\0"):
         deed = ReadFile(study=STUDY, number=3, path=path, start=0, size=10)
-        assert answers.answered(folder.parents[1], deed, lambda study: ()) == FileAnswer(data=b"")
+        assert logs.answered(folder.parents[1], deed, lambda study: ()) == FileAnswer(data=b"")
 
 
 @pytest.mark.parametrize("size", [10, 10 * 2**40])
@@ -214,7 +214,7 @@ def test_a_folder_is_refused_if_there_is_none_or_the_copy_would_replace_somethin
 
 
 def test_a_long_list_of_files_comes_in_parts(client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_PATHS", 10)
+    monkeypatch.setattr(logs, "MAX_PATHS", 10)
     for number in range(30):
         (folder / f"{number:04}").touch()
     with worker(client, folder):
@@ -270,7 +270,7 @@ def test_what_a_scheduler_lets_go_is_deleted_once_no_trial_uses_it(client: Any, 
     deletions = Deletions(partial(unneeded, client, SIGNER), folder.parents[1], leases, clock)
 
     def beat() -> None:
-        clock.sleep(answers.DELETE_SECONDS)
+        clock.sleep(logs.DELETE_SECONDS)
         deletions.beat()
         if deletions._deleting is not None:
             deletions._deleting.join()

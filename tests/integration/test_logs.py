@@ -26,7 +26,7 @@ from shadho_celery.fleet.control import (
 )
 from shadho_celery.fleet.redis import connect, run
 from shadho_celery.fleet.signing import UNSIGNED, Signer
-from shadho_celery.node.answers import LOOK_SECONDS, AnswerServer
+from shadho_celery.node.logs import LOOK_SECONDS, AnswerServer
 from shadho_celery.runner.output import log_path
 
 SIGNER = Signer(b"a key of sixteen bytes")
