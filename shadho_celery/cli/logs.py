@@ -15,6 +15,7 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
+from shadho_celery.core.checks import printable
 from shadho_celery.core.units import counted, size_text
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
@@ -156,7 +157,8 @@ def fetch(name: str, number: int | None, output: Path, store: str, **connection:
         trial = study.best if number is None else study.trial(number)
         folder = fetching.TrialFolder(workers, study.key, trial)
         what = f"{counted(len(folder.files), 'file')}, {size_text(folder.size)}"
-        say(f"trial {trial.number} of study {study.name}: {what}", err=True)
-        with click.progressbar(length=folder.size, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        label = printable(f"trial {trial.number} of study {study.name}: {what}")
+        # Without a terminal, only the label is printed.
+        with click.progressbar(length=folder.size, label=label, file=sys.stderr) as bar:
             fetching.fetch(folder, output, bar.update)
     say(f"copied to {output}", err=True)

@@ -40,7 +40,7 @@ _Name = Annotated[str, Meta(min_length=1)]
 MAX_POOL = 1000
 
 #: maximum number of best trials whose folders the setting `keep` keeps
-MAX_KEPT = 100_000
+MAX_KEPT = 10_000
 
 #: limit on the trials of a study that is given no limit
 DEFAULT_TRIALS = 100

@@ -44,7 +44,7 @@ KEPT_SECONDS = 120
 
 #: seconds after the end of a request's validity for which its answer is waited for, because the scheduler may have read
 #: it just before; and seconds between two checks
-GRACE_SECONDS, LOOK_SECONDS = 5.0, 0.05
+GRACE_SECONDS, LOOK_SECONDS = 5.0, 0.02
 
 
 class Asked(Struct, Generic[D], frozen=True, kw_only=True):
