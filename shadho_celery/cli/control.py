@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.core.checks import is_shallow, one_line, short
 from shadho_celery.core.files import MAX_NESTED, read_text
-from shadho_celery.core.records import Answer, Deed, name_of
+from shadho_celery.core.records import Answer, Clean, Deed, name_of
 from shadho_celery.core.settings import KEPT
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
@@ -79,6 +79,8 @@ _PARAMETERS: Mapping[str, Callable[..., Any]] = {
     "points": lambda made: click.argument("words", metavar="[FILE]", nargs=-1)(_failed_option(made)),
     "settings": partial(shared_options.study_options, is_change=True),
     "worker": click.argument("worker", metavar="WORKER"),
+    "studies": click.argument("studies", metavar="[STUDY]...", nargs=-1),
+    "is_sure": click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask."),
 }
 
 
@@ -100,7 +102,8 @@ def command(kind: type[Deed]) -> click.Command:
 
     made: Callable[..., None] = run
     parts = [_PARAMETERS[each] for each in kind.__struct_fields__]
-    parts = [shared_options.study_argument, *parts, shared_options.store_option] if kind.scope != "worker" else parts
+    parts = [shared_options.study_argument, *parts] if kind.scope not in {"worker", "fleet"} else parts
+    parts = [*parts, shared_options.store_option] if kind.scope != "worker" else parts
     for add in (*reversed(parts), shared_options.fleet_options, shared_options.json_option):
         made = add(made)
     on_fleet = f"{urls.REDIS}=redis://127.0.0.1/0 shadho-celery {kind.examples[0].partition('  ')[0]}"
@@ -136,4 +139,10 @@ def _asked(deed: Any, given: Mapping[str, Any]) -> Answer:
     # Imported here, so that `--help` stays fast.
     from shadho_celery.session.control import Control
 
-    return Control(store=given.get("store", DEFAULT_STORE)).act(deed, given.get("name", ""))
+    control = Control(store=given.get("store", DEFAULT_STORE))
+    answer = control.act(deed, given.get("name", ""))
+    if isinstance(deed, Clean) and not (answer.is_done or given["as_json"]):
+        say(answer.text)
+        shared_options.confirm(deed.question)
+        answer = control.act(replace(deed, is_sure=True))
+    return answer

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "trial": ("shadho_celery.cli.results", "trial", "Show all that is known of one trial."),
     "logs": ("shadho_celery.cli.logs", "logs", "Print the output of a trial."),
     "again": ("shadho_celery.cli.again", "again", "Run a trial's values again, here, without a record."),
+    "fetch": ("shadho_celery.cli.logs", "fetch", "Copy what a trial has left in its checkpoint_dir."),
     "best": ("shadho_celery.cli.results", "best", "Print the best values."),
     "export": ("shadho_celery.cli.results", "export", "Write a study's trials as csv, json or parquet."),
     "report": ("shadho_celery.cli.results", "report", "Write a study's report with charts as one HTML file."),

@@ -1,19 +1,22 @@
-"""Command that prints the output of a trial: `logs`."""
+"""Commands about what a trial has left: `logs` prints its output, `fetch` copies its folder."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.core.units import counted
+from shadho_celery.core.checks import printable
+from shadho_celery.core.units import counted, size_text
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
 
@@ -120,3 +123,43 @@ def _explain(trial: TrialResult, why: NoLog | None) -> None:
         raise ServiceError(reason)
     else:
         say(reason, err=True)
+
+
+@shared_options.command(
+    "fetch svm -o best",
+    "fetch svm 3 -o trial3",
+    f"{urls.REDIS}=redis://127.0.0.1/0 shadho-celery fetch svm -o best     # from the fleet's workers",
+)
+@shared_options.study_argument
+@click.argument("number", metavar="[TRIAL]", required=False, type=click.IntRange(min=0))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="New or empty folder for the copy.",
+)
+@shared_options.store_option
+@shared_options.fleet_options
+def fetch(name: str, number: int | None, output: Path, store: str, **connection: str | None) -> None:
+    """Copy what trial number TRIAL, by default the best one, has left in its checkpoint_dir to DIR.
+
+    The files are read from this folder, otherwise from a worker of the named fleet. Links are left out. DIR appears
+    once all files are there and their digests are those of the trial's files.
+    """
+    named = shared_options.environment(**connection)
+    os.environ.update(named)
+    # Imported late, because `--help` needs none of it.
+    from shadho_celery.session import fetching
+    from shadho_celery.session.control import TrialLogs
+
+    with shared_options.opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet(named))) as workers:
+        trial = study.best if number is None else study.trial(number)
+        folder = fetching.TrialFolder(workers, study.key, trial)
+        what = f"{counted(len(folder.files), 'file')}, {size_text(folder.size)}"
+        label = printable(f"trial {trial.number} of study {study.name}: {what}")
+        # Without a terminal, only the label is printed.
+        with click.progressbar(length=folder.size, label=label, file=sys.stderr) as bar:
+            fetching.fetch(folder, output, bar.update)
+    say(f"copied to {output}", err=True)

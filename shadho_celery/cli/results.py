@@ -22,8 +22,8 @@ import click
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import moment, print_json
-from shadho_celery.core.checks import printable, unbroken
-from shadho_celery.core.files import replacing
+from shadho_celery.core.checks import unbroken
+from shadho_celery.core.files import EMBEDDED, replacing
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, TrialState, in_words
 from shadho_celery.core.units import counted
@@ -218,7 +218,15 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
                 {"attempt": each.attempt, "step": each.step, "loss": each.loss, "at": each.at} for each in found.reports
             ]
             history = [attempt_json(each) for each in study.records.of_trial(number)]
-            print_json({"study": study.name, **trial_json(found), "history": history, "reports": reports})
+            print_json(
+                {
+                    "study": study.name,
+                    **trial_json(found),
+                    "folder": found.folder,
+                    "history": history,
+                    "reports": reports,
+                }
+            )
             return
         for line in _description(study, found):
             say(line)
@@ -240,7 +248,7 @@ def best(name: str, store: str, as_json: bool) -> None:
             from shadho_celery.results.schema import trial_json
 
             whole = {"front": [*map(trial_json, front)]} if front else {}
-            print_json({"study": study.name, **trial_json(found), **whole})
+            print_json({"study": study.name, **trial_json(found), "folder": found.folder, **whole})
             return
         if front:
             _print(_trials_table(front, with_errors=False))
@@ -255,6 +263,7 @@ def best(name: str, store: str, as_json: bool) -> None:
             *_listed("values", found.values),
             *_listed("constraints", found.constraints),
             *_listed("metrics", found.metrics),
+            *_folder(study, found),
         ]:
             say(line)
 
@@ -312,6 +321,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield f"seed: {found.seed}"
     if found.host:
         yield f"ran on: {found.host}, class {found.compute_class}"
+    yield from _folder(study, found)
     yield from _attempts(study, found)
     yield f"asked: {moment(found.asked_at)}  started: {moment(found.started_at)}  ended: {moment(found.finished_at)}"
     if found.seconds is not None:
@@ -333,6 +343,16 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if found.log:
         yield f"last lines of its output (more by: shadho-celery logs {study.name} {found.number}):"
         yield found.log
+
+
+def _folder(study: StudyResults, found: TrialResult) -> Iterator[str]:
+    """Yield a line on the folder that a trial has left. On a fleet, it is not known whether there is one."""
+    from shadho_celery.scheduler.executors import HOST as IN_PROCESS
+
+    if Path(found.folder).is_dir():
+        yield f"folder: {found.folder}"
+    elif found.host not in {None, IN_PROCESS} and not (EMBEDDED / study.key).is_dir():
+        yield f"folder: {found.folder} below the working directory of its worker on {found.host}, if it has left files"
 
 
 def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
@@ -570,12 +590,8 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
         if yes and study.name != name:
             raise UsageError(f"--yes needs the full name: {study.name}")
         question = f"Delete study {study.name} with its {counted(study.count(), 'trial')} from {study.store}?"
-        try:
-            if not yes and not click.confirm(printable(question), err=True):
-                say("nothing was deleted", err=True)
-                raise SystemExit(1)
-        except click.Abort:
-            raise UsageError("no answer, so nothing was deleted; give --yes if nobody can answer") from None
+        if not yes:
+            shared_options.confirm(question)
         deleted = study.delete()
     say(f"deleted: study {deleted.name} with {counted(deleted.trials, 'trial')}")
     for folder in deleted.folders:
@@ -585,7 +601,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
     if deleted.hosts:
         say(
             f"not deleted: {deleted.folder_there} below the working directory of its workers, on "
-            f"{', '.join(deleted.hosts)}"
+            f"{', '.join(deleted.hosts)}; while they run, shadho-celery clean {deleted.key} deletes it"
         )
     if urls.is_fleet(named):
         os.environ.update(named)

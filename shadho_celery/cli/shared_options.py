@@ -346,6 +346,17 @@ def file_of(study: StudyResults) -> str:
     return module
 
 
+def confirm(question: str) -> None:
+    """Ask whether something should be deleted. End the command if not. Raises UsageError if nobody answers."""
+    try:
+        if click.confirm(printable(question), err=True):
+            return
+    except click.Abort:
+        raise UsageError("no answer, so nothing was deleted; give --yes if nobody can answer") from None
+    say("nothing was deleted", err=True)
+    raise SystemExit(1)
+
+
 def print_json(found: Mapping[str, Any]) -> None:
     """Print one JSON object in one line."""
     from shadho_celery.results.schema import plain_json

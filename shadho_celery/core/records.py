@@ -256,7 +256,7 @@ class Deed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", 
     question: ClassVar[str]
     #: text of the button, if it is not the name of the action
     button: ClassVar[str] = ""
-    #: object of the action: study, trial or worker
+    #: object of the action: a study, a trial, a worker, or the whole fleet
     scope: ClassVar[str] = "study"
     #: True if the button is shown only for a paused study or a drained worker; False if only for others; None for all
     while_held: ClassVar[bool | None] = None
@@ -376,6 +376,28 @@ class Undrain(Deed, frozen=True):
     worker: Annotated[str, Meta(min_length=1, max_length=500)]
 
 
+class Clean(Deed, frozen=True):
+    """Let the live workers delete folders of checkpoints that no study needs.
+
+    These are the folders that STUDY["keep"] does not keep, of each STUDY, or of all studies of the store. Running
+    studies are left out: their schedulers do this. A STUDY that is not in the store is named by its key, and all of its
+    folders are deleted. Without --yes, sizes are shown first, and a question is asked. If no fleet is named, the
+    folders are those of this folder.
+    """
+
+    line = "Delete folders of checkpoints that no study needs."
+    examples = (
+        "clean                          # of all studies of the store",
+        "clean svm-3f2a --yes",
+        "clean 0123456789abcdef         # all folders of a study that was deleted, by its key",
+    )
+    question = "Delete these folders?"
+    scope = "fleet"
+
+    studies: list[Annotated[str, Meta(min_length=1, max_length=500)]]
+    is_sure: bool = False
+
+
 OfStudy = Stop | Pause | Unpause | Cancel | Enqueue | Set
 OfWorker = Drain | Undrain
 
@@ -385,8 +407,8 @@ def name_of(deed: Deed | type[Deed]) -> str:
     return str(deed.__struct_config__.tag)
 
 
-#: by name: all actions, in the order of the list of commands
-ACTIONS: Mapping[str, type[Deed]] = {name_of(each): each for each in get_args(OfStudy) + get_args(OfWorker)}
+#: all actions by name, in the order of the list of commands
+ACTIONS: Mapping[str, type[Deed]] = {name_of(each): each for each in (*get_args(OfStudy), *get_args(OfWorker), Clean)}
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -45,6 +45,9 @@ OF_COMMANDS = ("arg", "loss", "inputs", "outputs")
 #: maximum of the setting `pool`, the number of trials that are drawn ahead
 MAX_POOL = 1000
 
+#: maximum number of best trials whose folders the setting `keep` keeps
+MAX_KEPT = 10_000
+
 #: limit on the trials of a study for which no limit is given
 DEFAULT_TRIALS = 100
 
@@ -255,6 +258,12 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             in_python=True,
         ),
     ] = None
+    keep: Annotated[
+        Annotated[Mapping[Literal["best"], Annotated[int, Meta(ge=1, le=MAX_KEPT)]], Meta(min_length=1)] | None,
+        _about(
+            'checkpoint folders that are kept: {"best": 3} for those of the three best trials, a whole number from 1'
+        ),
+    ] = None
     speculate: Annotated[
         bool,
         _about(
@@ -397,7 +406,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
         own |= {} if self.trials is None else {"trials": self.trials}
         own |= {} if self.command is None else {"command": [*self.command]}
-        own |= {name: dict(given) for name in BUDGETS if (given := getattr(self, name))}
+        own |= {name: dict(given) for name in (*BUDGETS, "keep") if (given := getattr(self, name))}
         return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own
 
     @property
@@ -520,8 +529,9 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
             'this study was begun with a sampler of its own: pass that function again, as STUDY["sampler"] in a study '
             "file, or give the name of one (sampler)"
         )
-    # The limit on trials applies only to its own run, and is recorded only to be shown.
-    return {name: value for name, value in in_force.items() if value is not None and name != "trials"}
+    # The limit on trials applies only to its own run, and is recorded only to be shown. A study that no longer says
+    # `keep` keeps all of its folders.
+    return {name: value for name, value in in_force.items() if value is not None and name not in ("trials", "keep")}
 
 
 def other_sampler(before: Any, now: Any, trials: int) -> str | None:

@@ -60,6 +60,12 @@ def cost_of(price: float, since: float, until: float) -> float:
     return price * max(0.0, until - since) / 3600
 
 
+def size_text(size: float) -> str:
+    """Return a number of bytes in the largest unit of which there is at least one, such as "3.4 GB" or "12 kB"."""
+    place = next((place for place in (4, 3, 2, 1) if size >= 1000**place), 0)
+    return f"{size / 1000**place:.3g} {['bytes', 'kB', 'MB', 'GB', 'TB'][place]}"
+
+
 def counted(number: int, one: str, several: str = "") -> str:
     """Return a number with a noun, such as "1 trial" or "1,200 trials". By default, the plural has an s."""
     return f"{number:,} {one if number == 1 else several or one + 's'}"

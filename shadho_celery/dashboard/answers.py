@@ -406,6 +406,7 @@ def trial(cached: CachedStudy, number: int) -> Json:
     reports = found.reports
     return {
         "trial": plain_json(trial_json(found)),
+        "folder": found.folder,
         "attempts": plain_json([{name: value for name, value in row.items() if name != "placed"} for row in rows]),
         "machine": None if at is None else plain_json({name: column[at] for name, column in machines.items()}),
         "reports": [{"attempt": r.attempt, "step": r.step, "loss": plain_json(r.loss), "at": r.at} for r in reports],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 from shadho_celery.core.columns import feasible_loss
@@ -55,6 +55,11 @@ class Rung:
         worst = self._all[min(count, len(self._all)) - 1]
         end = min(bisect_right(self._stayed, worst), MOST_OFFERED)
         return [origin for loss, origin in self._stayed[:end] if loss < math.inf]
+
+    @property
+    def promotable(self) -> list[int]:
+        """Origins that are not promoted and have not failed: each is among the best once enough others are worse."""
+        return [origin for loss, origin in self._stayed if loss < math.inf]
 
     def promote(self, origin: int, number: int) -> None:
         """Record that an origin was promoted to the next rung, as the trial with this number."""
@@ -132,6 +137,10 @@ class Asha(Rounds):
 
     def end_draws(self) -> None:
         self._is_finite = True
+
+    @property
+    def promotable(self) -> Collection[int]:
+        return {origin for rung in self._rungs[:-1] for origin in rung.promotable}
 
 
 #: the first PILOTS new trials go through all rungs, and one in PROBE later ones

@@ -8,7 +8,7 @@ budgets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -136,6 +136,15 @@ class Bracket:
         self._advance()
         return True
 
+    @property
+    def promotable(self) -> set[int]:
+        """Origins that its current rung, or a higher one, may continue."""
+        rung = self._rungs[self._place]
+        is_top = rung is self._rungs[-1]
+        return {*(rung.chosen or ()), *rung.origins.values()} - {
+            origin for loss, origin in rung.losses if is_top or loss == math.inf
+        }
+
     def end_draws(self) -> None:
         """Take no more new draws, and continue with the trials that exist."""
         self._rungs[0].is_closed = True
@@ -222,6 +231,10 @@ class Brackets(Rounds):
             del self._home[trial.number]
             self._drawn += trial.origin is None
         self._end_brackets()
+
+    @property
+    def promotable(self) -> Collection[int]:
+        return {origin for bracket in self._active for origin in bracket.promotable}
 
     def end_draws(self) -> None:
         for bracket in self._active:

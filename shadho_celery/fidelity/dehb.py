@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +175,16 @@ class Dehb(Rounds):
             population.vectors[job.target] = job.vector
             population.origins[job.target] = trial.number if job.origin is None else job.origin
         self._advance(bracket, place)
+
+    @property
+    def promotable(self) -> Collection[int]:
+        found = {origin for each in self._brackets for chosen in each.chosen.values() for _, origin in chosen}
+        found |= {job.origin for each in self._brackets for job in each.again if job.origin is not None}
+        # Only the brackets of the first cycle promote individuals.
+        if min([self._begun, *(each.place for each in self._brackets)]) < len(self._sizes):
+            for lower, upper in pairwise(self._populations):
+                found |= {*lower.origins} - upper.promoted
+        return found - {-1}
 
     def _advance(self, bracket: _Bracket, place: int) -> None:
         """If a rung is complete, choose the trials that are promoted from it. End the bracket after its last rung."""

@@ -7,7 +7,7 @@ of a resumed study into the state that they had.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -73,6 +73,11 @@ class Rounds:
 
     def end_draws(self) -> None:
         """Offer no more new draws, because all points of a finite search have been sent."""
+
+    @property
+    def promotable(self) -> Collection[int]:
+        """Origins that may be promoted now or later, whose folders are needed. Those of unfinished trials may lack."""
+        return ()
 
 
 _ENDLESS = (Wanted(left=math.inf),)

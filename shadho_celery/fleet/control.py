@@ -8,7 +8,8 @@ Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worke
 A request expires at a time of the Redis server's clock, so the clocks of the hosts do not matter. Requests and answers
 are signed if there is a signing key, and a signature is valid for one Redis key only. A request to a study contains the
 fence of the scheduler that it is for, and is carried out at most once: a copy of the request gets the first answer.
-Requests to a worker ask for the log of a trial. They may be carried out repeatedly.
+Requests to a worker may be carried out repeatedly. They ask for the log or the folder of a trial, or, signed like those
+to a scheduler, for the deletion of folders.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import redis
 from msgspec import Meta, Struct
 
+from shadho_celery.core.folders import MAX_DIGESTED, MAX_PATH, LeftFile
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Answer, OfStudy
 from shadho_celery.core.system import SystemClock
-from shadho_celery.core.trial import Int64, Name, Number, Place
+from shadho_celery.core.trial import Bytes, Int64, Name, Number, Place
 from shadho_celery.fleet.redis import Redis, is_spoilt, keys, run, server_time
 from shadho_celery.fleet.signing import Sealed, Signer
 
@@ -42,7 +44,7 @@ KEPT_SECONDS = 120
 
 #: seconds for which a sender still waits for the answer after its request has expired, because the scheduler may have
 #: read it just before; and seconds between two checks for the answer
-GRACE_SECONDS, LOOK_SECONDS = 5.0, 0.05
+GRACE_SECONDS, LOOK_SECONDS = 5.0, 0.02
 
 
 class Asked(Struct, Generic[D], frozen=True, kw_only=True):
@@ -71,6 +73,8 @@ class Kind(Generic[D, A]):
     answers: Sealed[A]
     #: seconds for which an inbox is kept after its last request, and an answer after it was given
     kept_seconds: int
+    #: True if an answer is removed once it was read, because it is large
+    is_removed: bool = False
 
 
 CONTROL = Kind(
@@ -89,6 +93,10 @@ class Requests(Generic[D, A]):
         #: number of requests that were unsigned or malformed
         self.forged = 0
 
+    def _read(self, text: str) -> Asked[D] | None:
+        """Return the request in a text, or None if it is unsigned or malformed."""
+        return self._kind.requests.read(self.key, text, self._signer)
+
     def take(self, most: int = MAX_REQUESTS) -> tuple[int, list[Asked[D]]]:
         """Remove the first requests from Redis. Return the server's time in ms, and the requests with our signature.
 
@@ -102,7 +110,7 @@ class Requests(Generic[D, A]):
                 raise
             self.forged += self._client.delete(self.key)
             return 0, []
-        found = [self._kind.requests.read(self.key, text, self._signer) for text in texts]
+        found = [*map(self._read, texts)]
         good = [each for each in found if each is not None and each.to == self._to]
         self.forged += len(found) - len(good)
         return now, good
@@ -110,7 +118,10 @@ class Requests(Generic[D, A]):
     def answer(self, request: Asked[D], answer: A) -> None:
         """Answer a request. Raises redis-py's errors."""
         key = _answer_key(request)
-        self._client.set(key, self._signer.seal(key, answer), ex=self._kind.kept_seconds)
+        self._client.set(key, self._signer_of(answer).seal(key, answer), ex=self._kind.kept_seconds)
+
+    def _signer_of(self, answer: A) -> Signer:
+        return self._signer
 
 
 class Inbox(Requests[OfStudy, Answer]):
@@ -192,6 +203,8 @@ class Client(Generic[D, A]):
             for key, text in zip([*waiting], self._client.mget([*waiting]), strict=True):
                 answer = None if text is None else self._kind.answers.read(key, text, self._signer)
                 if answer is not None:
+                    if self._kind.is_removed:
+                        self._client.delete(key)
                     yield waiting.pop(key), answer
             if self._clock.now() >= deadline:
                 return
@@ -218,11 +231,9 @@ def _answer_key(request: Asked[Any]) -> str:
 
 #: maximum number of characters of a log in an answer; every complete log fits
 MAX_SENT = 2_500_000
-#: maximum number of characters of a sealed request
-MAX_LOG_REQUEST = 2000
 
 
-class ReadLog(Struct, frozen=True, kw_only=True):
+class ReadLog(Struct, frozen=True, kw_only=True, tag=True):
     """Read the log of an attempt."""
 
     study: StudyKey
@@ -232,17 +243,94 @@ class ReadLog(Struct, frozen=True, kw_only=True):
     after: Number = 0
 
 
-class LogAnswer(Struct, frozen=True, kw_only=True):
+class LogAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """A worker's answer to `ReadLog`."""
 
-    #: the log from the requested position on, with time stamps; None if the worker does not have this log
+    #: the log from the requested position on, with time stamps; None if the worker has no such log, or no such folder
     text: str | None = None
     #: position of the log's end, from which the next request can continue
     end: Number = 0
 
 
-LOGS = Kind(
-    requests=Sealed[Asked[ReadLog]](Asked[ReadLog], MAX_LOG_REQUEST),
-    answers=Sealed[LogAnswer](LogAnswer, 7 * MAX_SENT),
+class ListFolder(Struct, frozen=True, kw_only=True, tag=True):
+    """List files in the folder of a trial."""
+
+    study: StudyKey
+    number: Number
+    #: number of files, in the order of their paths, that are known
+    after: Number = 0
+
+
+class FolderAnswer(Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's answer to a request for a list of files."""
+
+    #: files after the known ones, in the order of their paths, as many as fit; [] at the end
+    files: list[LeftFile]
+
+
+class ReadFile(Struct, frozen=True, kw_only=True, tag=True):
+    """Read a part of a file in the folder of a trial, or the digest of a part."""
+
+    study: StudyKey
+    number: Number
+    path: Annotated[bytes, Meta(max_length=MAX_PATH)]
+    start: Number
+    size: Annotated[int, Meta(ge=1, le=MAX_DIGESTED)]
+    #: True for the digest; otherwise the part has at most MAX_PIECE bytes
+    is_digest: bool = False
+
+
+class FileAnswer(Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's answer to a request for a part of a file."""
+
+    #: the bytes, fewer if the file has no more of them; or their digest
+    data: bytes
+
+
+class Sweep(Struct, frozen=True, kw_only=True, tag=True):
+    """Delete folders of trials, or tell how large they are."""
+
+    #: by key of a study: the trials whose folders are not needed (`core.folders`); None for all that it has left
+    studies: dict[StudyKey, bytes | None]
+    #: True to delete the folders; False to tell what would be deleted
+    is_sure: bool
+
+
+class Swept(Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's answer to a request to delete folders."""
+
+    #: by key of a study: number and bytes of the folders that are deleted, or would be
+    found: dict[StudyKey, tuple[Number, Bytes]]
+    #: by key of another study that has left folders here: their bytes
+    others: dict[StudyKey, Bytes] = {}
+    #: keys of the studies that are not deleted as a whole, because their trials run here
+    in_use: list[StudyKey] = []
+
+
+WorkerDeed = ReadLog | ListFolder | ReadFile | Sweep
+WorkerAnswer = LogAnswer | FolderAnswer | FileAnswer | Swept
+
+TO_WORKERS = Kind(
+    requests=Sealed[Asked[WorkerDeed]](Asked[WorkerDeed], MAX_REQUEST),
+    answers=Sealed[WorkerAnswer](WorkerAnswer, 7 * MAX_SENT),
     kept_seconds=30,
+    is_removed=True,
 )
+
+
+class WorkerRequests(Requests[WorkerDeed, WorkerAnswer]):
+    """The worker's end: it reads for everybody on the fleet, and deletes for those who may control it."""
+
+    def __init__(self, client: Redis, worker: str, signer: Signer, control: Signer | None) -> None:
+        """`control` is the signer of requests to delete folders; None to refuse them."""
+        super().__init__(client, of_worker(worker), signer, TO_WORKERS)
+        self._control = control
+
+    def _read(self, text: str) -> Asked[WorkerDeed] | None:
+        found = super()._read(text)
+        if found is None or isinstance(found.deed, Sweep):
+            return None if self._control is None else TO_WORKERS.requests.read(self.key, text, self._control)
+        return found
+
+    def _signer_of(self, answer: WorkerAnswer) -> Signer:
+        return self._control if isinstance(answer, Swept) and self._control is not None else self._signer

@@ -99,6 +99,8 @@ class QueueExecutor:
         with refusals():
             self.channel.repair()
             self.channel.lock()
+            # An earlier run may have kept fewer folders.
+            self.channel.forget_folders(None)
             quarantine.reset(self._dispatch.template.code)
             if self._ship is not None:
                 self._ship()
@@ -257,6 +259,11 @@ class QueueExecutor:
         """From now on, send trials with this time limit in seconds, and share slots by this weight."""
         self._dispatch.template = structs.replace(self._dispatch.template, timeout=trial_timeout)
         self.workers.set_weight(weight, self._in_flight, self._clock.now())
+
+    def forget(self, trials: bytes) -> None:
+        """Let workers delete the folders of these trials. While Redis is unavailable, nothing is deleted."""
+        with outages_pass():
+            self.channel.forget_folders(trials)
 
     @property
     def has_news(self) -> bool:

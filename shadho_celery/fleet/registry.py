@@ -185,6 +185,11 @@ class StudyWants(Struct, frozen=True, kw_only=True):
         return {name: int(slots) + unsent for name, slots in self.wants.items() if name not in self.wanted_slots}
 
 
+def one_a_disk(workers: Mapping[str, Worker]) -> list[str]:
+    """Return the names of workers, one of those that share a folder of checkpoints."""
+    return [*{worker.storage or name: name for name, worker in workers.items()}.values()]
+
+
 def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:
     """Return the slots that all studies together want of each class.
 

@@ -32,6 +32,8 @@ class Lease:
     runner: Runner
     #: the study's name
     name: str = ""
+    #: number of the trial whose folder it uses
+    folder: int | None = None
     #: start of the run, in seconds since the epoch
     started_at: float = 0.0
     #: number of slots of this worker that the attempt takes
@@ -53,6 +55,8 @@ class Leases:
         self._channel = channel
         self._seats = seats
         self._live: list[Lease] = []
+        #: keys of studies of which trials have run here; the reader removes them
+        self.ran = set[str]()
         self._lock = threading.Lock()
         self._is_closed = False
         #: set once the worker is preempted
@@ -84,11 +88,17 @@ class Leases:
             for study, held in by_study.items()
         }
 
+    def in_use(self, study: str) -> set[int]:
+        """Return the numbers of the trials of a study whose folders are in use."""
+        with self._lock:
+            return {lease.folder for lease in self._live if lease.study == study and lease.folder is not None}
+
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:
         """Keep a lease for the duration of a `with` block: `renew` renews it."""
         with self._lock:
             self._live.append(lease)
+            self.ran.add(lease.study)
             lease.stopped = GIVEN_BACK if self._is_closed else ""
         try:
             yield

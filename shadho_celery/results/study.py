@@ -70,7 +70,7 @@ class StudyResults(StudyFacts):
     @property
     def rungs(self) -> Sequence[RungSummary]:
         """Summary of the finished trials at each budget, the lowest budget first; empty in a study without budgets."""
-        return self._recorded.trials.rungs()
+        return self.recorded.trials.rungs()
 
     @property
     def taught(self) -> int:
@@ -223,7 +223,7 @@ class StudyResults(StudyFacts):
             return None
         states = {name.lower(): count for name, count in self.counts.items()}
         counts = ", ".join(f"{count} {name}" for name, count in states.items()) or "none so far"
-        failures = Failures(self._recorded.trials.of_state(TrialState.FAILED)).common()
+        failures = Failures(self.recorded.trials.of_state(TrialState.FAILED)).common()
         why = f"; {failures[0]}" if failures else ""
         return f"study {self.name} has no successful trial ({counts}){why}"
 
@@ -241,7 +241,7 @@ class StudyResults(StudyFacts):
 
         A trial dominates another if it is as good in all losses, and better in at least one.
         """
-        return [self.result_of(trial) for trial in self._recorded.trials.front] if len(self.objectives) > 1 else []
+        return [self.result_of(trial) for trial in self.recorded.trials.front] if len(self.objectives) > 1 else []
 
     def coverage(self, reference: Mapping[str, float] | None = None) -> Coverage | None:
         """Return the hypervolume of the front over time; None for a study with one loss, or without a feasible trial.
@@ -250,14 +250,14 @@ class StudyResults(StudyFacts):
         worst value of each loss so far, by a tenth of the loss's range. Raises UsageError unless it has a finite number
         for each loss.
         """
-        return coverage(*self._recorded.trials.losses(self.objectives), self.objectives, reference)
+        return coverage(*self.recorded.trials.losses(self.objectives), self.objectives, reference)
 
     def read_report(self) -> StudyReport:
         """Return the results of the study so far in one record."""
-        return report_of(self._recorded, self._store, self._values, running_on=self.running_on, state=self.state)
+        return report_of(self.recorded, self._store, self._values, running_on=self.running_on, state=self.state)
 
     @property
-    def _recorded(self) -> Recorded:
+    def recorded(self) -> Recorded:
         """The trials of the study as they are in the store now."""
         return Recorded(self._store, self.record)
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import short
 from shadho_celery.core.columns import Merit, TrialFacts, merit
 from shadho_celery.core.failures import headline
+from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord, unpack
 from shadho_celery.core.trial import Report, Trial, TrialState, turned, turned_first
 from shadho_celery.errors import ShadhoError, StoreError
@@ -161,6 +162,11 @@ class TrialResult(TrialFacts):
         """Reports of the objective, each with `.attempt`, `.step`, `.loss` (as it was reported) and the time `.at`."""
         reports, objectives = self._store.reports(self._record.key, [self.number]), self._record.objectives
         return tuple(replace(each, loss=turned_first(each.loss, objectives)) for each in reports)
+
+    @property
+    def folder(self) -> str:
+        """Path of the folder that it may have left, its `checkpoint_dir`, below the working directory of its worker."""
+        return f"{CHECKPOINTS}/{self._record.key}/{self.number if self.origin is None else self.origin}"
 
     @property
     def record(self) -> Trial:

@@ -32,6 +32,7 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.wishes import CheapestSlots
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace, bounded, split, undivided
+from shadho_celery.study.keeper import Keeper
 from shadho_celery.study.state import Limits, StudyState
 
 DEFAULT_SETTINGS = StudySettings()
@@ -241,6 +242,7 @@ def make_scheduler(
         cheapest=None
         if settings.deadline_seconds is None
         else CheapestSlots(proposals, cost_model, settings.deadline_seconds),
+        keeper=Keeper(settings.keep["best"]) if settings.keep else None,
     )
     scheduler.begin(is_known=is_known)
     return scheduler

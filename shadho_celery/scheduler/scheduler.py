@@ -23,6 +23,7 @@ from shadho_celery.placement.widths import Reservations, Widths
 from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.scheduler.wishes import CheapestSlots, Demand
+from shadho_celery.study.keeper import Keeper
 from shadho_celery.study.state import Limits, StudyState
 
 #: seconds that one turn of the loop waits for an event
@@ -63,6 +64,8 @@ class Scheduler:
     pruning: Pruning | None = None
     #: chooses the slots that are used if trials are placed by money; None to use all slots
     cheapest: CheapestSlots | None = None
+    #: finds the trials whose folders are not needed; None to keep all folders
+    keeper: Keeper | None = None
 
     def __post_init__(self) -> None:
         #: names of the subspaces, in the order of the search space
@@ -494,7 +497,19 @@ class Scheduler:
         outcome = replace(result.outcome, error=f"{error.rstrip()}; {hint}")
         return replace(result, outcome=outcome) if hint else result
 
+    def unneeded(self, *, at_end: bool = False) -> bytes | None:
+        """Return the trials whose folders are not needed, if that is news; see `Keeper.news`.
+
+        Call this after a turn, whose results are recorded, or once `at_end`.
+        """
+        if self.keeper is None or self.study.trouble is not None:
+            return None
+        now = math.inf if at_end else self.study.clock.now()
+        return self.keeper.news(self.study, self.proposals.rounds.promotable, now)
+
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
+        if self.keeper is not None:
+            self.keeper.tell(trials)
         self.proposals.tell(trials, following)
         self.cost_model.tell(*map(self.study.current, trials), following=following)
 

@@ -32,20 +32,25 @@ from shadho_celery.fleet import urls
 from shadho_celery.fleet.control import (
     CONTROL,
     GRACE_SECONDS,
-    LOGS,
     MAX_REQUESTS,
+    TO_WORKERS,
     VALID_SECONDS,
     Client,
+    LogAnswer,
     ReadLog,
     Request,
+    Sweep,
+    WorkerDeed,
     of_worker,
 )
 from shadho_celery.fleet.drains import Drains
 from shadho_celery.fleet.redis import Redis, connect, refusals
-from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, place_of
+from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
+from shadho_celery.node.logs import answered
 from shadho_celery.runner.output import log_path, read_log, replica_logs
 from shadho_celery.scheduler.executors import HOST as IN_PROCESS
+from shadho_celery.session import cleaning
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 
@@ -126,13 +131,15 @@ class Control:
         """
         self._redis, self._store = redis, store
 
-    def act(self, deed: OfStudy | OfWorker, study: str = "") -> Answer:
+    def act(self, deed: OfStudy | OfWorker | records.Clean, study: str = "") -> Answer:
         """Request an action of this `study`, or of the worker that `deed` names. Return the answer."""
         match deed:
             case records.Drain(worker):
                 return self.drain(worker)
             case records.Undrain(worker):
                 return self.undrain(worker)
+            case records.Clean(studies, is_sure):
+                return self.clean(*studies, is_sure=is_sure)
             case records.Enqueue(points):
                 deed = records.Enqueue([_as_json(place, point) for place, point in enumerate(points)])
                 if not 0 < len(deed.points) <= MAX_POINTS:
@@ -216,6 +223,31 @@ class Control:
                 return Answer(is_done=True, text=f"undrained {place}, where no worker is live")
             _await(reach, place, is_drained=False)
         return Answer(is_done=True, text=f"undrained {place}: it takes trials again")
+
+    def clean(self, *studies: str, is_sure: bool = False) -> Answer:
+        """Let the live workers delete the folders of checkpoints that studies do not need, if `is_sure`.
+
+        Otherwise the answer lists them with their sizes, and `is_done` is False if there are any. `studies` are names
+        of studies in the store, by default all of them, or keys of studies that are not in the store.
+        """
+        with reaches(self._redis) as found, refusals():
+            living = [Registry(reach.client, Worker, reach.signer).living() for reach in found]
+            running = {key for each in living for worker in each.values() for key in worker.studies}
+            running |= {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
+            with closing(SqlStore(self._store, read_only=True)) as store:
+                plan = cleaning.plan(store, studies, running)
+            sweep = Sweep(studies=plan.trials, is_sure=is_sure)
+            if self._redis or urls.is_fleet({}):
+                [reach], [workers] = found, living
+                for name, worker in [*workers.items()]:
+                    if (reason := why_not(f"worker {name}", worker.control, reach.control)) is not None:
+                        plan.notes.append(reason)
+                        del workers[name]
+                swept = cleaning.ask_workers(reach.client, reach.control, requester(), workers, sweep)
+            else:
+                swept = {"this folder": answered(CHECKPOINTS, sweep, lambda study: ())}
+        *others, last = cleaning.lines(plan, swept, is_sure=is_sure)
+        return Answer(is_done=is_sure or last.startswith("nothing"), text="\n".join([*others, last]))
 
     def _ask(self, name: str, deed: OfStudy) -> Answer:
         """Send a request to the scheduler of a study, and return the answer. Raises ShadhoError if there is none."""
@@ -450,15 +482,18 @@ class TrialLogs:
         """
         path = log_path(CHECKPOINTS, study, number, attempt)
         try:
-            found = read_log(path, after)
+            here = read_log(path, after)
         except OSError as error:
             raise UsageError(f"the log {path} cannot be read: {error.strerror}") from None
-        if found is not None:
-            return LogPart(*found)
+        if here is not None:
+            return LogPart(*here)
         if host == IN_PROCESS:
             return NoLog(f"trial {number} ran in the process of its search, whose output is not kept")
         if self._url:
-            return self._from_workers(ReadLog(study=study, number=number, attempt=attempt, after=after), host, source)
+            deed = ReadLog(study=study, number=number, attempt=attempt, after=after)
+            nothing = f"trial {number} has printed nothing"
+            found = self.from_workers(deed, host, source, f"the log of trial {number}", nothing)
+            return found if isinstance(found, NoLog) else LogPart(found[0].text, found[0].end, found[1])
         if host in {None, socket.gethostname()}:
             # An embedded study has its state in the folder in which all of its trials run.
             is_here = below(EMBEDDED, study).is_dir()
@@ -473,8 +508,13 @@ class TrialLogs:
         """Return the log files of an attempt's other replicas or ranks that are in this folder."""
         return replica_logs(CHECKPOINTS, study, number, attempt)
 
-    def _from_workers(self, deed: ReadLog, host: str | None, source: str | None) -> LogPart | NoLog:
-        """Return a part of a log from a worker, or why there is none. Arguments and errors are those of `read`."""
+    def from_workers(
+        self, deed: WorkerDeed, host: str | None, source: str | None, what: str, nothing: str
+    ) -> tuple[Any, str] | NoLog:
+        """Return a worker's answer and the worker, or why no worker has `what` the `deed` asks for on a `host`.
+
+        `nothing` says that a trial has not left it. Other arguments and errors are those of `read`.
+        """
         with refusals():
             with self._lock:
                 if self._fleet is None:
@@ -485,17 +525,17 @@ class TrialLogs:
             living = {name: worker for name, worker in announced.items() if worker.key == self._signer.fingerprint}
             strangers = refused + len(announced) - len(living)
             on_host = [name for name, worker in living.items() if worker.machine.host == host]
-            # If no worker is live on the host, ask all workers, because disks may be shared.
-            asked = [source] if source in living and source else on_host or [*living]
-            sender = Client(client, self._signer, LOGS)
+            # If no worker is live on the host, ask one worker for each disk, because disks may be shared.
+            asked = [source] if source in living and source else on_host or one_a_disk(living)
+            sender = Client(client, self._signer, TO_WORKERS)
             first = sender.request("", requester(), deed)
             requests = {replace(first, to=of_worker(name)): name for name in asked}
             sent = [request for request in requests if sender.send(request) is not None]
             has_answered = False
             for request, answer in sender.answers(sent, self._seconds):
                 has_answered = True
-                if answer.text is not None:
-                    return LogPart(answer.text, answer.end, requests[request])
+                if answer != LogAnswer():
+                    return answer, requests[request]
         if strangers and not has_answered:
             return NoLog(
                 f"{strangers} workers sign with another key than this command, or only one side signs; give the "
@@ -504,24 +544,23 @@ class TrialLogs:
             )
         if not on_host:
             return NoLog(
-                f"no worker is live on {host}, where the log of trial {deed.number} is; start one there in the same "
-                "folder",
-                is_error=True,
+                f"no worker is live on {host}, where {what} is; start one there in the same folder", is_error=True
             )
         if not sent:
             return NoLog(
-                f"the workers on {host} have not read {MAX_REQUESTS} earlier requests for logs; try again later",
-                is_error=True,
+                f"the workers on {host} have not read {MAX_REQUESTS} earlier requests; try again later", is_error=True
             )
         if not has_answered:
             return NoLog(
                 f"no worker on {host} has answered within {self._seconds:.0f} s; check that it runs, and try again",
                 is_error=True,
             )
-        return NoLog(
-            f"trial {deed.number} has printed nothing, or its worker on {host} ran in another folder than the current "
-            "ones"
-        )
+        return NoLog(f"{nothing}, or its worker on {host} ran in another folder than the current ones")
+
+    @property
+    def is_fleet(self) -> bool:
+        """True if a fleet is named."""
+        return bool(self._url)
 
     def close(self) -> None:
         """Close the connection to the fleet."""

@@ -26,7 +26,8 @@ from msgspec.structs import replace
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
 from shadho_celery.core.code import CodeVersion, Sources
-from shadho_celery.core.files import EMBEDDED, below, read_class_spec
+from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, below, read_class_spec
+from shadho_celery.core.folders import delete, unneeded_folders
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
 from shadho_celery.core.trial import Params, TrialState
@@ -223,6 +224,8 @@ class Session:
         self._state = "running"
         #: sum of the slots of all trials that are still to be sent, at most MAX_SLOTS
         self._unsent_slots = 0
+        #: trials whose folders are not needed, see `core.folders`
+        self._unneeded = b""
         #: False while the loop runs, so that a turn may be incomplete
         self._is_whole = True
         #: last time at which all servers answered, or the study was not stopping yet
@@ -276,6 +279,7 @@ class Session:
         #: number of trials that had ended before this run
         self.counted_before = self.study.counted
         if servers is None:
+            stack.callback(self._delete_rest)
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
             os.environ.update(embedded.urls)
@@ -458,6 +462,7 @@ class Session:
         self._is_whole = True
         if self.study.has_grown and self.study.commit():
             self.opened = self.opened.grown()
+        self._forget(at_end=True)
         self.executor.look()
         self.steering.turn(self._say)
         is_wanted = self._signals.noted or self.steering.has_stopped
@@ -478,8 +483,20 @@ class Session:
             more = f"--max-cost {2 * spent:.3g}" if self.scheduler.is_spent else f"--trials {2 * ended}"
             self._say(f"nothing is left to run: {said} ended; {more} runs more")
 
+    def _forget(self, *, at_end: bool = False) -> None:
+        """Let workers delete the folders that the study does not need any more."""
+        if (found := self.scheduler.unneeded(at_end=at_end)) is not None:
+            self._unneeded = found
+            self.executor.forget(found)
+
+    def _delete_rest(self) -> None:
+        """Delete what embedded workers had not deleted before they ended. They have used this folder."""
+        for folder in unneeded_folders(CHECKPOINTS, self.study.record.key, self._unneeded):
+            delete(CHECKPOINTS, folder)
+
     def _after_turn(self, view: View) -> None:
         self.turned_at = time.monotonic()
+        self._forget()
         if self._signals.noted:
             self._handle_signals(view.note)
         if self.executor.has_news or self.steering.unsaid:

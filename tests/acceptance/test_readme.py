@@ -232,6 +232,10 @@ def test_the_result_commands(results: Desk) -> None:
     others = [*(f" {name} " for name in STEERING), *RUNNING]
     *lines, last = [line for line in commands(CLI) if not any(part in line for part in others)]
     typed = [shlex.split(line)[1:] for line in lines]
+    [left] = results.folder.glob(".shadho/checkpoints/*/")
+    for number in range(5):
+        (left / str(number)).mkdir()
+        (left / str(number) / "model").write_text(str(number))
     said = {words[0]: results.told(*words).out for words in typed}
     assert "my_study" in said["studies"]
     assert "5 complete, 0 failed" in said["show"]
@@ -239,6 +243,8 @@ def test_the_result_commands(results: Desk) -> None:
     assert "trial 3: complete" in said["trial"]
     best = json.loads(said["best"])
     assert best["loss"] == min(trial["loss"] for trial in results.trials())
+    assert (results.folder / "best" / "model").read_text() == str(best["number"])
+    assert said["clean"] == "nothing to be deleted\n"
     assert len(json.loads((results.folder / "trials.json").read_text())["trials"]) == 5
     assert "What to try next" in (results.folder / "report.html").read_text()
     assert "no fleet" in said["status"]

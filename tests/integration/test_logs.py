@@ -14,19 +14,19 @@ from msgspec.structs import replace
 
 from shadho_celery.core.system import ManualClock
 from shadho_celery.fleet.control import (
-    LOGS,
-    MAX_LOG_REQUEST,
+    MAX_REQUEST,
     MAX_REQUESTS,
+    TO_WORKERS,
     Asked,
     Client,
     LogAnswer,
     ReadLog,
-    Requests,
+    WorkerRequests,
     of_worker,
 )
 from shadho_celery.fleet.redis import connect, run
 from shadho_celery.fleet.signing import UNSIGNED, Signer
-from shadho_celery.node.logs import LOOK_SECONDS, LogServer
+from shadho_celery.node.logs import LOOK_SECONDS, AnswerServer
 from shadho_celery.runner.output import log_path
 
 SIGNER = Signer(b"a key of sixteen bytes")
@@ -43,9 +43,9 @@ def client(redis_url: str) -> Iterator[Any]:
 
 def serve(client: Any, folder: Path, worker: str = "cpu@h.1", signer: Signer = UNSIGNED) -> Any:
     """Have a worker answer what waits for it; return its end."""
-    logs = Requests(client, of_worker(worker), signer, LOGS)
+    logs = WorkerRequests(client, worker, signer, None)
     clock = ManualClock()
-    server = LogServer(logs, folder, clock)
+    server = AnswerServer(logs, folder, lambda study: (), clock)
     clock.sleep(LOOK_SECONDS)
     server.beat()
     if server._answering is not None:
@@ -55,7 +55,7 @@ def serve(client: Any, folder: Path, worker: str = "cpu@h.1", signer: Signer = U
 
 def asked(client: Any, worker: str = "cpu@h.1", signer: Signer = UNSIGNED) -> Asked[ReadLog]:
     """Ask without waiting for an answer."""
-    asker = Client(client, signer, LOGS)
+    asker = Client(client, signer, TO_WORKERS)
     request = asker.request(of_worker(worker), "me@here", DEED)
     asker.send(request)
     return request
@@ -73,7 +73,7 @@ def test_the_worker_that_has_a_log_answers_with_it_and_the_others_that_they_have
     written(tmp_path / "b", "said\n")
     requests = [asked(client, name) for name in ("a", "b", "gone")]
     with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(lambda: dict(Client(client, UNSIGNED, LOGS).answers(requests, 1.0)))
+        asking = pool.submit(lambda: dict(Client(client, UNSIGNED, TO_WORKERS).answers(requests, 1.0)))
         for name in ("a", "b"):
             serve(client, tmp_path / name, name)
         assert asking.result() == {requests[0]: LogAnswer(), requests[1]: LogAnswer(text="said\n", end=5)}
@@ -88,7 +88,7 @@ def test_with_a_key_both_sides_sign(
     written(tmp_path, "said\n")
     request = asked(client, signer=asker)
     assert serve(client, tmp_path, signer=worker).forged == (worker is SIGNER and asker is UNSIGNED)
-    answer = Client(client, asker, LOGS).wait(request, 0.0)
+    answer = Client(client, asker, TO_WORKERS).wait(request, 0.0)
     assert answer == (LogAnswer(text="said\n", end=5) if is_answered else None)
 
 
@@ -104,16 +104,16 @@ def test_with_a_key_both_sides_sign(
 def test_a_malformed_request_is_refused_once_in_the_log(
     client: Any, tmp_path: Path, changed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    good = Client(client, UNSIGNED, LOGS).request(of_worker("cpu@h.1"), "me@here", DEED)
+    good = Client(client, UNSIGNED, TO_WORKERS).request(of_worker("cpu@h.1"), "me@here", DEED)
     bad = [replace(good, deed=replace(DEED, **changed)), replace(good, id="x:*")]
     sealed = UNSIGNED.seal("", good)
-    for text in (*(UNSIGNED.seal("", each) for each in bad), sealed + " " * MAX_LOG_REQUEST, "no record", "{}"):
+    for text in (*(UNSIGNED.seal("", each) for each in bad), sealed + " " * MAX_REQUEST, "no record", "{}"):
         client.xadd(INBOX, {"r": text})
     client.xadd(INBOX, {"another": "field"})
     with caplog.at_level(logging.WARNING):
         logs = serve(client, tmp_path)
     assert logs.forged == 6
-    assert caplog.text.count("requests for logs are refused") == 1
+    assert caplog.text.count("requests for logs and folders are refused") == 1
     assert client.keys("shadho:*:answer:*") == []
 
 
@@ -135,17 +135,17 @@ def test_of_many_requests_a_worker_gets_some_and_all_expire(client: Any, tmp_pat
     for _ in range(MAX_REQUESTS + 5):
         asked(client)
     assert client.xlen(INBOX) == MAX_REQUESTS
-    assert 0 < client.ttl(INBOX) <= LOGS.kept_seconds
+    assert 0 < client.ttl(INBOX) <= TO_WORKERS.kept_seconds
     serve(client, tmp_path)
     assert client.xlen(INBOX) == 0
     answers = client.keys("shadho:worker:cpu@h.1:answer:*")
     assert len(answers) == MAX_REQUESTS
-    assert all(0 < client.ttl(key) <= LOGS.kept_seconds for key in answers)
+    assert all(0 < client.ttl(key) <= TO_WORKERS.kept_seconds for key in answers)
 
 
 def test_a_request_whose_reader_has_given_up_is_not_answered(client: Any, tmp_path: Path) -> None:
-    old = replace(Client(client, UNSIGNED, LOGS).request(of_worker("cpu@h.1"), "me@here", DEED), expires=1)
-    Client(client, UNSIGNED, LOGS).send(old)
+    old = replace(Client(client, UNSIGNED, TO_WORKERS).request(of_worker("cpu@h.1"), "me@here", DEED), expires=1)
+    Client(client, UNSIGNED, TO_WORKERS).send(old)
     assert serve(client, tmp_path).forged == 0
     assert client.xlen(INBOX) == 0
     assert client.keys("shadho:*:answer:*") == []
@@ -153,7 +153,7 @@ def test_a_request_whose_reader_has_given_up_is_not_answered(client: Any, tmp_pa
 
 def test_while_nobody_asks_a_worker_looks_now_and_then(client: Any, tmp_path: Path) -> None:
     clock = ManualClock()
-    server = LogServer(Requests(client, of_worker("cpu@h.1"), UNSIGNED, LOGS), tmp_path, clock)
+    server = AnswerServer(WorkerRequests(client, "cpu@h.1", UNSIGNED, None), tmp_path, lambda study: (), clock)
     asked(client)
     server.beat()
     assert client.xlen(INBOX) == 1

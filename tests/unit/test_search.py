@@ -21,7 +21,7 @@ from shadho_celery.core.names import SAMPLERS
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StoreError, StudyExists, StudyNotFound, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
 from shadho_celery.placement.shares import EvenShares, PromiseShares

@@ -65,7 +65,7 @@ function costOf({ price, started_at: since, ended_at: until }) {
   return price === null || since === null || until === null ? "–" : money((price * Math.max(0, until - since)) / 3600);
 }
 
-function parts({ trial, attempts, machine, reports }, spent) {
+function parts({ trial, folder, attempts, machine, reports }, spent) {
   const top = element("div", "", { class: "facts" });
   top.append(headline("state", trial.state.toLowerCase()));
   if (trial.loss !== null) {
@@ -98,6 +98,9 @@ function parts({ trial, attempts, machine, reports }, spent) {
   if (machine?.cores) {
     const gpus = machine.gpus.map((gpu) => `${gpu.name} (${gib(gpu.memory)})`).join(", ") || "no GPU";
     made.push(element("p", `${machine.host}: ${gpus}, ${counted(machine.cores, "core")}, ${gib(machine.memory)} RAM`));
+  }
+  if (trial.host) {
+    made.push(element("p", `checkpoint_dir: ${folder} below the working directory of its worker on ${trial.host}`));
   }
   if (reports.length) {
     const latest = reports[reports.length - 1];

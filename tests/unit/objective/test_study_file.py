@@ -127,6 +127,7 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "gang_wait_seconds": 5,
         "pruner": "median",
         "fidelity": {"least": 1, "most": 9, "how": "asha"},
+        "keep": {"best": 3},
         "speculate": False,
         "weight": 2,
         "at_once": 4,

@@ -1,0 +1,68 @@
+"""Folders of trials that the setting `keep` keeps, and those that are no longer needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from shadho_celery.core.columns import Merit, feasible_loss, merit
+from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.study.table import StudyTrials
+
+#: seconds between two lists of the trials whose folders are not needed
+KEEP_SECONDS = 5.0
+
+
+class Keeper:
+    """Finds the trials whose folders are not needed: neither among the best, nor unfinished, nor to be promoted."""
+
+    def __init__(self, best: int) -> None:
+        """Keep the folders of the `best` trials, or of all trials on the front of several losses."""
+        self._most = best
+        #: when the trials were last told, and which
+        self._told_at: float
+        self._told: bytes | None
+        #: by origin: merit and number of its best trial, of the best ones
+        self._best: dict[int, tuple[Merit, int]] = {}
+        self._told_at, self._told = -math.inf, None
+
+    def tell(self, trials: Iterable[Trial]) -> None:
+        """Learn from finished trials."""
+        for trial in trials:
+            if trial.state is TrialState.COMPLETE and trial.outcome.loss is not None:
+                mine, origin = (merit(trial), trial.number), origin_of(trial)
+                self._best[origin] = min(mine, self._best.get(origin, mine))
+                if len(self._best) > self._most:
+                    del self._best[max(self._best, key=self._best.__getitem__)]
+
+    def unneeded(self, study: StudyTrials, promotable: Collection[int]) -> bytes:
+        """Return the trials whose folders are not needed, as `core.folders` has sets of trials."""
+        # With several losses, no trial is promoted.
+        needed = {*(study.trials.front_numbers or self._best), *study.open_origins, *promotable}
+        bits = np.ones(study.last_number + 1, bool)
+        bits[[number for number in needed if number < len(bits)]] = False
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def news(self, study: StudyTrials, promotable: Collection[int], now: float) -> bytes | None:
+        """Return the same every KEEP_SECONDS, or None if nothing has changed."""
+        if now - self._told_at < KEEP_SECONDS:
+            return None
+        found, before = self.unneeded(study, promotable), self._told
+        self._told_at, self._told = now, found
+        return None if found == before else found
+
+
+def origin_of(trial: Trial) -> int:
+    """Return the number of the trial whose folder a trial uses."""
+    return trial.number if trial.origin is None else trial.origin
+
+
+def may_be_promoted(trials: Iterable[Trial], most: float) -> set[int]:
+    """Return the origins that rounds up to the budget `most` might still promote, whatever these rounds are."""
+    reached: dict[int, float] = {}
+    for trial in trials:
+        budget = math.inf if trial.budget is None or feasible_loss(trial) == math.inf else trial.budget
+        reached[origin_of(trial)] = max(budget, reached.get(origin_of(trial), 0.0))
+    return {origin for origin, budget in reached.items() if budget < most}

@@ -1,0 +1,294 @@
+"""What trials leave is fetched from workers over a real Redis, piece by piece, and deleted if that is signed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from services.cases import cases
+
+from shadho_celery.core.folders import MAX_PIECE, LeftFile
+from shadho_celery.core.hardware import Machine
+from shadho_celery.core.system import ManualClock, SystemClock
+from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.fleet import urls
+from shadho_celery.fleet.channel import SchedulerChannel, unneeded
+from shadho_celery.fleet.control import (
+    TO_WORKERS,
+    Client,
+    FileAnswer,
+    ReadFile,
+    Sweep,
+    Swept,
+    WorkerRequests,
+    of_worker,
+)
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
+from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.node import logs
+from shadho_celery.node.logs import AnswerServer, Deletions
+from shadho_celery.session import fetching
+from shadho_celery.session.control import TrialLogs
+from shadho_celery.session.fetching import TrialFolder, fetch
+
+SIGNER = Signer(b"a key of sixteen bytes")
+STUDY, NAME = "0123456789abcdef", "cpu@h.1"
+TRIAL: Any = SimpleNamespace(number=7, origin=3, host="h")
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_url: str) -> Path:
+    """The folder of trial 3 on a worker's disk; this process works in another one, and names the fleet."""
+    monkeypatch.setenv(urls.REDIS, redis_url)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    found = tmp_path / "there" / STUDY / "3"
+    found.mkdir(parents=True)
+    return found
+
+
+@contextmanager
+def worker(client: Any, folder: Path, in_use: set[int] | None = None, signer: Signer | None = None) -> Iterator[None]:
+    """Let a worker that has this folder of a trial answer; it obeys control that is signed."""
+    Registry(client, Worker).announce(NAME, Worker(machine=Machine(host="h"), storage="s"))
+    requests = WorkerRequests(client, NAME, UNSIGNED, SIGNER if signer is None else signer)
+    server = AnswerServer(requests, folder.parents[1], lambda study: in_use or set(), SystemClock())
+    ends = threading.Event()
+
+    def beats() -> None:
+        while not ends.wait(0.02):
+            server._was_asked = True
+            server.beat()
+
+    beating = threading.Thread(target=beats)
+    beating.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        beating.join()
+        if server._answering is not None:
+            server._answering.join()
+
+
+def names(folder: Path = Path()) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def fetched(to: str = "copy", update: Callable[[int], object] = lambda size: None) -> TrialFolder:
+    found = TrialFolder(TrialLogs(is_fleet=True, seconds=3.0), STUDY, TRIAL)
+    fetch(found, Path(to), update)
+    return found
+
+
+def test_a_folder_is_fetched_in_pieces_of_which_redis_holds_one(client: Any, folder: Path) -> None:
+    """Names need not be text, and links and pipes are left out. The origin's folder is that of a promoted trial."""
+    content = {b"model": os.urandom(3 * MAX_PIECE + 5), b"a/b/empty": b"", b"odd\xff\n\x1b[2Jname": b"x"}
+    for name, data in content.items():
+        place = folder / os.fsdecode(name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "linked").symlink_to("/etc")
+    os.mkfifo(folder / "pipe")
+    held = []
+
+    def update(size: int) -> None:
+        held.append(sum(client.memory_usage(key) or 0 for key in client.keys("shadho:*answer*")))
+        assert size <= MAX_PIECE
+
+    with worker(client, folder):
+        found = fetched(update=update)
+    assert (len(found.files), found.size) == (3, 3 * MAX_PIECE + 6)
+    copied = {
+        os.fsencode(each.relative_to("copy")): each.read_bytes() for each in Path("copy").rglob("*") if each.is_file()
+    }
+    assert copied == content
+    assert len(held) == 5
+    assert max(held) < 2 * MAX_PIECE
+    assert client.keys("shadho:*answer*") == []
+    assert names() == ["copy"]
+
+
+def test_of_a_file_that_grows_the_listed_size_is_fetched(client: Any, folder: Path) -> None:
+    (folder / "log").write_bytes(b"x" * (MAX_PIECE + 10))
+
+    def grow(size: int) -> None:
+        with (folder / "log").open("ab") as file:
+            file.write(b"more")
+
+    with worker(client, folder):
+        fetched(update=grow)
+    assert Path("copy/log").read_bytes() == b"x" * (MAX_PIECE + 10)
+
+
+@cases(
+    "change, says",
+    [
+        (lambda file: file.write_bytes(b"y" * 2 * MAX_PIECE), "was written while it was fetched"),
+        (lambda file: file.write_bytes(b"x"), "became shorter"),
+        (lambda file: file.unlink(), "became shorter"),
+        (lambda file: (file.unlink(), file.symlink_to("/etc/passwd")), "became shorter"),
+    ],
+)
+def test_a_file_that_changes_is_refused_and_nothing_is_left(
+    client: Any, folder: Path, change: Callable[[Path], object], says: str
+) -> None:
+    (folder / "model").unlink(missing_ok=True)
+    (folder / "model").write_bytes(b"x" * 2 * MAX_PIECE)
+    with worker(client, folder), pytest.raises(ServiceError, match=says):
+        fetched(update=lambda size: change(folder / "model"))
+    assert names() == []
+
+
+@cases(
+    "path",
+    [b"../x", b"/etc/x", b"a/../../x", b"a//b", b".", b"", b"a/", b"a\0b", b"./a"],
+)
+def test_no_name_leads_out_of_the_copy(folder: Path, path: bytes) -> None:
+    """Whatever a worker answers."""
+    (folder / "x").write_text("x")
+    Path("copy").mkdir(exist_ok=True)
+    with pytest.raises(UsageError, match="leads out of the folder"):
+        fetching._inside(Path("copy").absolute(), path)
+
+
+def test_a_worker_reads_nothing_outside_of_its_folder(folder: Path) -> None:
+    (folder.parent / "secret").write_text("secret")
+    (folder / "out").symlink_to(folder.parents[2])
+    for path in (b"../../../here", b"/etc/passwd", b"out/there/secret", b"out", b".", b"nothing", b"a\0"):
+        deed = ReadFile(study=STUDY, number=3, path=path, start=0, size=10)
+        assert logs.answered(folder.parents[1], deed, lambda study: ()) == FileAnswer(data=b"")
+
+
+@pytest.mark.parametrize("size", [10, 10 * 2**40])
+def test_without_room_nothing_is_left(client: Any, folder: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither if that is known before, nor if the disk is full in the middle."""
+    (folder / "model").write_bytes(b"x" * 10)
+    with worker(client, folder):
+        found = TrialFolder(TrialLogs(is_fleet=True), STUDY, TRIAL)
+        found.size = size
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with pytest.raises(UsageError, match="has room for" if size > 10 else "No space left") as refused:
+            fetch(found, Path("copy"), full)
+    assert "\n" not in str(refused.value)
+    assert names() == []
+
+
+def test_a_worker_that_ends_in_the_middle_is_named_and_nothing_is_left(client: Any, folder: Path) -> None:
+    (folder / "model").write_bytes(b"x" * 3 * MAX_PIECE)
+    with (
+        worker(client, folder),
+        pytest.raises(ServiceError, match="no worker is live on h, where the folder of trial 7"),
+    ):
+        fetched(update=lambda size: Registry(client, Worker).withdraw(NAME))
+    assert names() == []
+
+
+def test_a_folder_is_refused_if_there_is_none_or_the_copy_would_replace_something(client: Any, folder: Path) -> None:
+    with worker(client, folder):
+        with pytest.raises(ServiceError, match="trial 7 has left no files, or they were deleted"):
+            fetched()
+        (folder / "x").write_text("x")
+        Path("copy").mkdir()
+        fetched()
+        with pytest.raises(UsageError, match="copy is not empty; give -o another folder"):
+            fetched()
+
+
+def test_a_long_list_of_files_comes_in_parts(client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_PATHS", 10)
+    for number in range(30):
+        (folder / f"{number:04}").touch()
+    with worker(client, folder):
+        found = TrialFolder(TrialLogs(is_fleet=True), STUDY, TRIAL)
+    assert found.files == [LeftFile(f"{number:04}".encode(), 0) for number in range(30)]
+    monkeypatch.setattr(fetching, "MAX_FILES", 29)
+    with worker(client, folder), pytest.raises(UsageError, match="over 29 files; copy it by hand"):
+        TrialFolder(TrialLogs(is_fleet=True), STUDY, TRIAL)
+
+
+def asked(client: Any, signer: Signer, sweep: Sweep, seconds: float = 5.0) -> Any:
+    asker = Client(client, signer, TO_WORKERS)
+    request = asker.request(of_worker(NAME), "me@here", sweep)
+    asker.send(request)
+    return asker.wait(request, seconds)
+
+
+def test_folders_are_deleted_only_if_the_request_is_sure_and_signed(client: Any, folder: Path) -> None:
+    other = "f" * 16
+    for name in (f"{STUDY}/4", f"{STUDY}/logs", f"{other}/0", "of a user"):
+        (folder.parents[1] / name).mkdir(parents=True)
+        (folder.parents[1] / name / "file").write_text("12345")
+    (folder / "file").write_text("123")
+    (folder.parent / "5").symlink_to(folder.parents[2] / "here")
+    Path("mine").touch()
+    sweep = Sweep(studies={STUDY: b"\xff"}, is_sure=False)
+    with worker(client, folder, in_use={4}):
+        assert asked(client, SIGNER, sweep) == Swept(found={STUDY: (1, 3)}, others={other: 5})
+        assert asked(client, UNSIGNED, Sweep(studies={STUDY: b"\xff"}, is_sure=True), 0.5) is None
+        assert folder.is_dir()
+        assert asked(client, SIGNER, Sweep(studies={STUDY: b"\xff"}, is_sure=True)) == Swept(found={STUDY: (1, 3)})
+        assert not folder.exists()
+        assert (folder.parent / "4").is_dir()
+        found = asked(client, SIGNER, Sweep(studies={STUDY: None, other: b"\x00"}, is_sure=True))
+        assert found == Swept(found={STUDY: (0, 0), other: (0, 0)}, in_use=[STUDY])
+    assert Path("mine").exists(), "links are not followed"
+    with worker(client, folder):
+        asked(client, SIGNER, Sweep(studies={STUDY: None}, is_sure=True))
+    assert names(folder.parents[1]) == [other, "of a user"]
+
+
+def test_a_worker_that_refuses_control_deletes_nothing(client: Any, folder: Path) -> None:
+    requests = WorkerRequests(client, NAME, UNSIGNED, None)
+    asked(client, UNSIGNED, Sweep(studies={STUDY: None}, is_sure=True), 0.0)
+    assert requests.take()[1] == []
+    assert requests.forged == 1
+
+
+def test_what_a_scheduler_lets_go_is_deleted_once_no_trial_uses_it(client: Any, folder: Path) -> None:
+    """Also what an unsigned record says is not; without a record the study keeps everything."""
+    clock, in_use = ManualClock(), {3}
+    leases: Any = SimpleNamespace(ran={STUDY}, in_use=lambda study: in_use)
+    deletions = Deletions(partial(unneeded, client, SIGNER), folder.parents[1], leases, clock)
+
+    def beat() -> None:
+        clock.sleep(logs.DELETE_SECONDS)
+        deletions.beat()
+        if deletions._deleting is not None:
+            deletions._deleting.join()
+
+    (folder.parent / "4").mkdir()
+    SchedulerChannel(client, STUDY, UNSIGNED).forget_folders(b"\xff")
+    beat()
+    assert (folder.parent / "4").is_dir()
+    channel = SchedulerChannel(client, STUDY, SIGNER)
+    channel.forget_folders(b"\xff")
+    assert client.ttl(f"shadho:{STUDY}:unneeded") > 0
+    beat()
+    assert [each.name for each in folder.parent.iterdir()] == ["3"]
+    in_use.clear()
+    beat()
+    assert not folder.exists()
+    channel.forget_folders(None)
+    folder.mkdir()
+    beat()
+    assert folder.is_dir()
+    assert deletions._done == {}
