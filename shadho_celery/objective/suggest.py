@@ -95,18 +95,6 @@ class Trial:
         """Return one of several options: texts, numbers, True, False or None."""
         return self.suggest(name, choice(name, choices))
 
-    def suggest_uniform(self, name: str, low: float, high: float) -> float:
-        """Return the same as `suggest_float`, an earlier name in Optuna, as the two below."""
-        return self.suggest_float(name, low, high)
-
-    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
-        """Return the same as `suggest_float` with log."""
-        return self.suggest_float(name, low, high, log=True)
-
-    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
-        """Return the same as `suggest_float` with a step."""
-        return self.suggest_float(name, low, high, step=q)
-
     def report(self, value: float, step: int) -> None:
         """Report the loss reached at `step`; see `Context.report`, whose arguments are in the other order."""
         self.context.report(step, value)
@@ -149,22 +137,25 @@ class Trial:
         return value
 
     def result(self, returned: Any) -> Any:
-        """Return an objective's result in the form of this package, with the noted facts as metrics.
+        """Return an objective's result in the form of this package, with the noted facts as metrics."""
+        return in_our_form(returned, self._context.objectives or {}, self.user_attrs)
 
-        Of several losses, a sequence is enough, in the order of the study's objectives.
-        """
-        objectives = self._context.objectives or {}
-        if isinstance(returned, Sequence) and not isinstance(returned, str) and len(returned) == len(objectives):
-            returned = {"losses": dict(zip(objectives, returned, strict=True))}
-        attrs = {metric_name(key): value for key, value in self.user_attrs.items()}
-        if not attrs or returned is None:
-            return returned
-        if isinstance(returned, Outcome):
-            return msgspec.structs.replace(returned, metrics=read({**attrs, "loss": 0.0}).metrics)
-        if isinstance(returned, Mapping):
-            return {**attrs, **returned}
-        is_named = len(objectives) == 1 and [*objectives] != ["loss"]
-        return {**attrs, **({"losses": dict.fromkeys(objectives, returned)} if is_named else {"loss": returned})}
+
+def in_our_form(returned: Any, objectives: Mapping[str, str], facts: Mapping[str, Any]) -> Any:
+    """Return an objective's result in the form of this package, with noted facts as metrics.
+
+    Of several losses, a sequence is enough, in the order of the study's objectives.
+    """
+    metrics = {metric_name(fact): value for fact, value in facts.items()}
+    if returned is None:
+        return None
+    if isinstance(returned, Outcome):
+        return msgspec.structs.replace(returned, metrics=read({**metrics, "loss": 0.0}).metrics)
+    if isinstance(returned, Mapping):
+        return {**metrics, **returned}
+    losses = returned if isinstance(returned, Sequence) else [returned]
+    is_named = len(losses) == len(objectives)
+    return {**metrics, **({"losses": dict(zip(objectives, losses, strict=True))} if is_named else {"loss": returned})}
 
 
 @dataclass(frozen=True)
@@ -174,8 +165,6 @@ class Suggesting:
     objective: Objective
     #: returns the trial for the proposed draws, if it is not a plain one
     make: Callable[[LocalContext, Params], Trial] = Trial
-    #: called with the exception of a trial that fails
-    on_error: Callable[[Exception], None] = lambda error: None
 
     @cached_property
     def _takes_context(self) -> bool:
@@ -187,10 +176,9 @@ class Suggesting:
             returned = self.objective(trial, context) if self._takes_context else self.objective(trial)
             return trial.result(returned)
         except Exception as error:
-            if is_pruning(error):
-                return trial.result(Outcome(state=TrialState.PRUNED))
-            self.on_error(error)
-            raise
+            if not is_pruning(error):
+                raise
+            return trial.result(Outcome(state=TrialState.PRUNED))
 
 
 def is_pruning(error: BaseException) -> bool:

@@ -679,16 +679,13 @@ class SqlStore:
 def _update(connection: sa.Connection, key: str, updated: Sequence[Trial], change: int) -> int:
     """Set the columns of trials that may have changed. Return the number of changed rows."""
     # The labels that an objective has asked for are known with its result.
-    asked = [trial for trial in updated if trial.outcome.asked is not None]
-    plain = [trial for trial in updated if trial.outcome.asked is None] if asked else updated
-    found = 0
-    for group, names in ((plain, _UPDATED), (asked, [*_UPDATED, "params", "given"])):
-        changes = []
-        for row in [trial_row(key, trial, change) for trial in group]:
-            now_is = {name: row[name] for name in names}
-            changes.append({"_study": key, "_number": row["number"], **now_is})
-        found += _execute_many(connection, _UPDATE, changes) if changes else 0
-    return found
+    is_asked = any(trial.outcome.asked is not None for trial in updated)
+    names = [*_UPDATED, "params", "given"] if is_asked else _UPDATED
+    changes = []
+    for row in [trial_row(key, trial, change) for trial in updated]:
+        now_is = {name: row[name] for name in names}
+        changes.append({"_study": key, "_number": row["number"], **now_is})
+    return _execute_many(connection, _UPDATE, changes)
 
 
 def _last_part(module: str) -> str:
