@@ -79,7 +79,7 @@ def load_study(
 
 def delete_study(*, study_name: str, storage: str) -> None:
     """Delete a study that does not run."""
-    recorded.load_study(storage, study_name).delete()
+    load_study(study_name=study_name, storage=storage)._found.delete()
 
 
 def get_all_study_names(storage: str) -> list[str]:

@@ -266,7 +266,7 @@ class Study(ShownStudy):
 
     def _trial_of(self, context: LocalContext, proposed: Params) -> Trial:
         """Return the trial of a study without a space for these proposals. It gets the next point of `enqueue`."""
-        point = self._enqueued.popleft() if self._enqueued else None
+        point = self._enqueued.popleft() if self._enqueued else {}
         return Trial(context, proposed, schema=self._study.schema or Schema(), enqueued=point)
 
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
@@ -315,20 +315,15 @@ class Study(ShownStudy):
                     result = _NOTHING
                 if (result is _NOTHING) == (error is None):
                     raise UsageError(f"tell trial {number} either a result or an error")
-                if (asking := self.asking.get(number)) is not None and error is None:
-                    result = asking.result(result)
+                asking = self.asking.pop(number, None)
+                result = result if asking is None or error is not None else asking.result(result)
                 outcome = self._outcome(result, error)
+                outcome = outcome if asking is None else replace(outcome, asked=asking.context.asked)
                 thinned = self._reports.pop(number, Reports()).warning
                 outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
-                self._bring(number, outcome)
+                self._by_hand.bring(number, outcome)
+                self._turn()
             return self.trial(number)
-
-    def _bring(self, number: int, outcome: Outcome) -> None:
-        """Record the outcome of a trial that the caller has evaluated."""
-        if (trial := self.asking.pop(number, None)) is not None:
-            outcome = replace(outcome, asked=trial.asked)
-        self._by_hand.bring(number, outcome)
-        self._turn()
 
     def _turn(self) -> None:
         """Let the scheduler of the caller's trials record what has happened, and grow the space if it has to."""
