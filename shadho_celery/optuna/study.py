@@ -189,21 +189,20 @@ class Study:
                 if n_jobs == 1:
                     study.run(called, **limits)
                 else:
-                    self._run_on_workers(study, func, n_jobs, limits)
+                    self._run_on_workers(func, n_jobs, limits)
         finally:
             self._is_stopping = None
         if raised:
             raise raised[-1]
 
-    def _run_on_workers(
-        self, study: program.Study, func: Callable[[Trial], Any], n_jobs: int, limits: Mapping[str, Any]
-    ) -> None:
+    def _run_on_workers(self, func: Callable[[Trial], Any], n_jobs: int, limits: Mapping[str, Any]) -> None:
         """Run the objective in several processes of this machine, which open the study themselves."""
+        study = self._open()
         if self._url == IN_MEMORY:
             raise UsageError("n_jobs needs a storage that other processes can open, such as sqlite:///shadho.db")
         if study.enqueued:
             # Only this process has these points.
-            study.run(func, **{**limits, "trials": study.count(*COUNTED) + study.enqueued})
+            study.run(func, **{**limits, "trials": study.count(*COUNTED) + len(study.enqueued)})
         study.close()
         self._found = recorded.load_study(self._url, study.name)
         workers = usable_cores().count if n_jobs < 0 else n_jobs

@@ -137,7 +137,7 @@ class Study(ShownStudy):
         self._study, self._plan = opened.study, opened.plan
         super().__init__(opened.store, self._study.record, opened.space)
         #: points of a study without a space, by label, which the next trials get; and its asked trials by number
-        self._enqueued: deque[Mapping[str, Any]] = deque()
+        self.enqueued: deque[Mapping[str, Any]] = deque()
         self.asking: dict[int, Trial] = {}
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
@@ -167,7 +167,7 @@ class Study(ShownStudy):
         points = _listed(points)
         with self._changing(within_run=True):
             if self._study.schema is not None:
-                self._enqueued += map(_point, points)
+                self.enqueued += map(_point, points)
                 return len(points)
             # Create a new scheduler at the next `ask`, because shares and samplers count the trials when they are
             # created.
@@ -193,11 +193,6 @@ class Study(ShownStudy):
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)
 
-    @property
-    def enqueued(self) -> int:
-        """Number of points that the next trials of this process get, in a study without a space."""
-        return len(self._enqueued)
-
     def adopt(self, asked: Mapping[str, Any], result: Any) -> None:
         """Record a trial of a study without a space that was evaluated elsewhere. `asked` is as in `Outcome.asked`."""
         outcome = replace(self._outcome(result, None), asked=asked)
@@ -219,10 +214,23 @@ class Study(ShownStudy):
         """
         with self._changing():
             attempt = self._ask()
+            number = attempt.number
             if self._study.schema is not None:
-                return self._suggesting(attempt)
+                context = LocalContext(
+                    study=self.name,
+                    trial=number,
+                    seed=attempt.seed,
+                    budget=whole(attempt.budget),
+                    checkpoints=below(CHECKPOINTS, self.key) / str(number),
+                    reports=self._reports[number],
+                    objectives=self._plan.settings.objectives,
+                    on_report=partial(self._report, number),
+                    stopped=lambda: number not in self._by_hand.fetched,
+                )
+                self.asking[number] = trial = self._trial_of(context, attempt.params)
+                return trial
         return AskedTrial(
-            number=attempt.number,
+            number=number,
             params=dict(attempt.params),
             values=self._plan.space.evaluate(attempt.params),
             seed=attempt.seed,
@@ -247,26 +255,9 @@ class Study(ShownStudy):
         self._turn()
         return attempt
 
-    def _suggesting(self, attempt: Attempt) -> Trial:
-        """Return the trial that the caller asks for values."""
-        number = attempt.number
-        context = LocalContext(
-            study=self.name,
-            trial=number,
-            seed=attempt.seed,
-            budget=whole(attempt.budget),
-            checkpoints=below(CHECKPOINTS, self.key) / str(number),
-            reports=self._reports[number],
-            objectives=self._plan.settings.objectives,
-            on_report=partial(self._report, number),
-            stopped=lambda: number not in self._by_hand.fetched,
-        )
-        self.asking[number] = trial = self._trial_of(context, attempt.params)
-        return trial
-
     def _trial_of(self, context: LocalContext, proposed: Params) -> Trial:
         """Return the trial of a study without a space for these proposals. It gets the next point of `enqueue`."""
-        point = self._enqueued.popleft() if self._enqueued else {}
+        point = self.enqueued.popleft() if self.enqueued else {}
         return Trial(context, proposed, schema=self._study.schema or Schema(), enqueued=point)
 
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:

@@ -38,13 +38,13 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Law from which a trial draws a label: a range of numbers, or options. Made by `number` or `choice`."""
 
     kind: Literal["float", "int", "categorical"]
-    #: bounds of a number; the upper one is a value of the grid, if there is a grid
+    #: bounds of a number or position; the upper one is a value of the grid, if there is a grid
     low: int | float = 0
     high: int | float = 0
     #: step of the grid from `low`; None for a float without a grid
     step: int | float | None = None
     log: bool = False
-    #: options of a choice, in order
+    #: options of a choice, whose positions it draws, in order
     options: tuple[Scalar, ...] = ()
 
     @property
@@ -77,8 +77,6 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def draw(self, generator: np.random.Generator) -> Drawn:
         """Draw a value."""
-        if self.kind == "categorical":
-            return int(generator.integers(len(self.options)))
         if self.log:
             half = 0.5 if self.kind == "int" else 0.0
             drawn = math.exp(generator.uniform(math.log(self.low - half), math.log(self.high + half)))
@@ -91,15 +89,13 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return a proposed value as this law has it, on its grid, or None if it is outside of it."""
         if isinstance(drawn, bool) or not isinstance(drawn, Real) or not math.isfinite(drawn):
             return None
-        if self.kind == "categorical":
-            return int(float(drawn)) if drawn in range(len(self.options)) else None
         found: Any = drawn
         if self.step:
             found = self.low + self.step * round((found - self.low) / self.step)
             found = min(found, self.high) if found - self.high < self.step * _ROUNDING else found
         if not self.low <= found <= self.high:
             return None
-        return int(found) if self.kind == "int" else float(found)
+        return float(found) if self.kind == "float" else int(found)
 
     def place(self, value: object) -> Drawn | None:
         """Return how this law draws the value that an objective gets, or None if it does not draw it."""
@@ -165,7 +161,7 @@ def choice(label: str, options: Iterable[object]) -> Law:
                 f"{label!r} has the option {short(option, 60)}; give texts, numbers, True, False or None, and use them "
                 "as names of other objects"
             )
-    return Law(kind="categorical", options=tuple(found))  # type: ignore[arg-type]
+    return Law(kind="categorical", high=len(found) - 1, step=1, options=tuple(found))  # type: ignore[arg-type]
 
 
 class Suggested(Struct, frozen=True, kw_only=True):
