@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy as np
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Outcome, Params, TrialState
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.objective.call import Objective
+from shadho_celery.objective.call import Objective, wants_context
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import read
 from shadho_celery.space.schema import Law, Schema, Suggested, choice, number
@@ -149,10 +150,15 @@ class Suggesting:
     #: returns the trial for the proposed draws, if it is not a plain one
     make: Callable[[LocalContext, Params], Trial] = Trial
 
+    @cached_property
+    def _takes_context(self) -> bool:
+        return wants_context(self.objective)
+
     def __call__(self, proposed: Params, context: LocalContext) -> Any:
         trial = self.make(context, proposed)
         try:
-            return trial.result(self.objective(trial))
+            returned = self.objective(trial, context) if self._takes_context else self.objective(trial)
+            return trial.result(returned)
         except Exception as error:
             if not is_pruning(error):
                 raise
