@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Outcome, Params, TrialState
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.objective.call import Objective, wants_context
-from shadho_celery.objective.context import Context, LocalContext
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import read
 from shadho_celery.space.schema import Law, Schema, Suggested, choice, number
 
@@ -42,44 +42,30 @@ class TrialPruned(Exception):
     """The trial is not promising. An objective raises it to end as PRUNED, with the loss of its last report."""
 
 
+@dataclass(eq=False, repr=False)
 class Trial:
     """A trial, the only argument of an objective of a study without a space."""
 
-    def __init__(
-        self,
-        context: LocalContext,
-        proposed: Params,
-        *,
-        schema: Schema = _NO_SCHEMA,
-        enqueued: Mapping[str, Any] | None = None,
-    ) -> None:
-        """`proposed` are draws by label, and `enqueued` values that a user gives for labels.
+    #: further facts of the trial, such as `seed`, `device` and `checkpoint_dir`
+    context: LocalContext
+    #: draws by label
+    proposed: Params
+    #: labels of the study as far as they are known here; laws that contradict it are refused
+    schema: Schema = _NO_SCHEMA
+    #: values that a user gives for labels
+    enqueued: Mapping[str, Any] = field(default_factory=dict)
+    #: values of the labels that it has asked for so far
+    params: dict[str, Any] = field(default_factory=dict)
+    #: facts that `set_user_attr` has noted; those that JSON can represent become metrics
+    user_attrs: dict[str, Any] = field(default_factory=dict)
+    #: study of `shadho_celery.optuna` to which it belongs
+    study: Any = None
 
-        `schema` has the labels of the study as far as they are known here; laws that contradict it are refused.
-        """
-        #: further facts of the trial, such as `seed`, `device` and `checkpoint_dir`
-        self.context: Context = context
+    def __post_init__(self) -> None:
         #: position of the trial in its study, from 0
-        self.number = context.trial
-        #: values of the labels that it has asked for so far
-        self.params: dict[str, Any] = {}
-        #: facts that `set_user_attr` has noted; those that JSON can represent become metrics
-        self.user_attrs: dict[str, Any] = {}
-        #: study of `shadho_celery.optuna` to which it belongs
-        self.study: Any = None
-        self._context, self._proposed, self._schema, self._enqueued = context, proposed, schema, enqueued or {}
+        self.number = self.context.trial
+        self.context.asked = {}
         self._suggested: dict[str, Suggested] = {}
-        context.asked = {}
-
-    @property
-    def asked(self) -> Mapping[str, Any] | None:
-        """Labels that it has asked for so far, as in `Outcome.asked`."""
-        return self._context.asked
-
-    @property
-    def distributions(self) -> dict[str, Law]:
-        """Laws of the labels that it has asked for so far."""
-        return {label: each.law for label, each in self._suggested.items()}
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -94,18 +80,6 @@ class Trial:
     def suggest_categorical(self, name: str, choices: Iterable[Any]) -> Any:
         """Return one of several options: texts, numbers, True, False or None."""
         return self.suggest(name, choice(name, choices))
-
-    def suggest_uniform(self, name: str, low: float, high: float) -> float:
-        """Return the same as `suggest_float`, an earlier name in Optuna, as the two below."""
-        return self.suggest_float(name, low, high)
-
-    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
-        """Return the same as `suggest_float` with log."""
-        return self.suggest_float(name, low, high, log=True)
-
-    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
-        """Return the same as `suggest_float` with a step."""
-        return self.suggest_float(name, low, high, step=q)
 
     def report(self, value: float, step: int) -> None:
         """Report the loss reached at `step`; see `Context.report`, whose arguments are in the other order."""
@@ -133,38 +107,39 @@ class Trial:
             # The first law counts, but another kind is a mistake.
             before.law.joined(label, law)
             return before.law.value(before.drawn)
-        if (known := self._schema.laws.get(label)) is not None:
+        if (known := self.schema.laws.get(label)) is not None:
             known.joined(label, law)
-        drawn = law.fitted(self._proposed.get(label))
-        if label in self._enqueued and (drawn := law.place(self._enqueued[label])) is None:
-            raise SpaceError(
-                f"{label!r} is enqueued as {short(self._enqueued[label], 60)}, which its law does not have"
-            )
+        drawn = law.fitted(self.proposed.get(label))
+        if label in self.enqueued and (drawn := law.place(self.enqueued[label])) is None:
+            raise SpaceError(f"{label!r} is enqueued as {short(self.enqueued[label], 60)}, which its law does not have")
         if drawn is None:
             # Independent of the order in which labels are asked for.
             drawn = law.draw(np.random.default_rng([self.context.seed, zlib.crc32(label.encode())]))
         found = self._suggested[label] = Suggested(law=law, drawn=drawn)
-        self._context.asked = {**(self._context.asked or {}), label: msgspec.to_builtins(found)}
+        self.context.asked = {**(self.context.asked or {}), label: msgspec.to_builtins(found)}
         self.params[label] = value = law.value(drawn)
         return value
 
     def result(self, returned: Any) -> Any:
-        """Return an objective's result in the form of this package, with the noted facts as metrics.
+        """Return an objective's result in the form of this package, with the noted facts as metrics."""
+        return in_our_form(returned, self.context.objectives or {}, self.user_attrs)
 
-        Of several losses, a sequence is enough, in the order of the study's objectives.
-        """
-        objectives = self._context.objectives or {}
-        if isinstance(returned, Sequence) and not isinstance(returned, str) and len(returned) == len(objectives):
-            returned = {"losses": dict(zip(objectives, returned, strict=True))}
-        attrs = {metric_name(key): value for key, value in self.user_attrs.items()}
-        if not attrs or returned is None:
-            return returned
-        if isinstance(returned, Outcome):
-            return msgspec.structs.replace(returned, metrics=read({**attrs, "loss": 0.0}).metrics)
-        if isinstance(returned, Mapping):
-            return {**attrs, **returned}
-        is_named = len(objectives) == 1 and [*objectives] != ["loss"]
-        return {**attrs, **({"losses": dict.fromkeys(objectives, returned)} if is_named else {"loss": returned})}
+
+def in_our_form(returned: Any, objectives: Mapping[str, str], facts: Mapping[str, Any]) -> Any:
+    """Return an objective's result in the form of this package, with noted facts as metrics.
+
+    Of several losses, a sequence is enough, in the order of the study's objectives.
+    """
+    metrics = {metric_name(fact): value for fact, value in facts.items()}
+    if returned is None:
+        return None
+    if isinstance(returned, Outcome):
+        return msgspec.structs.replace(returned, metrics=read({**metrics, "loss": 0.0}).metrics)
+    if isinstance(returned, Mapping):
+        return {**metrics, **returned}
+    losses = returned if isinstance(returned, Sequence) else [returned]
+    is_named = len(losses) == len(objectives)
+    return {**metrics, **({"losses": dict(zip(objectives, losses, strict=True))} if is_named else {"loss": returned})}
 
 
 @dataclass(frozen=True)
@@ -174,8 +149,6 @@ class Suggesting:
     objective: Objective
     #: returns the trial for the proposed draws, if it is not a plain one
     make: Callable[[LocalContext, Params], Trial] = Trial
-    #: called with the exception of a trial that fails
-    on_error: Callable[[Exception], None] = lambda error: None
 
     @cached_property
     def _takes_context(self) -> bool:
@@ -187,10 +160,9 @@ class Suggesting:
             returned = self.objective(trial, context) if self._takes_context else self.objective(trial)
             return trial.result(returned)
         except Exception as error:
-            if is_pruning(error):
-                return trial.result(Outcome(state=TrialState.PRUNED))
-            self.on_error(error)
-            raise
+            if not is_pruning(error):
+                raise
+            return trial.result(Outcome(state=TrialState.PRUNED))
 
 
 def is_pruning(error: BaseException) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shadho_celery.errors import UsageError
@@ -20,36 +19,43 @@ _HERE = {
     "NSGAIISampler": "optuna:NSGAIISampler",
     "NSGAIIISampler": "optuna:NSGAIIISampler",
 }
-#: class that is refused -> what to do instead
+#: class or argument that is refused -> what to do instead
 _INSTEAD = {
     "GridSampler": "BruteForceSampler tries every point of the space that the objective asks for",
     "PartialFixedSampler": "enqueue_trial fixes labels of single trials",
     "BaseSampler": "a sampler of your own is a class with ask and tell, see the README of samplers",
+    "constraints_func": 'the objective returns its constraints, as {"loss": 1.0, "constraints": {"memory": 0.5}}',
+    "wrapped_pruner": "give None, or the other pruner alone",
 }
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """A sampler by its name here, and the seed of the study."""
-
-    name: str
-    seed: int | None = None
-
-
-def _make(kind: str, *args: Any, seed: int | None = None, **options: Any) -> Sampler:
-    if options.get("constraints_func") is not None:
-        raise UsageError(
-            'constraints_func: here the objective returns its constraints, as {"loss": 1.0, "constraints": {"memory": '
-            "0.5}}, of which none is above 0 in a feasible trial"
-        )
-    if given := [*options, *(["its arguments"] if args else [])]:
-        warn(f"{kind}: {', '.join(given)} have no effect, because the sampler here is {_HERE[kind]}")
-    return Sampler(_HERE[kind], seed)
-
-
 def __getattr__(name: str) -> Any:
-    if name in _HERE:
-        return partial(_make, name)
-    if name in _INSTEAD:
-        raise UsageError(f"there is no {name} here; {_INSTEAD[name]}")
-    raise AttributeError(f"there is no sampler {name} here; choose one of {', '.join(_HERE)}")
+    return maker(name, {each: ({"sampler": sampler}, {"seed": "seed"}) for each, sampler in _HERE.items()})
+
+
+def maker(name: str, known: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]]) -> Callable[..., dict[str, Any]]:
+    """Return a function that makes the settings for one of Optuna's classes.
+
+    `known` has for each class its settings here, and what its arguments are called here, in Optuna's order.
+    """
+    refuse(name)
+    if name not in known:
+        raise AttributeError(f"there is no {name} here; choose one of {', '.join(known)}")
+    settings, names = known[name]
+
+    def make(*args: Any, **named: Any) -> dict[str, Any]:
+        given = {**dict(zip(names, args, strict=False)), **named}
+        given = {each: value for each, value in given.items() if value is not None and value != "auto"}
+        refuse(*given)
+        if lost := [each for each in given if not names.get(each)]:
+            warn(f"{name}: {', '.join(lost)} have no effect, because here it is {next(iter(settings.values()))}")
+        return {**settings, **{names[each]: value for each, value in given.items() if each not in lost}}
+
+    return make
+
+
+def refuse(*names: str) -> None:
+    """Raise UsageError if one of these names of Optuna has no counterpart here."""
+    for name in names:
+        if name in _INSTEAD:
+            raise UsageError(f"there is no {name} here; {_INSTEAD[name]}")

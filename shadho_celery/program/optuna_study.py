@@ -28,8 +28,8 @@ MOST = 10_000
 #: with this many steps or more, floats cannot represent all values of a grid
 MOST_STEPS = 2**53
 #: state of a trial -> name of Optuna's state
-_STATES = {TrialState.FAILED: "FAIL", TrialState.CANCELLED: "FAIL"}
-_STATES |= {each: each.name for each in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)}
+STATES: dict[str, str] = {TrialState.FAILED: "FAIL", TrialState.CANCELLED: "FAIL"}
+STATES |= {each: each.name for each in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)}
 #: user attribute of a trial in Optuna -> attribute of our trial
 _ATTRIBUTES = {"trial": "number", "class": "compute_class", "seconds": "seconds", "budget": "budget"}
 
@@ -65,7 +65,7 @@ def optuna_study(store: str, name: str) -> optuna.Study:
     for report in study.reports():
         reports[report.number].append(report)
     for trial in trials:
-        if (state := _STATES.get(TrialState(trial.state))) is None:
+        if (state := STATES.get(trial.state)) is None:
             continue
         values: list[Any] = [trial.losses.get(loss) for loss in losses] if study.objectives else [trial.loss]
         is_complete = state == "COMPLETE" and all(value is not None and math.isfinite(value) for value in values)
@@ -74,23 +74,23 @@ def optuna_study(store: str, name: str) -> optuna.Study:
             params={label: _shown(laws[label], value) for label, value in trial.params.items()},
             distributions={label: laws[label] for label in trial.params},
             values=values if is_complete else None,
-            intermediate_values=_steps(reports[trial.number], ways[0]),
+            intermediate_values=steps_of(reports[trial.number], ways[0]),
             user_attrs={name: getattr(trial, fact) for name, fact in _ATTRIBUTES.items()},
             # Every version of Optuna accepts constraints as a list of numbers; an empty list means no constraints.
             system_attrs={"constraints": [number for _, number in sorted(trial.constraints.items())]},
         )
         # A trial that was cancelled may not have started.
         start = trial.started_at or trial.finished_at or study.created_at
-        copy.datetime_start = _moment(start)
+        copy.datetime_start = moment(start)
         if copy.state.is_finished():
-            copy.datetime_complete = _moment(trial.finished_at or start)
+            copy.datetime_complete = moment(trial.finished_at or start)
         made.add_trial(copy)
     return made
 
 
-def _moment(seconds: float) -> datetime:
+def moment(seconds: float | None) -> datetime | None:
     """Return a time as Optuna represents it: in local time, without a time zone."""
-    return datetime.fromtimestamp(seconds, timezone.utc).astimezone().replace(tzinfo=None)
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).astimezone().replace(tzinfo=None)
 
 
 def _at_the_top(trials: Iterable[TrialResult]) -> list[TrialResult]:
@@ -111,7 +111,7 @@ def _at_the_top(trials: Iterable[TrialResult]) -> list[TrialResult]:
     return found[top]
 
 
-def _steps(reports: Sequence[Report], way: str) -> dict[int, float]:
+def steps_of(reports: Sequence[Report], way: str) -> dict[int, float]:
     """Return the reported losses of the last attempt, by step, in the objective's own direction."""
     last = max((report.attempt for report in reports), default=0)
     sign = -1.0 if way == "maximize" else 1.0

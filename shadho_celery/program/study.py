@@ -136,9 +136,9 @@ class Study(ShownStudy):
         self._opened = opened = opening.open()
         self._study, self._plan = opened.study, opened.plan
         super().__init__(opened.store, self._study.record, opened.space)
-        #: points of a study without a space, by label, which the next trials get; and its trials that were asked for
-        self._enqueued: deque[Mapping[str, Any]] = deque()
-        self._asking: dict[int, Trial] = {}
+        #: points of a study without a space, by label, which the next trials get; and its asked trials by number
+        self.enqueued: deque[Mapping[str, Any]] = deque()
+        self.asking: dict[int, Trial] = {}
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
         #: number of an asked trial -> its reports
@@ -167,7 +167,7 @@ class Study(ShownStudy):
         points = _listed(points)
         with self._changing(within_run=True):
             if self._study.schema is not None:
-                self._enqueued += map(_point, points)
+                self.enqueued += map(_point, points)
                 return len(points)
             # Create a new scheduler at the next `ask`, because shares and samplers count the trials when they are
             # created.
@@ -193,20 +193,13 @@ class Study(ShownStudy):
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)
 
-    @property
-    def enqueued(self) -> int:
-        """Number of points that the next trials of this process get, in a study without a space."""
-        return len(self._enqueued)
-
-    def adopt(self, asked: Mapping[str, Any], outcome: Outcome) -> None:
+    def adopt(self, asked: Mapping[str, Any], result: Any) -> None:
         """Record a trial of a study without a space that was evaluated elsewhere. `asked` is as in `Outcome.asked`."""
+        outcome = replace(self._outcome(result, None), asked=asked)
         with self._changing(within_run=True):
-            attempt = self._study.send(
-                self._study.add(self._plan.subspaces[0].name, {}, 0, sampler="added"), INLINE_CLASS
-            )
-            told = replace(outcome, asked=asked)
-            at = self._study.clock.wall()
-            self._study.tell(Result(number=attempt.number, attempt=attempt.attempt, outcome=told, host=HOST, at=at))
+            trial = self._study.add(self._plan.subspaces[0].name, {}, 0, sampler="added")
+            sent, at = self._study.send(trial, INLINE_CLASS), self._study.clock.wall()
+            self._study.tell(Result(number=sent.number, attempt=sent.attempt, outcome=outcome, host=HOST, at=at))
             self._study.commit()
             if self._study.has_grown and self._run_by is None:
                 self._grow()
@@ -221,10 +214,23 @@ class Study(ShownStudy):
         """
         with self._changing():
             attempt = self._ask()
+            number = attempt.number
             if self._study.schema is not None:
-                return self._suggesting(attempt)
+                context = LocalContext(
+                    study=self.name,
+                    trial=number,
+                    seed=attempt.seed,
+                    budget=whole(attempt.budget),
+                    checkpoints=below(CHECKPOINTS, self.key) / str(number),
+                    reports=self._reports[number],
+                    objectives=self._plan.settings.objectives,
+                    on_report=partial(self._report, number),
+                    stopped=lambda: number not in self._by_hand.fetched,
+                )
+                self.asking[number] = trial = self._trial_of(context, attempt.params)
+                return trial
         return AskedTrial(
-            number=attempt.number,
+            number=number,
             params=dict(attempt.params),
             values=self._plan.space.evaluate(attempt.params),
             seed=attempt.seed,
@@ -249,30 +255,10 @@ class Study(ShownStudy):
         self._turn()
         return attempt
 
-    def _suggesting(self, attempt: Attempt) -> Trial:
-        """Return the trial that the caller asks for values."""
-        number = attempt.number
-        context = LocalContext(
-            study=self.name,
-            trial=number,
-            seed=attempt.seed,
-            budget=whole(attempt.budget),
-            checkpoints=below(CHECKPOINTS, self.key) / str(number),
-            reports=self._reports[number],
-            objectives=self._plan.settings.objectives,
-            on_report=partial(self._report, number),
-            stopped=lambda: number not in self._by_hand.fetched,
-        )
-        self._asking[number] = trial = self._trial_of(context, attempt.params)
-        return trial
-
     def _trial_of(self, context: LocalContext, proposed: Params) -> Trial:
         """Return the trial of a study without a space for these proposals. It gets the next point of `enqueue`."""
-        point = self._enqueued.popleft() if self._enqueued else None
+        point = self.enqueued.popleft() if self.enqueued else {}
         return Trial(context, proposed, schema=self._study.schema or Schema(), enqueued=point)
-
-    def _note_error(self, error: Exception) -> None:
-        """Note the exception of a trial in this process. `shadho_celery.optuna` raises it."""
 
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
         """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
@@ -304,7 +290,7 @@ class Study(ShownStudy):
                 self._reports.pop(number, None)
 
     def tell(
-        self, trial: AskedTrial | Trial, result: Any = _NOTHING, *, error: BaseException | str | None = None
+        self, trial: AskedTrial | Trial | int, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
         """Record the result of a trial that `ask` has returned. Return the recorded trial.
 
@@ -320,20 +306,15 @@ class Study(ShownStudy):
                     result = _NOTHING
                 if (result is _NOTHING) == (error is None):
                     raise UsageError(f"tell trial {number} either a result or an error")
-                if (asking := self._asking.get(number)) is not None and error is None:
-                    result = asking.result(result)
+                asking = self.asking.pop(number, None)
+                result = result if asking is None or error is not None else asking.result(result)
                 outcome = self._outcome(result, error)
+                outcome = outcome if asking is None else replace(outcome, asked=asking.context.asked)
                 thinned = self._reports.pop(number, Reports()).warning
                 outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
-                self._bring(number, outcome)
+                self._by_hand.bring(number, outcome)
+                self._turn()
             return self.trial(number)
-
-    def _bring(self, number: int, outcome: Outcome) -> None:
-        """Record the outcome of a trial that the caller has evaluated."""
-        if (trial := self._asking.pop(number, None)) is not None:
-            outcome = replace(outcome, asked=trial.asked)
-        self._by_hand.bring(number, outcome)
-        self._turn()
 
     def _turn(self) -> None:
         """Let the scheduler of the caller's trials record what has happened, and grow the space if it has to."""
@@ -406,7 +387,7 @@ class Study(ShownStudy):
         if (line := self._opened.other_code()) is not None:
             warn(line)
         self._loop = None
-        called = objective if self._study.schema is None else Suggesting(objective, self._trial_of, self._note_error)
+        called = objective if self._study.schema is None else Suggesting(objective, self._trial_of)
         begin = partial(self._scheduler_of, self._interrupts.at_once(called), limits, code)
         scheduler = begin()
         if on_trial is not None:

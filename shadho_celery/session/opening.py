@@ -111,17 +111,6 @@ def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, 
     return replace(settings, trials=DEFAULT_TRIALS) if is_endless and request.limits is None else settings
 
 
-def _refuse_without_space(request: Request) -> None:
-    """Raise UsageError for what a study whose labels are not known yet cannot have."""
-    if request.warm_start is not None:
-        raise UsageError(
-            "a study without a space cannot have a warm start, because its labels are not known yet; give a space, or "
-            "add the trials with shadho_celery.optuna"
-        )
-    if request.points:
-        raise UsageError("points of a study without a space are for trials in its own process; leave out workers")
-
-
 class Opening:
     """Opening of a study: its request, and the plan that follows from its settings."""
 
@@ -131,8 +120,11 @@ class Opening:
         #: empty schema of a study without a declared space, whose objective asks for its labels
         self._schema = None if request.space is not None else Schema()
         space = compile_space(request.space) if self._schema is None else self._schema.space()
-        if self._schema is not None:
-            _refuse_without_space(request)
+        if self._schema is not None and (request.warm_start is not None or request.points):
+            raise UsageError(
+                "without a space, a study has no warm start, and points only for trials in its own process, because "
+                "its labels are not known yet; give a space, or add trials with shadho_celery.optuna"
+            )
         self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
         self.plan.check_sampler()
         known_points.completed(self.plan, request.points)

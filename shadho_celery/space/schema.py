@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import resolve, short
+from shadho_celery.core.checks import one_line, resolve, short
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.space import Space
@@ -38,13 +38,13 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Law from which a trial draws a label: a range of numbers, or options. Made by `number` or `choice`."""
 
     kind: Literal["float", "int", "categorical"]
-    #: bounds of a number; the upper one is a value of the grid, if there is a grid
+    #: bounds of a number or position; the upper one is a value of the grid, if there is a grid
     low: int | float = 0
     high: int | float = 0
     #: step of the grid from `low`; None for a float without a grid
     step: int | float | None = None
     log: bool = False
-    #: options of a choice, in order
+    #: options of a choice, whose positions it draws, in order
     options: tuple[Scalar, ...] = ()
 
     @property
@@ -53,20 +53,21 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.kind == "categorical" or (self._is_plain and self.high - self.low < MOST_COUNTED)
 
     @property
+    def form(self) -> str:
+        """Text of what is the same in all trials. The texts of 1, 1.0 and True differ."""
+        return (
+            f"{self.kind} with log" if self.log else f"{self.kind} of {[*self.options]}" if self.options else self.kind
+        )
+
+    @property
     def _is_plain(self) -> bool:
         return self.kind == "int" and self.step == 1 and not self.log
 
     def joined(self, label: str, other: Law) -> Law:
         """Return the law whose values are those of both. Raises SpaceError if they differ in more than bounds."""
-        if self.kind != other.kind:
-            raise SpaceError(f"{label!r} is suggested as {other.kind}, and was {self.kind}; give it another name")
-        if self.log != other.log:
-            forms = "with log", "without log"
-            now, before = forms if other.log else forms[::-1]
-            raise SpaceError(f"{label!r} is suggested {now}, and was {before}; give it another name")
-        if [*map(_typed, self.options)] != [*map(_typed, other.options)]:
-            options = f"{short(list(other.options), 60)}, and had {short(list(self.options), 60)}"
-            raise SpaceError(f"{label!r} has the options {options}; give the same ones in each trial")
+        if (before := self.form) != (now := other.form):
+            now, before = one_line(now, 80), one_line(before, 80)
+            raise SpaceError(f"{label!r} is suggested as {now}, and was {before}; give it another name")
         step, low, high = self.step, min(self.low, other.low), max(self.high, other.high)
         if step != other.step or (step and not _is_multiple(other.low - self.low, step)):
             step = 1 if self.kind == "int" else None
@@ -76,8 +77,6 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def draw(self, generator: np.random.Generator) -> Drawn:
         """Draw a value."""
-        if self.kind == "categorical":
-            return int(generator.integers(len(self.options)))
         if self.log:
             half = 0.5 if self.kind == "int" else 0.0
             drawn = math.exp(generator.uniform(math.log(self.low - half), math.log(self.high + half)))
@@ -90,15 +89,13 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return a proposed value as this law has it, on its grid, or None if it is outside of it."""
         if isinstance(drawn, bool) or not isinstance(drawn, Real) or not math.isfinite(drawn):
             return None
-        if self.kind == "categorical":
-            return int(float(drawn)) if drawn in range(len(self.options)) else None
         found: Any = drawn
         if self.step:
             found = self.low + self.step * round((found - self.low) / self.step)
             found = min(found, self.high) if found - self.high < self.step * _ROUNDING else found
         if not self.low <= found <= self.high:
             return None
-        return int(found) if self.kind == "int" else float(found)
+        return float(found) if self.kind == "float" else int(found)
 
     def place(self, value: object) -> Drawn | None:
         """Return how this law draws the value that an objective gets, or None if it does not draw it."""
@@ -125,38 +122,32 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.log:
             return scope.int(hp.qloguniform(label, math.log(low - 0.5), math.log(high + 0.5), 1))
         assert step is not None
-        if self._is_plain or (self.kind == "int" and not _is_multiple(low, step)):
-            return hp.randint(label, int(low), int(high) + 1)
-        if not _is_multiple(low, step):
-            # hyperopt's grids have a value at 0. The trial rounds the value to its own grid.
-            return hp.uniform(label, low - step / 2, high + step / 2)
-        drawn = hp.quniform(label, low - step / 2, high + step / 2, step)
-        return scope.int(drawn) if self.kind == "int" else drawn
+        # hyperopt's grids have a value at 0. The trial rounds other values to its own grid.
+        is_grid, ends = _is_multiple(low, step), (low - step / 2, high + step / 2)
+        if self.kind == "float":
+            return hp.quniform(label, *ends, step) if is_grid else hp.uniform(label, *ends)
+        is_grid = is_grid and step > 1
+        return scope.int(hp.quniform(label, *ends, step)) if is_grid else hp.randint(label, int(low), int(high) + 1)
 
 
 def number(label: str, low: Any, high: Any, *, is_int: bool, step: Any = None, log: bool = False) -> Law:
     """Return the law of a number. Raises SpaceError, which names the label, if there is no such number."""
-    what = f"{label!r}: from {short(low, 30)} to {short(high, 30)}"
-    try:
-        kind = int if is_int else float
-        ends = kind(low), kind(high)
-        step = None if step is None else kind(step)
-    except (TypeError, ValueError, OverflowError):
-        raise SpaceError(f"{what} is no range of numbers; give two numbers") from None
-    if not all(map(math.isfinite, (*ends, ends[1] - ends[0]))) or ends[0] > ends[1]:
-        raise SpaceError(f"{what} is no range; give two numbers, the lower one first")
+    what, kind = f"{label!r}: from {short(low, 30)} to {short(high, 30)}", int if is_int else float
     step = 1 if is_int and step is None else step
-    if step is not None and not step > 0:
-        raise SpaceError(f"{what} in steps of {short(step, 30)} has no values; give a step above 0")
-    if log and (ends[0] < 1 if is_int else ends[0] <= 0):
-        raise SpaceError(f"{what} has no logarithms; give a lower bound {'of 1 or more' if is_int else 'above 0'}")
-    if log and step not in (None, 1):
-        raise SpaceError(f"{what} cannot have both log and step; leave out one")
-    if step:
+    try:
+        least, most, by = kind(low), kind(high), None if step is None else kind(step)
+        is_range = least <= most and math.isfinite(most - least) and (by is None or by > 0)
+    except (TypeError, ValueError, OverflowError):
+        is_range = False
+    if not is_range:
+        raise SpaceError(f"{what} is no range; give two numbers, the lower one first, and a step above 0")
+    if log and (by not in {None, 1} or (least < 1 if is_int else least <= 0)):
+        bound = "of 1 or more" if is_int else "above 0"
+        raise SpaceError(f"{what} has no logarithms; give a lower bound {bound}, and no step")
+    if by:
         # A step that does not reach the upper bound ends below it.
-        steps = math.floor((ends[1] - ends[0]) / step + _ROUNDING)
-        ends = ends[0], ends[0] + steps * step
-    return Law(kind="int" if is_int else "float", low=ends[0], high=ends[1], step=step, log=bool(log))
+        most = least + math.floor((most - least) / by + _ROUNDING) * by
+    return Law(kind="int" if is_int else "float", low=least, high=most, step=by, log=bool(log))
 
 
 def choice(label: str, options: Iterable[object]) -> Law:
@@ -170,7 +161,7 @@ def choice(label: str, options: Iterable[object]) -> Law:
                 f"{label!r} has the option {short(option, 60)}; give texts, numbers, True, False or None, and use them "
                 "as names of other objects"
             )
-    return Law(kind="categorical", options=tuple(found))  # type: ignore[arg-type]
+    return Law(kind="categorical", high=len(found) - 1, step=1, options=tuple(found))  # type: ignore[arg-type]
 
 
 class Suggested(Struct, frozen=True, kw_only=True):
@@ -280,10 +271,8 @@ class Schema(Struct, frozen=True, kw_only=True):
         def under(labels: Iterable[str]) -> dict[str, Any]:
             found = {}
             for label in labels:
-                law, inner = (
-                    self.laws[label],
-                    [each for each, parent in parents.items() if parent and parent[0] == label],
-                )
+                law = self.laws[label]
+                inner = [each for each, parent in parents.items() if parent and parent[0] == label]
                 if label not in nodes:
                     nodes[label] = _choice(label, law, inner) if law.options else law.expression(label)
                 found[label] = nodes[label]
@@ -316,11 +305,6 @@ def _with(known: Mapping[str, list[Drawn | None]], now: Mapping[str, Drawn | Non
 
 def _added(values: list[Drawn | None], value: Drawn | None) -> list[Drawn | None]:
     return values if value in values else [*values, value]
-
-
-def _typed(option: Scalar) -> tuple[type, Scalar]:
-    # 1, 1.0 and True are equal in Python.
-    return type(option), option
 
 
 def _is_multiple(value: float, step: float) -> bool:

@@ -301,29 +301,17 @@ class SqlStore:
         with self._begin() as connection:
             _set(connection, key, fence, settings=settings, in_force=in_force)
 
-    def reshape(
-        self,
-        key: str,
-        fence: int,
-        now: float,
-        *,
-        space: Mapping[str, str],
-        tree: Mapping[str, Any],
-        moved: Mapping[int, str],
-    ) -> None:
-        """Replace the space in the study's record, and the subspaces of the `moved` trials, in one transaction.
+    def reshape(self, key: str, fence: int, now: float, moved: Mapping[int, str], **facts: Mapping[str, Any]) -> None:
+        """Set `space` and `tree` in the study's record, and the subspaces of the `moved` trials, in one transaction.
 
         Raises LockLost if `fence` is old.
         """
         with self._begin() as connection:
             change = self._change[key] = self._last_change(connection, key) + 1
-            facts = {"space": space, "tree": tree, "lock_expires": now + LOCK_SECONDS, "change": change}
-            if not _set(connection, key, fence, **facts):
+            if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS, change=change, **facts):
                 raise LockLost
-            rows = [
-                {"_study": key, "_number": number, "subspace": name, "change": change} for number, name in moved.items()
-            ]
-            if rows:
+            same = {"_study": key, "change": change}
+            if rows := [{**same, "_number": number, "subspace": name} for number, name in moved.items()]:
                 _execute_many(connection, _MOVE, rows, of_json=())
 
     def unlock(self, key: str, fence: int) -> None:
@@ -679,16 +667,13 @@ class SqlStore:
 def _update(connection: sa.Connection, key: str, updated: Sequence[Trial], change: int) -> int:
     """Set the columns of trials that may have changed. Return the number of changed rows."""
     # The labels that an objective has asked for are known with its result.
-    asked = [trial for trial in updated if trial.outcome.asked is not None]
-    plain = [trial for trial in updated if trial.outcome.asked is None] if asked else updated
-    found = 0
-    for group, names in ((plain, _UPDATED), (asked, [*_UPDATED, "params", "given"])):
-        changes = []
-        for row in [trial_row(key, trial, change) for trial in group]:
-            now_is = {name: row[name] for name in names}
-            changes.append({"_study": key, "_number": row["number"], **now_is})
-        found += _execute_many(connection, _UPDATE, changes) if changes else 0
-    return found
+    is_asked = any(trial.outcome.asked is not None for trial in updated)
+    names = [*_UPDATED, "params", "given"] if is_asked else _UPDATED
+    changes = []
+    for row in [trial_row(key, trial, change) for trial in updated]:
+        now_is = {name: row[name] for name in names}
+        changes.append({"_study": key, "_number": row["number"], **now_is})
+    return _execute_many(connection, _UPDATE, changes)
 
 
 def _last_part(module: str) -> str:

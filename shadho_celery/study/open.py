@@ -163,15 +163,11 @@ def earlier_study(
         began, now = ways if is_asked else ways[::-1]
         raise SpaceChanged(f"study {record.name!r} was begun with {began}, not with {now}; begin another study")
     # A schema grows while the study runs.
-    changes = (
-        []
-        if is_asked
-        else [
-            f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
-            for label in {**record.space, **space}
-            if record.space.get(label) != space.get(label)
-        ]
-    )
+    changes = [
+        f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
+        for label in {**record.space, **space}
+        if record.space.get(label) != space.get(label) and not is_asked
+    ]
     if changes:
         asked = replace(record, settings={**record.settings, **(settings or {})})
         raise SpaceChanged(

@@ -150,8 +150,8 @@ def test_the_same_label_has_the_same_value_within_a_trial() -> None:
     ("second", "said"),
     [
         (lambda trial: trial.suggest_int("x", 0, 1), "'x' is suggested as int, and was float"),
-        (lambda trial: trial.suggest_float("x", 1, 2, log=True), "'x' is suggested with log, and was without log"),
-        (lambda trial: trial.suggest_categorical("option", ["b", "a"]), "'option' has the options"),
+        (lambda trial: trial.suggest_float("x", 1, 2, log=True), "'x' is suggested as float with log, and was float"),
+        (lambda trial: trial.suggest_categorical("option", ["b", "a"]), "'option' is suggested as categorical of"),
         (lambda trial: trial.suggest_categorical("model", [dict]), "'model' has the option"),
         (lambda trial: trial.suggest_float("x", 2, 1), "'x': from 2 to 1 is no range"),
         (lambda trial: trial.suggest_float(3, 0, 1), "the name of a label is 3"),

@@ -121,10 +121,14 @@ def test_bounds_of_several_trials_are_joined() -> None:
     ("law", "other", "said"),
     [
         (number("x", 0, 1, is_int=False), number("x", 0, 1, is_int=True), "suggested as int, and was float"),
-        (number("x", 1, 2, is_int=False), choice("x", [1, 2]), "suggested as categorical, and was float"),
-        (number("x", 1, 2, is_int=False), number("x", 1, 2, is_int=False, log=True), "with log, and was without log"),
-        (choice("x", [1, 2]), choice("x", [1, 3]), r"has the options \[1, 3\], and had \[1, 2\]"),
-        (choice("x", [1]), choice("x", [True]), r"has the options \[True\], and had \[1\]"),
+        (number("x", 1, 2, is_int=False), choice("x", [1, 2]), r"suggested as categorical of \[1, 2\], and was float"),
+        (
+            number("x", 1, 2, is_int=False),
+            number("x", 1, 2, is_int=False, log=True),
+            "suggested as float with log, and was float;",
+        ),
+        (choice("x", [1, 2]), choice("x", [1, 3]), r"of \[1, 3\], and was categorical of \[1, 2\]"),
+        (choice("x", [1]), choice("x", [True]), r"of \[True\], and was categorical of \[1\]"),
     ],
 )
 def test_another_kind_log_or_other_options_are_refused_by_the_label(law: Law, other: Law, said: str) -> None:
@@ -138,11 +142,11 @@ def test_another_kind_log_or_other_options_are_refused_by_the_label(law: Law, ot
     [
         (lambda: number("x", 1, 0, is_int=False), "the lower one first"),
         (lambda: number("x", 0, math.nan, is_int=False), "no range"),
-        (lambda: number("x", 0, math.inf, is_int=True), "no range of numbers"),
-        (lambda: number("x", "a", 1, is_int=False), "no range of numbers"),
+        (lambda: number("x", 0, math.inf, is_int=True), "is no range"),
+        (lambda: number("x", "a", 1, is_int=False), "is no range"),
         (lambda: number("x", 0, 1, is_int=False, log=True), "a lower bound above 0"),
         (lambda: number("x", 0, 9, is_int=True, log=True), "of 1 or more"),
-        (lambda: number("x", 1, 9, is_int=True, log=True, step=2), "both log and step"),
+        (lambda: number("x", 1, 9, is_int=True, log=True, step=2), "and no step"),
         (lambda: number("x", 1, 9, is_int=True, step=0), "a step above 0"),
         (lambda: choice("x", []), "has no options"),
         (lambda: choice("x", [object()]), "use them as names of other objects"),
