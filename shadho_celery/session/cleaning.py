@@ -1,4 +1,4 @@
-"""Deletion of folders that no study of a store needs, on the disks of live workers or below this folder."""
+"""The folders that no study of a store needs, and what workers say about their deletion."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from re import fullmatch
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from shadho_celery.core.checks import listed
-from shadho_celery.core.files import EMBEDDED, LOCK, STUDY_KEY, is_locked
+from shadho_celery.core.files import STUDY_KEY
 from shadho_celery.core.units import counted, size_text
-from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import ladder_of
-from shadho_celery.fleet.control import TO_WORKERS, Client, Sweep, Swept, WorkerAnswer, of_worker
-from shadho_celery.fleet.redis import Redis
-from shadho_celery.fleet.registry import Worker, one_a_disk
-from shadho_celery.fleet.signing import Signer
+from shadho_celery.fleet.control import Swept, WorkerAnswer
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.keeper import Keeper, may_be_promoted
@@ -43,24 +36,19 @@ def plan(store: SqlStore, named: Sequence[str], running: Collection[str]) -> Pla
     `running` are the keys of the studies that run anywhere. Raises UsageError for a study that is neither in the store
     nor named by its key.
     """
-    records = [*store.records()]
-    made = Plan({}, {record.key: record.name for record in records}, [])
-    if named:
-        records = []
-        for name in named:
-            if name in made.names or not fullmatch(STUDY_KEY, name):
-                records.append(store.find(made.names.get(name, name)))
-            elif name in running or is_locked(EMBEDDED / name / LOCK):
-                raise UsageError(f"study {name} runs; stop it first")
-            else:
-                made.trials[name] = None
-    for record in records:
-        if record.key in running or store.holder(record.key, time.time()) is not None:
-            made.notes.append(f"study {record.name} runs: its scheduler lets workers delete what it does not keep")
+    made = Plan({}, {record.key: record.name for record in store.records()}, [])
+    for name in named or made.names:
+        is_foreign = name not in made.names and fullmatch(STUDY_KEY, name)
+        record = None if is_foreign else store.find(made.names.get(name, name))
+        key = name if record is None else record.key
+        if key in running or store.holder(key, time.time()) is not None:
+            made.notes.append(f"study {name} runs: its scheduler lets workers delete what it does not keep")
+        elif record is None:
+            made.trials[key] = None
         elif keep := record.in_force.get("keep"):
-            made.trials[record.key] = _unneeded(StudyResults(store, record), keep["best"])
+            made.trials[key] = _unneeded(StudyResults(store, record), keep["best"])
         elif named:
-            made.notes.append(f'study {record.name} needs all of its folders, because it has no STUDY["keep"]')
+            made.notes.append(f'study {name} needs all of its folders, because it has no STUDY["keep"]')
     return made
 
 
@@ -72,34 +60,17 @@ def _unneeded(study: StudyResults, best: int) -> bytes:
     return keeper.unneeded(recorded, () if ladder is None else may_be_promoted(finished, ladder.most))
 
 
-def ask_workers(
-    client: Redis, signer: Signer, by: str, workers: Mapping[str, Worker], sweep: Sweep
-) -> dict[str, WorkerAnswer | None]:
-    """Return the answers of workers, one for each disk; None for those without an answer. Raises redis-py's errors."""
-    sender = Client(client, signer, TO_WORKERS)
-    first = sender.request("", by, sweep)
-    requests = {name: replace(first, to=of_worker(name)) for name in one_a_disk(workers)}
-    sent = [request for request in requests.values() if sender.send(request) is not None]
-    answers = {request.to: answer for request, answer in sender.answers(sent, ANSWER_SECONDS)}
-    return {name: answers.get(of_worker(name)) for name in requests}
-
-
 def lines(made: Plan, found: Mapping[str, WorkerAnswer | None], *, is_sure: bool) -> Iterator[str]:
-    """Yield lines about what workers have deleted, or would delete."""
+    """Yield lines about what workers have deleted, or would delete. `found` has None for workers without an answer."""
+    yield from made.notes
     folders = size = 0
     for disk, swept in found.items():
         if not isinstance(swept, Swept):
-            yield f"{disk} did not answer: see its log"
+            yield f"{disk} did not do it: see its log, and whether it obeys control with this command's signing key"
             continue
         for key, (count, of_them) in swept.found.items():
             folders, size = folders + count, size + of_them
             if count:
-                what = "the folder" if made.trials[key] is None else counted(count, "folder")
-                yield f"{disk}: {what} of study {made.names.get(key, key)}, {size_text(of_them)}"
-        yield from (f"{disk}: study {key} is left, because its trials run there" for key in swept.in_use)
-        if others := {key: each for key, each in swept.others.items() if key not in made.names}:
-            shown = listed([f"{key} ({size_text(each)})" for key, each in others.items()], 20)
-            yield f"{disk}: left, because other stores may need them, unless you name them: {shown}"
-    yield from made.notes
+                yield f"{disk}: {counted(count, 'folder')} of study {made.names.get(key, key)}, {size_text(of_them)}"
     done = "deleted" if is_sure else "to be deleted"
     yield f"{done}: {counted(folders, 'folder')}, {size_text(size)}" if folders else f"nothing {done}"

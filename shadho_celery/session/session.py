@@ -27,7 +27,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, below, read_class_spec
-from shadho_celery.core.folders import delete, unneeded_folders
+from shadho_celery.core.folders import sweep
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
 from shadho_celery.core.trial import Params, TrialState
@@ -477,6 +477,8 @@ class Session:
             self._say(f"Warning: {self.plan.warning}")
         if (other := self.opened.other_code()) is not None:
             self._say(f"Warning: {other}")
+        if self.scheduler.keeper is not None and self.options.fleet and Signer.for_control() is None:
+            self._say('Warning: STUDY["keep"] deletes nothing, because workers obey control only with a signing key')
         if self.scheduler.done:
             ended, spent = self.study.counted, self.scheduler.spent
             said = counted(ended, "trial has", "trials have")
@@ -491,8 +493,7 @@ class Session:
 
     def _delete_rest(self) -> None:
         """Delete what embedded workers had not deleted before they ended. They have used this folder."""
-        for folder in unneeded_folders(CHECKPOINTS, self.study.record.key, self._unneeded):
-            delete(CHECKPOINTS, folder)
+        sweep(CHECKPOINTS, self.study.record.key, self._unneeded)
 
     def _after_turn(self, view: View) -> None:
         self.turned_at = time.monotonic()
