@@ -73,13 +73,9 @@ def sweep(
     folder = below(root, study)
     found = [] if in_use else [folder]
     if unneeded is not None:
-        names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-        numbers = {int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 16}
-        possible = [number for number in numbers - {*in_use} if number < 8 * len(unneeded)]
-        found = [folder / str(number) for number in possible if unneeded[number // 8] >> number % 8 & 1]
-    if folder.is_symlink():
-        return 0, 0
-    found = [each for each in found if each.is_dir() and not each.is_symlink()]
+        names = {str(n) for n in range(8 * len(unneeded)) if unneeded[n // 8] >> n % 8 & 1 and n not in in_use}
+        found = [each for each in folder.iterdir() if each.name in names] if folder.is_dir() else []
+    found = [each for each in found if each.is_dir() and not (each.is_symlink() or folder.is_symlink())]
     size = sum(file.size for each in found for file in files_in(each))
     for each in found if is_sure else ():
         shutil.rmtree(each, ignore_errors=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from re import fullmatch
-from typing import NamedTuple
 
-from shadho_celery.core.files import STUDY_KEY
 from shadho_celery.core.units import counted, size_text
+from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fleet.control import Swept, WorkerAnswer
 from shadho_celery.results.study import StudyResults
@@ -19,37 +18,35 @@ from shadho_celery.study.keeper import Keeper, may_be_promoted
 ANSWER_SECONDS = 60.0
 
 
-class Plan(NamedTuple):
-    """The studies whose folders are to be deleted."""
-
-    #: by key: the trials whose folders are not needed, as in `core.folders`, or None for the whole study
-    trials: dict[str, bytes | None]
-    #: by key: name of the study, for all studies of the store
-    names: Mapping[str, str]
-    #: lines about studies that are left out
-    notes: list[str]
+#: by key of a study: its name, and the trials whose folders are not needed, as in `core.folders`, or None for all of it
+Plan = Mapping[str, tuple[str, bytes | None]]
 
 
 def plan(store: SqlStore, named: Sequence[str], running: Collection[str]) -> Plan:
-    """Return the plan for the `named` studies, or for all of the store if none is named.
+    """Return the folders that the `named` studies do not need, or those of all studies of the store if none is named.
 
-    `running` are the keys of the studies that run anywhere. Raises UsageError for a study that is neither in the store
-    nor named by its key.
+    `running` are the keys of the studies that run anywhere, which are left out, like studies that keep all folders.
+    Raises UsageError if such a study is named, or a study that is neither in the store nor named by its key.
     """
-    made = Plan({}, {record.key: record.name for record in store.records()}, [])
-    for name in named or made.names:
-        is_foreign = name not in made.names and fullmatch(STUDY_KEY, name)
-        record = None if is_foreign else store.find(made.names.get(name, name))
+    names = {record.key: record.name for record in store.records()}
+    found: dict[str, tuple[str, bytes | None]] = {}
+    for name in named or names:
+        is_foreign = name not in names and fullmatch("[0-9a-f]{16}", name)
+        record = None if is_foreign else store.find(names.get(name, name))
         key = name if record is None else record.key
         if key in running or store.holder(key, time.time()) is not None:
-            made.notes.append(f"study {name} runs: its scheduler lets workers delete what it does not keep")
+            refusal = f"study {name} runs: its scheduler lets workers delete what it does not keep"
         elif record is None:
-            made.trials[key] = None
+            found[key] = name, None
+            continue
         elif keep := record.in_force.get("keep"):
-            made.trials[key] = _unneeded(StudyResults(store, record), keep["best"])
-        elif named:
-            made.notes.append(f'study {name} needs all of its folders, because it has no STUDY["keep"]')
-    return made
+            found[key] = record.name, _unneeded(StudyResults(store, record), keep["best"])
+            continue
+        else:
+            refusal = f'study {name} needs all of its folders, because it has no STUDY["keep"]'
+        if named:
+            raise UsageError(refusal)
+    return found
 
 
 def _unneeded(study: StudyResults, best: int) -> bytes:
@@ -62,7 +59,6 @@ def _unneeded(study: StudyResults, best: int) -> bytes:
 
 def lines(made: Plan, found: Mapping[str, WorkerAnswer | None], *, is_sure: bool) -> Iterator[str]:
     """Yield lines about what workers have deleted, or would delete. `found` has None for workers without an answer."""
-    yield from made.notes
     folders = size = 0
     for disk, swept in found.items():
         if not isinstance(swept, Swept):
@@ -71,6 +67,6 @@ def lines(made: Plan, found: Mapping[str, WorkerAnswer | None], *, is_sure: bool
         for key, (count, of_them) in swept.found.items():
             folders, size = folders + count, size + of_them
             if count:
-                yield f"{disk}: {counted(count, 'folder')} of study {made.names.get(key, key)}, {size_text(of_them)}"
+                yield f"{disk}: {counted(count, 'folder')} of study {made[key][0]}, {size_text(of_them)}"
     done = "deleted" if is_sure else "to be deleted"
     yield f"{done}: {counted(folders, 'folder')}, {size_text(size)}" if folders else f"nothing {done}"

@@ -235,7 +235,7 @@ class Control:
             running = {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
             with closing(SqlStore(self._store, read_only=True)) as store:
                 plan = cleaning.plan(store, studies, running)
-            sweep = Sweep(studies=plan.trials, is_sure=is_sure)
+            sweep = Sweep(studies={key: trials for key, (_, trials) in plan.items()}, is_sure=is_sure)
             if self._redis or urls.is_fleet({}):
                 [reach] = found
                 living = Registry(reach.client, Worker, reach.signer).living()
@@ -488,20 +488,14 @@ class TrialLogs:
             return LogPart(*here)
         if host == IN_PROCESS:
             return NoLog(f"trial {number} ran in the process of its search, whose output is not kept")
-        if self._url:
-            deed = ReadLog(study=study, number=number, attempt=attempt, after=after)
-            nothing = f"trial {number} has printed nothing"
-            found = self.from_workers(deed, host, source, f"the log of trial {number}", nothing)
-            return found if isinstance(found, NoLog) else LogPart(found[0].text, found[0].end, found[1])
-        if host in {None, socket.gethostname()}:
+        nothing = f"trial {number} has printed nothing"
+        if not self._url and host in {None, socket.gethostname()}:
             # An embedded study has its state in the folder in which all of its trials run.
             is_here = below(EMBEDDED, study).is_dir()
-            return NoLog(f"trial {number} has printed nothing{'' if is_here else ', or ran in another folder'}")
-        return NoLog(
-            f"the log of trial {number} is on {host}; give --redis to ask the workers there, or run this command there "
-            "in the workers' folder",
-            is_error=True,
-        )
+            return NoLog(f"{nothing}{'' if is_here else ', or ran in another folder'}")
+        deed = ReadLog(study=study, number=number, attempt=attempt, after=after)
+        found = self.from_workers(deed, host, source, f"the log of trial {number}", nothing)
+        return found if isinstance(found, NoLog) else LogPart(found[0].text, found[0].end, found[1])
 
     def of_replicas(self, study: str, number: int, attempt: int) -> list[Path]:
         """Return the log files of an attempt's other replicas or ranks that are in this folder."""
@@ -515,8 +509,8 @@ class TrialLogs:
         `nothing` says that a trial has not left it. Other arguments and errors are those of `read`.
         """
         if not self._url:
-            where = f"its worker on {host} ran in another folder: run this command there, or give --redis"
-            return NoLog(f"{nothing}, or {where}", is_error=True)
+            where = "give --redis to ask the workers there, or run this command there in the workers' folder"
+            return NoLog(f"{nothing}, or {what} is on {host}; {where}", is_error=True)
         with refusals():
             with self._lock:
                 if self._fleet is None:

@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.files import CHECKPOINTS, below
-from shadho_celery.core.folders import MAX_DIGESTED, MAX_FILES, MAX_PIECE, LeftFile, files_in
+from shadho_celery.core.files import CHECKPOINTS
+from shadho_celery.core.folders import MAX_DIGESTED, MAX_FILES, MAX_PIECE, LeftFile
 from shadho_celery.core.units import size_text
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.fleet.control import ListFolder, ReadFile, WorkerDeed
+from shadho_celery.fleet.control import ListFolder, LogAnswer, ReadFile, WorkerDeed
 from shadho_celery.node.logs import answered
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.session.control import NoLog, TrialLogs
@@ -29,7 +29,7 @@ class TrialFolder:
         number = trial.number if trial.origin is None else trial.origin
         self._workers, self._trial = workers, trial
         self._facts: dict[str, Any] = {"study": study, "number": number}
-        self._is_here = any(files_in(below(CHECKPOINTS, study, str(number))))
+        #: worker that has the folder; None if it is here
         self._source: str | None = None
         #: its files
         self.files: list[LeftFile] = self._ask(ListFolder(**self._facts)).files
@@ -40,8 +40,8 @@ class TrialFolder:
 
     def _ask(self, deed: WorkerDeed) -> Any:
         """Return the answer to a request about the folder."""
-        if self._is_here:
-            return answered(CHECKPOINTS, deed)
+        if self._source is None and (here := answered(CHECKPOINTS, deed)) != LogAnswer():
+            return here
         what = f"the folder of trial {self._trial.number}"
         nothing = f"trial {self._trial.number} has left no files, or they were deleted"
         found = self._workers.from_workers(deed, self._trial.host, self._source, what, nothing)

@@ -279,7 +279,8 @@ class Session:
         #: number of trials that had ended before this run
         self.counted_before = self.study.counted
         if servers is None:
-            stack.callback(self._delete_rest)
+            # Delete what the workers, which have this folder, had not deleted before they ended.
+            stack.callback(lambda: sweep(CHECKPOINTS, self.study.record.key, self._unneeded))
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
             os.environ.update(embedded.urls)
@@ -486,14 +487,13 @@ class Session:
             self._say(f"nothing is left to run: {said} ended; {more} runs more")
 
     def _forget(self, *, at_end: bool = False) -> None:
-        """Let workers delete the folders that the study does not need any more."""
-        if (found := self.scheduler.unneeded(at_end=at_end)) is not None:
+        """Let workers delete the folders that the study does not need any more. Its results must be recorded."""
+        if (keeper := self.scheduler.keeper) is None or self.study.trouble is not None:
+            return
+        now = math.inf if at_end else self.study.clock.now()
+        if (found := keeper.news(self.study, self.scheduler.proposals.rounds.promotable, now)) is not None:
             self._unneeded = found
             self.executor.forget(found)
-
-    def _delete_rest(self) -> None:
-        """Delete what embedded workers had not deleted before they ended. They have used this folder."""
-        sweep(CHECKPOINTS, self.study.record.key, self._unneeded)
 
     def _after_turn(self, view: View) -> None:
         self.turned_at = time.monotonic()
