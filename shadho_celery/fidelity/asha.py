@@ -135,7 +135,7 @@ class Asha(Rounds):
 
     @property
     def promotable(self) -> Collection[int]:
-        # Each of them is among the best once enough others are worse.
+        # Each of them is promoted once enough others have ended with a higher loss.
         return {origin for rung in self._rungs[:-1] for loss, origin in rung.stayed if loss < math.inf}
 
 

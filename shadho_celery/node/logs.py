@@ -62,11 +62,11 @@ class AnswerServer:
             # The last requests are still being answered, because the disk is slow, or parts of a folder follow.
             return
         self._looked_at = now
-        requests = self._taken()
+        now_ms, requests = self._requests.take()
         self._was_asked = bool(requests)
         if requests:
             # The caller's thread also renews the leases, so it must not wait for a disk.
-            self._answering = threading.Thread(target=self._answer, args=[requests], name="shadho-logs", daemon=True)
+            self._answering = threading.Thread(target=self._answer, args=[now_ms, requests], daemon=True)
             try:
                 start_thread(self._answering)
             except NoThread as error:
@@ -75,20 +75,17 @@ class AnswerServer:
             self._has_warned = True
             log.warning("requests for logs and folders are refused: unsigned, signed with another key, or malformed")
 
-    def _taken(self) -> list[Asked[WorkerDeed]]:
-        now_ms, requests = self._requests.take()
-        # Drop expired requests, for whose answers nobody waits any more.
-        return [request for request in requests if request.expires >= now_ms]
-
-    def _answer(self, requests: Sequence[Asked[WorkerDeed]]) -> None:
+    def _answer(self, now_ms: int, requests: Sequence[Asked[WorkerDeed]]) -> None:
         asked_at = self._clock.now()
         try:
             while requests or self._clock.now() - asked_at < LINGER_SECONDS:
                 for request in requests:
-                    self._requests.answer(request, answered(self._folder, request.deed, self._in_use))
+                    # Nobody waits any more for the answer to an expired request.
+                    if request.expires >= now_ms:
+                        self._requests.answer(request, answered(self._folder, request.deed, self._in_use))
                     asked_at = self._clock.now()
                 self._clock.sleep(LINGER_LOOK_SECONDS)
-                requests = self._taken()
+                now_ms, requests = self._requests.take()
         except redis.RedisError as error:
             log.warning("a request for a log or a folder could not be answered: %s", error)
 
