@@ -531,7 +531,9 @@ class TrialLogs:
                 if answer != LogAnswer():
                     return answer, worker_of(request)
         if strangers and not has_answered:
-            reason = f"{strangers} workers sign with another key, or only one side signs; give the fleet's --signing-key-file"
+            reason = (
+                f"{strangers} workers have another key, or only one side signs; give the fleet's --signing-key-file"
+            )
         elif not on_host:
             reason = f"no worker is live on {host}, where {what} is; start one there in the same folder"
         elif not sent:
