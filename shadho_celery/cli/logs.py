@@ -132,14 +132,7 @@ def _explain(trial: TrialResult, why: NoLog | None) -> None:
 )
 @shared_options.study_argument
 @click.argument("number", metavar="[TRIAL]", required=False, type=click.IntRange(min=0))
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="New or empty folder for the copy.",
-)
+@click.option("-o", "--output", required=True, metavar="DIR", type=Path, help="New or empty folder for the copy.")
 @shared_options.store_option
 @shared_options.fleet_options
 def fetch(name: str, number: int | None, output: Path, store: str, **connection: str | None) -> None:

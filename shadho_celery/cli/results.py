@@ -218,15 +218,8 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
                 {"attempt": each.attempt, "step": each.step, "loss": each.loss, "at": each.at} for each in found.reports
             ]
             history = [attempt_json(each) for each in study.records.of_trial(number)]
-            print_json(
-                {
-                    "study": study.name,
-                    **trial_json(found),
-                    "folder": found.folder,
-                    "history": history,
-                    "reports": reports,
-                }
-            )
+            facts = {**trial_json(found), "folder": found.folder}
+            print_json({"study": study.name, **facts, "history": history, "reports": reports})
             return
         for line in _description(study, found):
             say(line)

@@ -174,10 +174,6 @@ LOCK = "lock"
 LOCK_SECONDS = 15.0
 
 
-#: pattern of the key of a study
-STUDY_KEY = "[0-9a-f]{16}"
-
-
 def new_key() -> str:
     """Return the key of a new study: 16 random hexadecimal digits."""
     return uuid.uuid4().hex[:16]

@@ -1,4 +1,4 @@
-"""Folders that trials leave below a folder of checkpoints: their files, those that are not needed, and their deletion.
+"""Folders that trials leave below a folder of checkpoints: their files, and the deletion of those that are not needed.
 
 A set of trials is a text of bits: bit N, the lowest of each byte first, stands for trial N. The functions follow no
 links, and neither read nor delete anything outside of the folder of checkpoints.
@@ -11,7 +11,6 @@ import shutil
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +18,12 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.files import below
 from shadho_celery.core.trial import Bytes
-from shadho_celery.errors import UsageError
 
 #: maximum bytes of a piece of a file, and of the part of a file of which one digest is made
 MAX_PIECE, MAX_DIGESTED = 2**20, 2**26
+
+#: maximum number of files of a folder that is fetched, so that their list fits in one answer
+MAX_FILES = 1000
 
 #: maximum bytes of a path; a longer one cannot be opened
 MAX_PATH = 4096
@@ -38,13 +39,12 @@ class LeftFile(Struct, frozen=True):
 
 def files_in(folder: Path) -> Iterator[LeftFile]:
     """Yield the regular files in a folder and below it. Links are left out, and a missing folder has no files."""
-    top = os.fsencode(folder)
-    for here, _, names in os.walk(top):
-        for name in names:
+    for here, _, names in os.walk(folder):
+        for path in [Path(here, name) for name in names]:
             with suppress(OSError):
-                found = os.lstat(os.path.join(here, name))  # noqa: PTH118 -- a Path has no bytes
+                found = path.lstat()
                 if stat.S_ISREG(found.st_mode):
-                    yield LeftFile(os.path.relpath(os.path.join(here, name), top), found.st_size)  # noqa: PTH118
+                    yield LeftFile(os.fsencode(path.relative_to(folder)), found.st_size)
 
 
 def read_part(root: Path, folder: str, path: bytes, start: int, size: int) -> bytes:
@@ -62,29 +62,21 @@ def read_part(root: Path, folder: str, path: bytes, start: int, size: int) -> by
         return file.read(size)
 
 
-def digest(data: bytes) -> bytes:
-    """Return the digest by which a part of a file is compared with its copy."""
-    return blake2b(data, digest_size=32).digest()
+def sweep(
+    root: Path, study: str, unneeded: bytes | None, in_use: Collection[int] = (), *, is_sure: bool = True
+) -> tuple[int, int]:
+    """Delete the folders of the `unneeded` trials of a study; None means all of the study, unless a trial is in use.
 
-
-def unneeded_folders(root: Path, study: str, unneeded: bytes | None, in_use: Collection[int] = ()) -> list[Path]:
-    """Return the folders of the `unneeded` trials of a study, except of those `in_use`; None means the whole study.
-
-    Raises UsageError if the study's folder leads out of `root`.
+    Return the number of the folders and the bytes in them. Unless `is_sure`, nothing is deleted. Folders of trials
+    `in_use` are left. Raises UsageError if the study's folder leads out of `root`.
     """
     folder = below(root, study)
-    if unneeded is None:
-        return [folder] if folder.is_dir() and not in_use else []
-    names = [each.name for each in folder.iterdir() if not each.is_symlink()] if folder.is_dir() else []
-    numbers = sorted({int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 16})
-    return [
-        folder / str(number)
-        for number in numbers
-        if number < 8 * len(unneeded) and unneeded[number // 8] >> number % 8 & 1 and number not in in_use
-    ]
-
-
-def delete(root: Path, folder: Path) -> None:
-    """Delete a folder below `root`, as far as this is possible. A link is neither followed nor deleted."""
-    with suppress(UsageError):
-        shutil.rmtree(below(root, *folder.relative_to(root).parts), ignore_errors=True)
+    found = [] if in_use else [folder]
+    if unneeded is not None:
+        names = {str(n) for n in range(8 * len(unneeded)) if unneeded[n // 8] >> n % 8 & 1 and n not in in_use}
+        found = [each for each in folder.iterdir() if each.name in names] if folder.is_dir() else []
+    found = [each for each in found if each.is_dir() and not (each.is_symlink() or folder.is_symlink())]
+    size = sum(file.size for each in found for file in files_in(each))
+    for each in found if is_sure else ():
+        shutil.rmtree(each, ignore_errors=True)
+    return len(found), size

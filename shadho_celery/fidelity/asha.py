@@ -29,7 +29,7 @@ class Rung:
     def __init__(self) -> None:
         #: sorted pairs (loss, origin) of all results; and of the results that were not promoted
         self._all: list[tuple[float, int]] = []
-        self._stayed: list[tuple[float, int]] = []
+        self.stayed: list[tuple[float, int]] = []
         #: by origin, in the order of the results: the loss
         self.losses: dict[int, float] = {}
         #: by origin: number of its trial on the next rung
@@ -43,38 +43,33 @@ class Rung:
         insort(self._all, (loss, origin))
         self.losses[origin] = loss
         if origin not in self.promoted:
-            insort(self._stayed, (loss, origin))
+            insort(self.stayed, (loss, origin))
 
     def candidates(self, count: int) -> list[int]:
         """Return the origins of those of the best `count` results that were not promoted, the best first.
 
         Failed trials are left out. At most MOST_OFFERED origins are returned.
         """
-        if count < 1 or not self._stayed:
+        if count < 1 or not self.stayed:
             return []
         worst = self._all[min(count, len(self._all)) - 1]
-        end = min(bisect_right(self._stayed, worst), MOST_OFFERED)
-        return [origin for loss, origin in self._stayed[:end] if loss < math.inf]
-
-    @property
-    def promotable(self) -> list[int]:
-        """Origins that are not promoted and have not failed: each is among the best once enough others are worse."""
-        return [origin for loss, origin in self._stayed if loss < math.inf]
+        end = min(bisect_right(self.stayed, worst), MOST_OFFERED)
+        return [origin for loss, origin in self.stayed[:end] if loss < math.inf]
 
     def promote(self, origin: int, number: int) -> None:
         """Record that an origin was promoted to the next rung, as the trial with this number."""
         self.promoted[origin] = number
         if origin in self.losses:
-            place = bisect_left(self._stayed, (self.losses[origin], origin))
-            if place < len(self._stayed) and self._stayed[place][1] == origin:
-                del self._stayed[place]
+            place = bisect_left(self.stayed, (self.losses[origin], origin))
+            if place < len(self.stayed) and self.stayed[place][1] == origin:
+                del self.stayed[place]
 
     def take_back(self, origin: int, number: int) -> None:
         """Undo the promotion of an origin, if it was promoted as the trial with this number."""
         if self.promoted.get(origin) == number:
             del self.promoted[origin]
             if origin in self.losses:
-                insort(self._stayed, (self.losses[origin], origin))
+                insort(self.stayed, (self.losses[origin], origin))
 
 
 class Asha(Rounds):
@@ -140,7 +135,8 @@ class Asha(Rounds):
 
     @property
     def promotable(self) -> Collection[int]:
-        return {origin for rung in self._rungs[:-1] for origin in rung.promotable}
+        # Each of them is promoted once enough others have ended with a higher loss.
+        return {origin for rung in self._rungs[:-1] for loss, origin in rung.stayed if loss < math.inf}
 
 
 #: the first PILOTS new trials go through all rungs, and one in PROBE later ones

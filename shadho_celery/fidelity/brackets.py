@@ -140,10 +140,8 @@ class Bracket:
     def promotable(self) -> set[int]:
         """Origins that its current rung, or a higher one, may continue."""
         rung = self._rungs[self._place]
-        is_top = rung is self._rungs[-1]
-        return {*(rung.chosen or ()), *rung.origins.values()} - {
-            origin for loss, origin in rung.losses if is_top or loss == math.inf
-        }
+        over = {origin for loss, origin in rung.losses if loss == math.inf or rung is self._rungs[-1]}
+        return {*(rung.chosen or ()), *rung.origins.values()} - over
 
     def end_draws(self) -> None:
         """Take no more new draws, and continue with the trials that exist."""

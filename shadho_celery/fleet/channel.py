@@ -24,7 +24,6 @@ breakers  hash    worker -> number of strikes in a row; or ``half:`` and the tim
 known     set     kinds of failures that are caused by the trials, for example because several workers have had them
 sources   string  sealed sources of the study's code, if it ships them
 inputs    hash    pieces of the files of the study's command, if it ships them, by digest and number
-unneeded  string  sealed list of the trials whose folders workers may delete, with the setting `keep`
 inbox     stream  requests to the scheduler (`control`)
 holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
@@ -46,7 +45,6 @@ from enum import Enum
 from itertools import chain
 
 import redis
-from msgspec import Struct
 
 from shadho_celery.core.code import MAX_SOURCES, Digest, FullDigest, Sources
 from shadho_celery.core.failures import cause_of
@@ -106,7 +104,6 @@ _TYPES = {
     "shadho:{}:holder": "string",
     "shadho:{}:sources": "string",
     "shadho:{}:inputs": "hash",
-    "shadho:{}:unneeded": "string",
 }
 
 #: maximum of the first part of an event's id (ms). No clock reaches it; an entry with this id, which somebody else has
@@ -134,24 +131,6 @@ MAX_SEALED = 2 * MAX_SOURCES
 _SOURCES = Sealed[Sources](Sources, MAX_SEALED)
 #: bytes of a piece of a file that is shipped, and maximum number of its pieces
 PIECE_BYTES, MAX_PIECES = 1_000_000, 70
-
-
-class Unneeded(Struct, frozen=True, kw_only=True):
-    """The trials of a study whose folders workers may delete."""
-
-    #: as in `core.folders`
-    trials: bytes
-
-
-_UNNEEDED = Sealed[Unneeded](Unneeded, MAX_SEALED)
-
-
-def unneeded(client: Redis, signer: Signer, studies: Sequence[str]) -> dict[str, bytes]:
-    """Return by study the trials whose folders workers may delete. Studies that keep all folders are left out."""
-    names = [key for study in studies for key in keys(study, "unneeded")]
-    found = zip(studies, names, client.mget(names), strict=True)
-    read = {study: _UNNEEDED.read(key, text, signer) for study, key, text in found if text is not None}
-    return {study: record.trials for study, record in read.items() if record is not None}
 
 
 def configured_lease() -> float:
@@ -464,15 +443,6 @@ class SchedulerChannel:
         them.
         """
         run(self._client, "reopen", self._study, *chain.from_iterable(attempts))
-
-    def forget_folders(self, trials: bytes | None) -> None:
-        """Let workers delete the folders of these trials; see `core.folders`. With None, let them delete nothing."""
-        [key] = keys(self._study, "unneeded")
-        if trials is None:
-            self._client.delete(key)
-        else:
-            # It outlives the study, because its last workers read it some seconds later.
-            self._client.set(key, self._signer.seal(key, Unneeded(trials=trials)), ex=ERASED_SECONDS)
 
     def refused(self) -> int:
         """Return the number of late results that were refused so far."""

@@ -9,18 +9,19 @@ A request expires at a time of the Redis server's clock, so the clocks of the ho
 are signed if there is a signing key, and a signature is valid for one Redis key only. A request to a study contains the
 fence of the scheduler that it is for, and is carried out at most once: a copy of the request gets the first answer.
 Requests to a worker may be carried out repeatedly. They ask for the log or the folder of a trial, or, signed like those
-to a scheduler, for the deletion of folders.
+to a scheduler, for the deletion of folders, as the scheduler of a study with the setting `keep` does.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
 import redis
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from shadho_celery.core.folders import MAX_DIGESTED, MAX_PATH, LeftFile
 from shadho_celery.core.payload import StudyKey
@@ -73,8 +74,6 @@ class Kind(Generic[D, A]):
     answers: Sealed[A]
     #: seconds for which an inbox is kept after its last request, and an answer after it was given
     kept_seconds: int
-    #: True if an answer is removed once it was read, because it is large
-    is_removed: bool = False
 
 
 CONTROL = Kind(
@@ -93,10 +92,6 @@ class Requests(Generic[D, A]):
         #: number of requests that were unsigned or malformed
         self.forged = 0
 
-    def _read(self, text: str) -> Asked[D] | None:
-        """Return the request in a text, or None if it is unsigned or malformed."""
-        return self._kind.requests.read(self.key, text, self._signer)
-
     def take(self, most: int = MAX_REQUESTS) -> tuple[int, list[Asked[D]]]:
         """Remove the first requests from Redis. Return the server's time in ms, and the requests with our signature.
 
@@ -110,7 +105,7 @@ class Requests(Generic[D, A]):
                 raise
             self.forged += self._client.delete(self.key)
             return 0, []
-        found = [*map(self._read, texts)]
+        found = [self._kind.requests.read(self.key, text, self._signer) for text in texts]
         good = [each for each in found if each is not None and each.to == self._to]
         self.forged += len(found) - len(good)
         return now, good
@@ -118,10 +113,7 @@ class Requests(Generic[D, A]):
     def answer(self, request: Asked[D], answer: A) -> None:
         """Answer a request. Raises redis-py's errors."""
         key = _answer_key(request)
-        self._client.set(key, self._signer_of(answer).seal(key, answer), ex=self._kind.kept_seconds)
-
-    def _signer_of(self, answer: A) -> Signer:
-        return self._signer
+        self._client.set(key, self._signer.seal(key, answer), ex=self._kind.kept_seconds)
 
 
 class Inbox(Requests[OfStudy, Answer]):
@@ -177,7 +169,7 @@ class Client(Generic[D, A]):
     """The sender's end for one kind of requests: sends them and waits for the answers."""
 
     def __init__(self, client: Redis, signer: Signer, kind: Kind[D, A]) -> None:
-        self._client, self._signer, self._kind = client, signer, kind
+        self._client, self.signer, self._kind = client, signer, kind
         self._clock = SystemClock()
 
     def request(self, to: str, by: str, deed: D, fence: int = 0) -> Asked[D]:
@@ -191,20 +183,29 @@ class Client(Generic[D, A]):
         Raises ValueError if the request is too long.
         """
         [key] = keys(request.to, "inbox")
-        sealed = self._signer.seal(key, request)
+        sealed = self.signer.seal(key, request)
         if len(sealed) > (most := self._kind.requests.most):
             raise ValueError(f"it has {len(sealed)} characters, and may have {most}")
         return str(run(self._client, "put_request", request.to, sealed, MAX_REQUESTS, self._kind.kept_seconds)) or None
+
+    def ask(self, workers: Iterable[str], by: str, deed: D) -> list[Asked[D]]:
+        """Send a request to workers. Return the requests, without those for workers whose inboxes are full.
+
+        Raises redis-py's errors.
+        """
+        first = self.request("", by, deed)
+        requests = [replace(first, to=of_worker(name)) for name in workers]
+        return [request for request in requests if self.send(request) is not None]
 
     def answers(self, requests: Sequence[Asked[D]], seconds: float) -> Iterator[tuple[Asked[D], A]]:
         """Yield the requests that are answered within `seconds`, with their answers. Raises redis-py's errors."""
         waiting, deadline = {_answer_key(each): each for each in requests}, self._clock.now() + seconds
         while waiting:
             for key, text in zip([*waiting], self._client.mget([*waiting]), strict=True):
-                answer = None if text is None else self._kind.answers.read(key, text, self._signer)
+                answer = None if text is None else self._kind.answers.read(key, text, self.signer)
                 if answer is not None:
-                    if self._kind.is_removed:
-                        self._client.delete(key)
+                    # It may be large.
+                    self._client.delete(key)
                     yield waiting.pop(key), answer
             if self._clock.now() >= deadline:
                 return
@@ -224,6 +225,11 @@ def of_worker(name: str) -> str:
     return f"worker:{name}"
 
 
+def worker_of(request: Asked[Any]) -> str:
+    """Return the name of the worker that a request is for."""
+    return request.to.removeprefix(of_worker(""))
+
+
 def _answer_key(request: Asked[Any]) -> str:
     [key] = keys(request.to, f"answer:{request.id}")
     return key
@@ -233,11 +239,16 @@ def _answer_key(request: Asked[Any]) -> str:
 MAX_SENT = 2_500_000
 
 
-class ReadLog(Struct, frozen=True, kw_only=True, tag=True):
-    """Read the log of an attempt."""
+class OfTrial(Struct, frozen=True, kw_only=True, tag=True):
+    """A request for what a trial has left."""
 
     study: StudyKey
     number: Number
+
+
+class ReadLog(OfTrial, frozen=True, kw_only=True):
+    """Read the log of an attempt."""
+
     attempt: Place
     #: position in the log at which the answer should begin
     after: Number = 0
@@ -252,27 +263,20 @@ class LogAnswer(Struct, frozen=True, kw_only=True, tag=True):
     end: Number = 0
 
 
-class ListFolder(Struct, frozen=True, kw_only=True, tag=True):
-    """List files in the folder of a trial."""
-
-    study: StudyKey
-    number: Number
-    #: number of files, in the order of their paths, that are known
-    after: Number = 0
+class ListFolder(OfTrial, frozen=True, kw_only=True):
+    """List the files in the folder of a trial."""
 
 
 class FolderAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """A worker's answer to a request for a list of files."""
 
-    #: files after the known ones, in the order of their paths, as many as fit; [] at the end
+    #: at most MAX_FILES and one more
     files: list[LeftFile]
 
 
-class ReadFile(Struct, frozen=True, kw_only=True, tag=True):
+class ReadFile(OfTrial, frozen=True, kw_only=True):
     """Read a part of a file in the folder of a trial, or the digest of a part."""
 
-    study: StudyKey
-    number: Number
     path: Annotated[bytes, Meta(max_length=MAX_PATH)]
     start: Number
     size: Annotated[int, Meta(ge=1, le=MAX_DIGESTED)]
@@ -301,10 +305,6 @@ class Swept(Struct, frozen=True, kw_only=True, tag=True):
 
     #: by key of a study: number and bytes of the folders that are deleted, or would be
     found: dict[StudyKey, tuple[Number, Bytes]]
-    #: by key of another study that has left folders here: their bytes
-    others: dict[StudyKey, Bytes] = {}
-    #: keys of the studies that are not deleted as a whole, because their trials run here
-    in_use: list[StudyKey] = []
 
 
 WorkerDeed = ReadLog | ListFolder | ReadFile | Sweep
@@ -314,23 +314,6 @@ TO_WORKERS = Kind(
     requests=Sealed[Asked[WorkerDeed]](Asked[WorkerDeed], MAX_REQUEST),
     answers=Sealed[WorkerAnswer](WorkerAnswer, 7 * MAX_SENT),
     kept_seconds=30,
-    is_removed=True,
 )
 
-
-class WorkerRequests(Requests[WorkerDeed, WorkerAnswer]):
-    """The worker's end: it reads for everybody on the fleet, and deletes for those who may control it."""
-
-    def __init__(self, client: Redis, worker: str, signer: Signer, control: Signer | None) -> None:
-        """`control` is the signer of requests to delete folders; None to refuse them."""
-        super().__init__(client, of_worker(worker), signer, TO_WORKERS)
-        self._control = control
-
-    def _read(self, text: str) -> Asked[WorkerDeed] | None:
-        found = super()._read(text)
-        if found is None or isinstance(found.deed, Sweep):
-            return None if self._control is None else TO_WORKERS.requests.read(self.key, text, self._control)
-        return found
-
-    def _signer_of(self, answer: WorkerAnswer) -> Signer:
-        return self._control if isinstance(answer, Swept) and self._control is not None else self._signer
+WorkerRequests = Requests[WorkerDeed, WorkerAnswer]

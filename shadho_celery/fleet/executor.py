@@ -22,12 +22,12 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
-from shadho_celery.fleet.control import Inbox, Request
+from shadho_celery.fleet.control import TO_WORKERS, Client, Inbox, Request, Sweep
 from shadho_celery.fleet.dispatch import LOOK_SECONDS, Dispatch, LeaseMonitor
 from shadho_celery.fleet.drains import Drain, Drains, DrainWatch
 from shadho_celery.fleet.gangs import Gangs
 from shadho_celery.fleet.redis import connect, flush, is_outage, outages_pass, refusals, unusable
-from shadho_celery.fleet.registry import Progress, of_other_protocols
+from shadho_celery.fleet.registry import Progress, of_other_protocols, one_a_disk
 from shadho_celery.fleet.seats import SchedulerSeats
 from shadho_celery.fleet.workers import FleetStudy, Servers, Workers
 from shadho_celery.study.recorder import Recorder
@@ -65,6 +65,8 @@ class QueueExecutor:
         self._study, self._publisher, key = study, servers.publisher, study.template.study
         #: inbox that receives control requests; None if this process refuses requests
         self._inbox = None if control is None else Inbox(client, key, study.fence, control)
+        #: sender of requests to workers to delete folders; None if this process has no key for them
+        self._sweeps = None if control is None else Client(client, control, TO_WORKERS)
         self.channel = channel = SchedulerChannel(client, key, signer, study.fence, self._inbox)
         quarantine = Quarantine(client, key)
         self._breaker = CircuitBreaker(quarantine)
@@ -99,8 +101,6 @@ class QueueExecutor:
         with refusals():
             self.channel.repair()
             self.channel.lock()
-            # An earlier run may have kept fewer folders.
-            self.channel.forget_folders(None)
             quarantine.reset(self._dispatch.template.code)
             if self._ship is not None:
                 self._ship()
@@ -261,9 +261,15 @@ class QueueExecutor:
         self.workers.set_weight(weight, self._in_flight, self._clock.now())
 
     def forget(self, trials: bytes) -> None:
-        """Let workers delete the folders of these trials. While Redis is unavailable, nothing is deleted."""
+        """Let the live workers that obey control requests delete the folders of these trials; see `core.folders`.
+
+        Nothing waits for them: a folder that they cannot delete now is part of the next call, or of `clean`.
+        """
+        if self._sweeps is None:
+            return
+        key, names = self._study.template.study, one_a_disk(self.workers.announced, self._sweeps.signer.fingerprint)
         with outages_pass():
-            self.channel.forget_folders(trials)
+            self._sweeps.ask(names, key, Sweep(studies={key: trials}, is_sure=True))
 
     @property
     def has_news(self) -> bool:

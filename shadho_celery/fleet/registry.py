@@ -185,9 +185,13 @@ class StudyWants(Struct, frozen=True, kw_only=True):
         return {name: int(slots) + unsent for name, slots in self.wants.items() if name not in self.wanted_slots}
 
 
-def one_a_disk(workers: Mapping[str, Worker]) -> list[str]:
-    """Return the names of workers, one of those that share a folder of checkpoints."""
-    return [*{worker.storage or name: name for name, worker in workers.items()}.values()]
+def one_a_disk(workers: Mapping[str, Worker], control: str | None = None) -> list[str]:
+    """Return the names of workers, one of those that share a folder of checkpoints.
+
+    With `control`, the fingerprint of a signer, workers that do not obey its requests are left out.
+    """
+    found = {name: each for name, each in workers.items() if control in {None, each.control}}
+    return [*{each.storage or name: name for name, each in found.items()}.values()]
 
 
 def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:

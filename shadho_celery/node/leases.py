@@ -55,8 +55,6 @@ class Leases:
         self._channel = channel
         self._seats = seats
         self._live: list[Lease] = []
-        #: keys of studies of which trials have run here; the reader removes them
-        self.ran = set[str]()
         self._lock = threading.Lock()
         self._is_closed = False
         #: set once the worker is preempted
@@ -98,7 +96,6 @@ class Leases:
         """Keep a lease for the duration of a `with` block: `renew` renews it."""
         with self._lock:
             self._live.append(lease)
-            self.ran.add(lease.study)
             lease.stopped = GIVEN_BACK if self._is_closed else ""
         try:
             yield

@@ -39,8 +39,8 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.core.units import duration
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.fleet.channel import Claim, Shipping, WorkerChannel, unneeded
-from shadho_celery.fleet.control import WorkerRequests
+from shadho_celery.fleet.channel import Claim, Shipping, WorkerChannel
+from shadho_celery.fleet.control import TO_WORKERS, Requests, of_worker
 from shadho_celery.fleet.redis import refusals
 from shadho_celery.fleet.seats import Seat, WorkerSeats
 from shadho_celery.fleet.signing import UNSIGNED, Signer
@@ -49,7 +49,7 @@ from shadho_celery.node.code import CodeGate, ShippedCode, storage_id
 from shadho_celery.node.devices import Devices
 from shadho_celery.node.heartbeat import Beat, Heartbeat, announced
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
-from shadho_celery.node.logs import AnswerServer, Deletions, TrialLines
+from shadho_celery.node.logs import AnswerServer, TrialLines
 from shadho_celery.node.stay import SAFETY
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.output import log_name
@@ -124,10 +124,10 @@ class Slots:
         )
         self._claims = Claims(channel, self.heartbeat.tally.redis, self._clock, self._closing)
         self._lines = TrialLines()
-        requests = WorkerRequests(client, self.name, signer, control)
-        self._answers = AnswerServer(requests, checkpoints, self.leases.in_use, self._clock)
-        let_go = partial(unneeded, client, signer)
-        self._deletions = Deletions(let_go, checkpoints, self.leases, self._clock)
+        # The workers of an embedded fleet have no other signer than that of control.
+        requests = Requests(client, of_worker(self.name), control or signer, TO_WORKERS)
+        in_use = None if control is None else self.leases.in_use
+        self._answers = AnswerServer(requests, checkpoints, in_use, self._clock)
         self.beat = Beat(self._look, self._beat_once, self._claims.note, self._closing)
         #: slots whose last trial was quick and succeeded; and the current bundle of each slot
         self._quick: set[int] = set()
@@ -519,5 +519,4 @@ class Slots:
         # Log the threads only now: when the worker starts, its log is not set up yet.
         self._devices.tell()
         self._answers.beat()
-        self._deletions.beat()
         self._claims.flush()

@@ -497,16 +497,6 @@ class Scheduler:
         outcome = replace(result.outcome, error=f"{error.rstrip()}; {hint}")
         return replace(result, outcome=outcome) if hint else result
 
-    def unneeded(self, *, at_end: bool = False) -> bytes | None:
-        """Return the trials whose folders are not needed, if that is news; see `Keeper.news`.
-
-        Call this after a turn, whose results are recorded, or once `at_end`.
-        """
-        if self.keeper is None or self.study.trouble is not None:
-            return None
-        now = math.inf if at_end else self.study.clock.now()
-        return self.keeper.news(self.study, self.proposals.rounds.promotable, now)
-
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         if self.keeper is not None:
             self.keeper.tell(trials)

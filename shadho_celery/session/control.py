@@ -40,8 +40,9 @@ from shadho_celery.fleet.control import (
     ReadLog,
     Request,
     Sweep,
+    WorkerAnswer,
     WorkerDeed,
-    of_worker,
+    worker_of,
 )
 from shadho_celery.fleet.drains import Drains
 from shadho_celery.fleet.redis import Redis, connect, refusals
@@ -231,21 +232,19 @@ class Control:
         of studies in the store, by default all of them, or keys of studies that are not in the store.
         """
         with reaches(self._redis) as found, refusals():
-            living = [Registry(reach.client, Worker, reach.signer).living() for reach in found]
-            running = {key for each in living for worker in each.values() for key in worker.studies}
-            running |= {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
+            running = {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
             with closing(SqlStore(self._store, read_only=True)) as store:
                 plan = cleaning.plan(store, studies, running)
-            sweep = Sweep(studies=plan.trials, is_sure=is_sure)
+            sweep = Sweep(studies={key: trials for key, (_, trials) in plan.items()}, is_sure=is_sure)
             if self._redis or urls.is_fleet({}):
-                [reach], [workers] = found, living
-                for name, worker in [*workers.items()]:
-                    if (reason := why_not(f"worker {name}", worker.control, reach.control)) is not None:
-                        plan.notes.append(reason)
-                        del workers[name]
-                swept = cleaning.ask_workers(reach.client, reach.control, requester(), workers, sweep)
+                [reach] = found
+                living = Registry(reach.client, Worker, reach.signer).living()
+                swept: dict[str, WorkerAnswer | None] = dict.fromkeys(one_a_disk(living))
+                sender = Client(reach.client, reach.control, TO_WORKERS)
+                asked = sender.ask(one_a_disk(living, reach.control.fingerprint), requester(), sweep)
+                swept |= {worker_of(each): answer for each, answer in sender.answers(asked, cleaning.ANSWER_SECONDS)}
             else:
-                swept = {"this folder": answered(CHECKPOINTS, sweep, lambda study: ())}
+                swept = {"this folder": answered(CHECKPOINTS, sweep)}
         *others, last = cleaning.lines(plan, swept, is_sure=is_sure)
         return Answer(is_done=is_sure or last.startswith("nothing"), text="\n".join([*others, last]))
 
@@ -489,20 +488,14 @@ class TrialLogs:
             return LogPart(*here)
         if host == IN_PROCESS:
             return NoLog(f"trial {number} ran in the process of its search, whose output is not kept")
-        if self._url:
-            deed = ReadLog(study=study, number=number, attempt=attempt, after=after)
-            nothing = f"trial {number} has printed nothing"
-            found = self.from_workers(deed, host, source, f"the log of trial {number}", nothing)
-            return found if isinstance(found, NoLog) else LogPart(found[0].text, found[0].end, found[1])
-        if host in {None, socket.gethostname()}:
+        nothing = f"trial {number} has printed nothing"
+        if not self._url and host in {None, socket.gethostname()}:
             # An embedded study has its state in the folder in which all of its trials run.
             is_here = below(EMBEDDED, study).is_dir()
-            return NoLog(f"trial {number} has printed nothing{'' if is_here else ', or ran in another folder'}")
-        return NoLog(
-            f"the log of trial {number} is on {host}; give --redis to ask the workers there, or run this command there "
-            "in the workers' folder",
-            is_error=True,
-        )
+            return NoLog(f"{nothing}{'' if is_here else ', or ran in another folder'}")
+        deed = ReadLog(study=study, number=number, attempt=attempt, after=after)
+        found = self.from_workers(deed, host, source, f"the log of trial {number}", nothing)
+        return found if isinstance(found, NoLog) else LogPart(found[0].text, found[0].end, found[1])
 
     def of_replicas(self, study: str, number: int, attempt: int) -> list[Path]:
         """Return the log files of an attempt's other replicas or ranks that are in this folder."""
@@ -515,6 +508,9 @@ class TrialLogs:
 
         `nothing` says that a trial has not left it. Other arguments and errors are those of `read`.
         """
+        if not self._url:
+            where = "give --redis to ask the workers there, or run this command there in the workers' folder"
+            return NoLog(f"{nothing}, or {what} is on {host}; {where}", is_error=True)
         with refusals():
             with self._lock:
                 if self._fleet is None:
@@ -528,39 +524,25 @@ class TrialLogs:
             # If no worker is live on the host, ask one worker for each disk, because disks may be shared.
             asked = [source] if source in living and source else on_host or one_a_disk(living)
             sender = Client(client, self._signer, TO_WORKERS)
-            first = sender.request("", requester(), deed)
-            requests = {replace(first, to=of_worker(name)): name for name in asked}
-            sent = [request for request in requests if sender.send(request) is not None]
+            sent = sender.ask(asked, requester(), deed)
             has_answered = False
             for request, answer in sender.answers(sent, self._seconds):
                 has_answered = True
                 if answer != LogAnswer():
-                    return answer, requests[request]
+                    return answer, worker_of(request)
         if strangers and not has_answered:
-            return NoLog(
-                f"{strangers} workers sign with another key than this command, or only one side signs; give the "
-                "fleet's --signing-key-file",
-                is_error=True,
+            reason = (
+                f"{strangers} workers have another key, or only one side signs; give the fleet's --signing-key-file"
             )
-        if not on_host:
-            return NoLog(
-                f"no worker is live on {host}, where {what} is; start one there in the same folder", is_error=True
-            )
-        if not sent:
-            return NoLog(
-                f"the workers on {host} have not read {MAX_REQUESTS} earlier requests; try again later", is_error=True
-            )
-        if not has_answered:
-            return NoLog(
-                f"no worker on {host} has answered within {self._seconds:.0f} s; check that it runs, and try again",
-                is_error=True,
-            )
-        return NoLog(f"{nothing}, or its worker on {host} ran in another folder than the current ones")
-
-    @property
-    def is_fleet(self) -> bool:
-        """True if a fleet is named."""
-        return bool(self._url)
+        elif not on_host:
+            reason = f"no worker is live on {host}, where {what} is; start one there in the same folder"
+        elif not sent:
+            reason = f"the workers on {host} have not read {MAX_REQUESTS} earlier requests; try again later"
+        elif not has_answered:
+            reason = f"no worker on {host} has answered within {self._seconds:.0f} s; check that it runs, and try again"
+        else:
+            return NoLog(f"{nothing}, or its worker on {host} ran in another folder than the current ones")
+        return NoLog(reason, is_error=True)
 
     def close(self) -> None:
         """Close the connection to the fleet."""

@@ -27,7 +27,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, below, read_class_spec
-from shadho_celery.core.folders import delete, unneeded_folders
+from shadho_celery.core.folders import sweep
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
 from shadho_celery.core.trial import Params, TrialState
@@ -279,7 +279,8 @@ class Session:
         #: number of trials that had ended before this run
         self.counted_before = self.study.counted
         if servers is None:
-            stack.callback(self._delete_rest)
+            # Delete what the workers, which have this folder, had not deleted before they ended.
+            stack.callback(lambda: sweep(CHECKPOINTS, self.study.record.key, self._unneeded))
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
             os.environ.update(embedded.urls)
@@ -477,6 +478,8 @@ class Session:
             self._say(f"Warning: {self.plan.warning}")
         if (other := self.opened.other_code()) is not None:
             self._say(f"Warning: {other}")
+        if self.scheduler.keeper is not None and self.options.fleet and Signer.for_control() is None:
+            self._say('Warning: STUDY["keep"] deletes nothing, because workers obey control only with a signing key')
         if self.scheduler.done:
             ended, spent = self.study.counted, self.scheduler.spent
             said = counted(ended, "trial has", "trials have")
@@ -484,15 +487,13 @@ class Session:
             self._say(f"nothing is left to run: {said} ended; {more} runs more")
 
     def _forget(self, *, at_end: bool = False) -> None:
-        """Let workers delete the folders that the study does not need any more."""
-        if (found := self.scheduler.unneeded(at_end=at_end)) is not None:
+        """Let workers delete the folders that the study does not need any more. Its results must be recorded."""
+        if (keeper := self.scheduler.keeper) is None or self.study.trouble is not None:
+            return
+        now = math.inf if at_end else self.study.clock.now()
+        if (found := keeper.news(self.study, self.scheduler.proposals.rounds.promotable, now)) is not None:
             self._unneeded = found
             self.executor.forget(found)
-
-    def _delete_rest(self) -> None:
-        """Delete what embedded workers had not deleted before they ended. They have used this folder."""
-        for folder in unneeded_folders(CHECKPOINTS, self.study.record.key, self._unneeded):
-            delete(CHECKPOINTS, folder)
 
     def _after_turn(self, view: View) -> None:
         self.turned_at = time.monotonic()

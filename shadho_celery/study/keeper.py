@@ -21,12 +21,11 @@ class Keeper:
     def __init__(self, best: int) -> None:
         """Keep the folders of the `best` trials, or of all trials on the front of several losses."""
         self._most = best
-        #: when the trials were last told, and which
-        self._told_at: float
-        self._told: bytes | None
         #: by origin: merit and number of its best trial, of the best ones
         self._best: dict[int, tuple[Merit, int]] = {}
-        self._told_at, self._told = -math.inf, None
+        #: when the trials were last told, and which
+        self._told_at = -math.inf
+        self._told: bytes | None = None
 
     def tell(self, trials: Iterable[Trial]) -> None:
         """Learn from finished trials."""
@@ -40,18 +39,19 @@ class Keeper:
     def unneeded(self, study: StudyTrials, promotable: Collection[int]) -> bytes:
         """Return the trials whose folders are not needed, as `core.folders` has sets of trials."""
         # With several losses, no trial is promoted.
-        needed = {*(study.trials.front_numbers or self._best), *study.open_origins, *promotable}
-        bits = np.ones(study.last_number + 1, bool)
+        best = [trial.number for trial in study.trials.front] or self._best
+        needed = {*best, *study.open_origins, *promotable}
+        bits = np.ones(study.trials.last_number + 1, bool)
         bits[[number for number in needed if number < len(bits)]] = False
         return np.packbits(bits, bitorder="little").tobytes()
 
     def news(self, study: StudyTrials, promotable: Collection[int], now: float) -> bytes | None:
-        """Return the same every KEEP_SECONDS, or None if nothing has changed."""
+        """Return the same every KEEP_SECONDS, or None if nothing has changed. At the time infinity, return it."""
         if now - self._told_at < KEEP_SECONDS:
             return None
         found, before = self.unneeded(study, promotable), self._told
         self._told_at, self._told = now, found
-        return None if found == before else found
+        return None if found == before and now < math.inf else found
 
 
 def origin_of(trial: Trial) -> int:

@@ -370,11 +370,6 @@ class FinishedTrials:
         """Trials on the Pareto front of several losses, sorted by the first loss. Only feasible trials are on it."""
         return self.of(self._front.numbers)
 
-    @property
-    def front_numbers(self) -> list[int]:
-        """Numbers of these trials; [] in a study of one loss."""
-        return self._front.numbers
-
     def losses(self, names: Collection[str]) -> tuple[Indices, Array]:
         """Return two arrays about the feasible COMPLETE trials, in the order of their results.
 
@@ -687,11 +682,6 @@ class StudyTrials:
     def open_origins(self) -> set[int]:
         """Numbers of the trials whose folders unfinished trials use."""
         return {number if trial.origin is None else trial.origin for number, trial in self._open.items()}
-
-    @property
-    def last_number(self) -> int:
-        """The greatest number of a trial, or -1 if there is no trial."""
-        return max([self.trials.last_number, *self._open])
 
     @property
     def lost(self) -> int:

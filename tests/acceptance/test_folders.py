@@ -75,7 +75,6 @@ def test_on_this_machine(desk: Desk) -> None:
     assert asked.code == 2, "nobody has answered"
     assert asked.out.splitlines() == [
         "this folder: 1 folder of study s, 5 bytes",
-        f"this folder: left, because other stores may need them, unless you name them: {other} (5 bytes)",
         "to be deleted: 1 folder, 5 bytes",
     ]
     assert left(desk) == {key: {*kept, str(third)}, other: {"0"}}

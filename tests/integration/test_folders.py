@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,27 +13,27 @@ from typing import Any
 import pytest
 from services.cases import cases
 
-from shadho_celery.core.folders import MAX_PIECE, LeftFile
+from shadho_celery.core.folders import MAX_PIECE, sweep
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.system import ManualClock, SystemClock
+from shadho_celery.core.system import SystemClock
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
-from shadho_celery.fleet.channel import SchedulerChannel, unneeded
 from shadho_celery.fleet.control import (
     TO_WORKERS,
     Client,
     FileAnswer,
+    LogAnswer,
     ReadFile,
+    Requests,
     Sweep,
     Swept,
-    WorkerRequests,
     of_worker,
 )
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node import logs
-from shadho_celery.node.logs import AnswerServer, Deletions
+from shadho_celery.node.logs import AnswerServer
 from shadho_celery.session import fetching
 from shadho_celery.session.control import TrialLogs
 from shadho_celery.session.fetching import TrialFolder, fetch
@@ -62,11 +61,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_url: str) -> P
 
 
 @contextmanager
-def worker(client: Any, folder: Path, in_use: set[int] | None = None, signer: Signer | None = None) -> Iterator[None]:
-    """Let a worker that has this folder of a trial answer; it obeys control that is signed."""
+def worker(
+    client: Any, folder: Path, in_use: set[int] | None = frozenset(), signer: Signer = UNSIGNED
+) -> Iterator[None]:
+    """Let a worker that has this folder of a trial answer. If `in_use` is None, it refuses control."""
     Registry(client, Worker).announce(NAME, Worker(machine=Machine(host="h"), storage="s"))
-    requests = WorkerRequests(client, NAME, UNSIGNED, SIGNER if signer is None else signer)
-    server = AnswerServer(requests, folder.parents[1], lambda study: in_use or set(), SystemClock())
+    requests = Requests(client, of_worker(NAME), signer, TO_WORKERS)
+    server = AnswerServer(requests, folder.parents[1], None if in_use is None else lambda study: in_use, SystemClock())
     ends = threading.Event()
 
     def beats() -> None:
@@ -172,7 +173,7 @@ def test_a_worker_reads_nothing_outside_of_its_folder(folder: Path) -> None:
     (folder / "out").symlink_to(folder.parents[2])
     for path in (b"../../../here", b"/etc/passwd", b"out/there/secret", b"out", b".", b"nothing", b"a\0"):
         deed = ReadFile(study=STUDY, number=3, path=path, start=0, size=10)
-        assert logs.answered(folder.parents[1], deed, lambda study: ()) == FileAnswer(data=b"")
+        assert logs.answered(folder.parents[1], deed) == FileAnswer(data=b"")
 
 
 @pytest.mark.parametrize("size", [10, 10 * 2**40])
@@ -213,14 +214,11 @@ def test_a_folder_is_refused_if_there_is_none_or_the_copy_would_replace_somethin
             fetched()
 
 
-def test_a_long_list_of_files_comes_in_parts(client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_PATHS", 10)
+def test_a_folder_of_many_files_is_refused(client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         (folder / f"{number:04}").touch()
-    with worker(client, folder):
-        found = TrialFolder(TrialLogs(is_fleet=True), STUDY, TRIAL)
-    assert found.files == [LeftFile(f"{number:04}".encode(), 0) for number in range(30)]
-    monkeypatch.setattr(fetching, "MAX_FILES", 29)
+    for module in (logs, fetching):
+        monkeypatch.setattr(module, "MAX_FILES", 29)
     with worker(client, folder), pytest.raises(UsageError, match="over 29 files; copy it by hand"):
         TrialFolder(TrialLogs(is_fleet=True), STUDY, TRIAL)
 
@@ -240,55 +238,30 @@ def test_folders_are_deleted_only_if_the_request_is_sure_and_signed(client: Any,
     (folder / "file").write_text("123")
     (folder.parent / "5").symlink_to(folder.parents[2] / "here")
     Path("mine").touch()
-    sweep = Sweep(studies={STUDY: b"\xff"}, is_sure=False)
-    with worker(client, folder, in_use={4}):
-        assert asked(client, SIGNER, sweep) == Swept(found={STUDY: (1, 3)}, others={other: 5})
-        assert asked(client, UNSIGNED, Sweep(studies={STUDY: b"\xff"}, is_sure=True), 0.5) is None
+    listing, sure = (Sweep(studies={STUDY: b"\xff"}, is_sure=is_sure) for is_sure in (False, True))
+    with worker(client, folder, in_use={4}, signer=SIGNER):
+        assert asked(client, SIGNER, listing) == Swept(found={STUDY: (1, 3)})
+        assert asked(client, UNSIGNED, sure, 0.5) is None
         assert folder.is_dir()
-        assert asked(client, SIGNER, Sweep(studies={STUDY: b"\xff"}, is_sure=True)) == Swept(found={STUDY: (1, 3)})
+        assert asked(client, SIGNER, sure) == Swept(found={STUDY: (1, 3)})
         assert not folder.exists()
         assert (folder.parent / "4").is_dir()
         found = asked(client, SIGNER, Sweep(studies={STUDY: None, other: b"\x00"}, is_sure=True))
-        assert found == Swept(found={STUDY: (0, 0), other: (0, 0)}, in_use=[STUDY])
+        assert found == Swept(found={STUDY: (0, 0), other: (0, 0)})
     assert Path("mine").exists(), "links are not followed"
-    with worker(client, folder):
+    with worker(client, folder, signer=SIGNER):
         asked(client, SIGNER, Sweep(studies={STUDY: None}, is_sure=True))
     assert names(folder.parents[1]) == [other, "of a user"]
 
 
 def test_a_worker_that_refuses_control_deletes_nothing(client: Any, folder: Path) -> None:
-    requests = WorkerRequests(client, NAME, UNSIGNED, None)
-    asked(client, UNSIGNED, Sweep(studies={STUDY: None}, is_sure=True), 0.0)
-    assert requests.take()[1] == []
-    assert requests.forged == 1
-
-
-def test_what_a_scheduler_lets_go_is_deleted_once_no_trial_uses_it(client: Any, folder: Path) -> None:
-    """Also what an unsigned record says is not; without a record the study keeps everything."""
-    clock, in_use = ManualClock(), {3}
-    leases: Any = SimpleNamespace(ran={STUDY}, in_use=lambda study: in_use)
-    deletions = Deletions(partial(unneeded, client, SIGNER), folder.parents[1], leases, clock)
-
-    def beat() -> None:
-        clock.sleep(logs.DELETE_SECONDS)
-        deletions.beat()
-        if deletions._deleting is not None:
-            deletions._deleting.join()
-
-    (folder.parent / "4").mkdir()
-    SchedulerChannel(client, STUDY, UNSIGNED).forget_folders(b"\xff")
-    beat()
-    assert (folder.parent / "4").is_dir()
-    channel = SchedulerChannel(client, STUDY, SIGNER)
-    channel.forget_folders(b"\xff")
-    assert client.ttl(f"shadho:{STUDY}:unneeded") > 0
-    beat()
-    assert [each.name for each in folder.parent.iterdir()] == ["3"]
-    in_use.clear()
-    beat()
-    assert not folder.exists()
-    channel.forget_folders(None)
-    folder.mkdir()
-    beat()
+    with worker(client, folder, in_use=None):
+        assert asked(client, UNSIGNED, Sweep(studies={STUDY: None}, is_sure=True)) == LogAnswer()
     assert folder.is_dir()
-    assert deletions._done == {}
+
+
+def test_a_linked_folder_of_a_study_is_left(folder: Path) -> None:
+    (folder.parents[1] / "linked").symlink_to(folder.parent)
+    for unneeded in (b"\xff", None):
+        assert sweep(folder.parents[1], "linked", unneeded) == (0, 0)
+    assert folder.is_dir()

@@ -21,7 +21,7 @@ from shadho_celery.fleet.control import (
     Client,
     LogAnswer,
     ReadLog,
-    WorkerRequests,
+    Requests,
     of_worker,
 )
 from shadho_celery.fleet.redis import connect, run
@@ -43,9 +43,9 @@ def client(redis_url: str) -> Iterator[Any]:
 
 def serve(client: Any, folder: Path, worker: str = "cpu@h.1", signer: Signer = UNSIGNED) -> Any:
     """Have a worker answer what waits for it; return its end."""
-    logs = WorkerRequests(client, worker, signer, None)
+    logs = Requests(client, of_worker(worker), signer, TO_WORKERS)
     clock = ManualClock()
-    server = AnswerServer(logs, folder, lambda study: (), clock)
+    server = AnswerServer(logs, folder, None, clock)
     clock.sleep(LOOK_SECONDS)
     server.beat()
     if server._answering is not None:
@@ -153,7 +153,7 @@ def test_a_request_whose_reader_has_given_up_is_not_answered(client: Any, tmp_pa
 
 def test_while_nobody_asks_a_worker_looks_now_and_then(client: Any, tmp_path: Path) -> None:
     clock = ManualClock()
-    server = AnswerServer(WorkerRequests(client, "cpu@h.1", UNSIGNED, None), tmp_path, lambda study: (), clock)
+    server = AnswerServer(Requests(client, of_worker("cpu@h.1"), UNSIGNED, TO_WORKERS), tmp_path, None, clock)
     asked(client)
     server.beat()
     assert client.xlen(INBOX) == 1

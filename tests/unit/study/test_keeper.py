@@ -34,11 +34,12 @@ def study_of(trials: Iterable[Trial]) -> StudyTrials:
 
 
 def kept(trials: Collection[Trial], best: int, promotable: Collection[int] = ()) -> set[int]:
-    """Return the numbers of the trials whose folders are kept."""
+    """Return the numbers of the trials whose folders are kept. A promoted trial has no folder of its own."""
     keeper, study = Keeper(best), study_of(trials)
     keeper.tell([trial for trial in trials if trial.state.is_finished])
     bits = keeper.unneeded(study, promotable)
-    return {trial.number for trial in trials if not bits[trial.number // 8] >> trial.number % 8 & 1}
+    own = [trial.number for trial in trials if trial.origin is None]
+    return {number for number in own if not bits[number // 8] >> number % 8 & 1}
 
 
 def ended(number: int, end: float | TrialState, **facts: Any) -> Trial:
