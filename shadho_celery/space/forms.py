@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, guess, one_line, short
+from shadho_celery.core.checks import as_record, check_name, one_line, short
 from shadho_celery.core.trial import Finite, Positive
 from shadho_celery.errors import UsageError
 
@@ -73,11 +73,7 @@ class Reader:
         from hyperopt import hp
         from hyperopt.pyll import scope
 
-        within = [
-            key for key, each in form.items() if isinstance(each, Mapping) and key not in Domain.__struct_fields__
-        ]
-        hint = f'a label with a dot needs quotes: "{where.partition(".")[2]}.{within[0]}"' if within else ""
-        domain = as_record({**form, "choice": True} if "choice" in form else form, Domain, where, hint)
+        domain = as_record({**form, "choice": True} if "choice" in form else form, Domain, where)
         given = [name for name in form if name != "step"]
         if len(given) != 1:
             raise UsageError(f"{where}: {' and '.join(given) or 'no domain'}; give one domain, {DOMAIN}")
@@ -126,11 +122,7 @@ def form_of_placeholder(label: str, parts: list[str], shown: str) -> dict[str, A
     law, *given = parts
     if law == "choice":
         return {law: [*map(_option_of, given)]}
-    laws = [name for name in Domain.__struct_fields__ if name != "step"]
-    if law not in laws:
-        raise UsageError(
-            f"{short(shown)}: there is no domain {short(law, 60)}; {guess(law, laws)}known are {', '.join(laws)}"
-        )
+    check_name("domain", law, [name for name in Domain.__struct_fields__ if name != "step"])
     numbers = [*map(_plain, given)]
     if not 2 <= len(numbers) <= 3 or any(isinstance(each, (str, bool)) for each in numbers):
         raise UsageError(f"{short(shown)}: write {{{label}:{law}:LOW:HIGH}}, and :STEP for multiples of it")
