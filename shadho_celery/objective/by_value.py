@@ -180,13 +180,9 @@ def _packed(
     """
     modules: set[str] = set()
     try:
-        of_space = _pickled(space, None, modules)
+        pickles = [_pickled(space, None, modules), _pickled(objective, arrays, modules)]
     except Exception as error:
-        raise UsageError(f"the space cannot be sent to workers: {short(error, 300)}") from None
-    try:
-        pickles = [of_space, _pickled(objective, arrays, modules)]
-    except Exception as error:
-        raise _refusal(objective, error) from None
+        raise _refusal(objective, space, error) from None
     if sum(map(len, pickles)) > most:
         raise _too_large(objective, pickles, most, arrays)
     # Only workers import them, and read them from the disk.
@@ -261,9 +257,9 @@ def _imported(code: CodeType) -> Iterator[str]:
             yield from _imported(constant)
 
 
-def _refusal(objective: Callable[..., Any], error: Exception) -> UsageError:
-    """Return the error for a function that cannot be pickled, which names the value that is the reason."""
-    for where, value in (*_held(objective), ("function", objective)):
+def _refusal(objective: Callable[..., Any], space: object, error: Exception) -> UsageError:
+    """Return the error for what cannot be pickled, which names the value that is the reason."""
+    for where, value in (("space", space), *_held(objective), ("function", objective)):
         try:
             _pickled(value, [])
         except Exception as found:

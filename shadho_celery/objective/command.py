@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, guess, one_line, short, similar
+from shadho_celery.core.checks import as_record, guess, one_line, short
 from shadho_celery.core.code import Digest, digest_of
 from shadho_celery.core.names import RUN_COMMAND, named
 from shadho_celery.core.trial import Params
@@ -34,9 +34,6 @@ ARGS, FACTS = "args", ("budget", "seed", "trial", "checkpoint_dir")
 RESERVED = (ARGS, *FACTS)
 #: form of one argument of ``{args}``
 ARG = "--{label}={value}"
-
-#: programs whose names are guessed
-_PROGRAMS = ("python", "python3", "bash")
 
 #: maximum number of files that are inputs, and of their bytes together
 MOST_FILES, MAX_INPUTS = 1000, 2**26
@@ -137,13 +134,9 @@ class Command:
     def check_program(self) -> None:
         """Raise UsageError if this machine cannot run the program."""
         program = self.words[0]
-        path, is_path = self.folder / program, "/" in program
-        if "{" in program or shutil.which(path if is_path else program):
-            return
-        hint = f"{similar(program, _PROGRAMS)}install it, or give its path in {self.folder}"
-        if path.is_file():
-            hint = f"run chmod +x {path}, or begin with bash or python" if is_path else f"write ./{program}"
-        raise UsageError(f"there is no program {short(program, 200)} that can be run; {hint}")
+        if "{" not in program and not shutil.which(self.folder / program if "/" in program else program):
+            hint = f"install it, or for a file in {self.folder} write ./NAME, and run chmod +x NAME"
+            raise UsageError(f"there is no program {short(program, 200)} that can be run; {hint}")
 
 
 def command_of(stated: Mapping[str, Any], folder: Path) -> Command:

@@ -38,8 +38,8 @@ from shadho_celery.objective.script import CHECKPOINT_DIR, PARAMS, REPORTS, STOP
 if TYPE_CHECKING:
     from shadho_celery.objective.command import Command
 
-#: seconds between two looks at the stop flag and the file of reports
-_LOOK_SECONDS = 0.05
+#: seconds between two looks at the stop flag and the file of reports; and once the output is closed
+_LOOK_SECONDS, _END_SECONDS = 0.05, 0.002
 #: seconds from a reason to stop until SIGTERM for a script that calls `should_stop`, and until SIGKILL. Other commands
 #: get SIGTERM at once. The slot's process itself is killed 0.7 s and 5 s after the first two reasons
 _GRACE = {"stopped": (0.2, 0.4), "timeout": (1.5, 3.0), "preempted": (float("inf"), float("inf"))}
@@ -188,17 +188,12 @@ class _Process:
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         """Until the process has ended: read its output, pass on its reports, and send it signals if it should stop."""
         try:
-            with ExitStack() as stack:
-                waiting = stack.enter_context(selectors.DefaultSelector())
+            with selectors.DefaultSelector() as waiting:
                 waiting.register(process.stdout or -1, selectors.EVENT_READ, "stdout")
                 waiting.register(process.stderr or -1, selectors.EVENT_READ, "stderr")
-                if sys.platform == "linux":
-                    # An old kernel has none, so the end is noticed up to _LOOK_SECONDS later.
-                    with suppress(OSError):
-                        waiting.register(end := os.pidfd_open(process.pid), selectors.EVENT_READ)
-                        stack.callback(os.close, end)
                 while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
-                    self._receive(waiting, _LOOK_SECONDS)
+                    # Most commands end as soon as they have closed their output.
+                    self._receive(waiting, _LOOK_SECONDS if waiting.get_map() else _END_SECONDS)
                     self._look(process.pid)
                 self._code = process.returncode = os.waitstatus_to_exitcode(ended[1])
                 # What it has left in the background must not keep the slot.
@@ -217,8 +212,6 @@ class _Process:
     def _receive(self, waiting: selectors.BaseSelector, seconds: float) -> None:
         """Wait for output up to `seconds`. Write it to the trial's log, and read its lines and the file of reports."""
         for key, _ in waiting.select(seconds):
-            if not key.data:
-                continue
             if not (part := os.read(key.fd, _READ)):
                 waiting.unregister(key.fileobj)
             left = memoryview(part)
