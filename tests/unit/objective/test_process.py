@@ -244,8 +244,7 @@ def test_inputs_are_linked_into_a_folder_of_the_attempt(runs: Runs) -> None:
     assert runs.loss("cat hyperparameters.json; echo loss=$(cat data/x.csv)", loss="loss", **given) == 3
     assert "a number after 'loss'" in runs.error("ls -a | grep secret; true", loss="loss", **given)
     assert runs.loss(f"{sys.executable} main.py", **given) == 3
-    script = f"{sys.executable} main.py; tar -czf out.tar.gz performance.json; rm performance.json"
-    assert runs.loss(script, **given) == 3, "the archive has it"
+    assert runs.loss(f"{sys.executable} main.py; rm performance.json", **given) == 3, "the archive has it too"
 
 
 def test_outputs_are_copied_to_the_checkpoints(runs: Runs) -> None:
