@@ -120,7 +120,7 @@ class ShippedCode:
         if not (kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == digest):
             if (content := self._shipping.fetch_input(study, digest)) is None:
                 return False
-            kept.parent.mkdir(exist_ok=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
             with replacing(kept, READ_ONLY) as file:
                 file.write(content)
         path.parent.mkdir(parents=True, exist_ok=True)
