@@ -206,7 +206,14 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     os.environ.update(found)
     _refuse_misplaced({**given, "resumes": resume is not None or given["resume_if_exists"]}, is_fleet)
     if words is not None:
-        study_module = _written(words, loss, is_fleet=is_fleet, is_shipped=given["code"] == "ship")
+        from shadho_celery.objective.toml_study import write_command  # needs msgspec, and no help does
+
+        study_module = write_command(words, loss)
+        if is_fleet and given["code"] != "ship":
+            raise UsageError(
+                "the workers of a fleet take a command only from a study file on their machine; copy "
+                f"{study_module} to study.toml, start them with --import study.toml, and run that; or use --code ship"
+            )
     # Copied now: the run itself adds the addresses of its own servers.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None
     given["ship"] = given.pop("code") == "ship"
@@ -239,19 +246,6 @@ def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
         raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
     if is_fleet and given["verbose"]:
         raise UsageError("--verbose is for embedded mode; on a fleet give -v to shadho-celery worker")
-
-
-def _written(words: list[str], loss: str | None, *, is_fleet: bool, is_shipped: bool) -> str:
-    """Write a command as a study in TOML. Return the name of its file. Raises UsageError if workers would lack it."""
-    from shadho_celery.objective.toml_study import write_command  # needs msgspec, and no help does
-
-    name = write_command(words, loss)
-    if is_fleet and not is_shipped:
-        raise UsageError(
-            "the workers of a fleet take a command only from a study file on their machine; copy "
-            f"{name} to study.toml, start them with --import study.toml, and run that; or use --code ship"
-        )
-    return name
 
 
 def _start(study: str, given: dict[str, Any]) -> int:

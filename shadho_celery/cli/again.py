@@ -99,10 +99,9 @@ def failed_params(study: StudyResults, numbers: Sequence[str]) -> list[dict[str,
     for trial in asked:
         if trial.state is not TrialState.FAILED:
             raise UsageError(f"trial {trial.number} has not failed: it is {trial.state.lower()}; leave it out")
-    found = asked or failed(each.record for each in study.trials)
-    if not found:
-        raise UsageError(f"study {study.name} has no failed trial, or all of them were tried again")
-    return [dict(each.params) for each in found]
+    if found := asked or failed(each.record for each in study.trials):
+        return [dict(each.params) for each in found]
+    raise UsageError(f"study {study.name} has no failed trial, or all of them were tried again")
 
 
 def enqueued(study: StudyResults, store: str, points: Sequence[object]) -> Answer:

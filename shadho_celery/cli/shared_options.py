@@ -336,10 +336,8 @@ def file_of(study: StudyResults) -> str:
         raise UsageError(
             f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"
         )
-    parts = module.split(".")
-    if module.endswith(tuple(FORMS)) and re.match(MODULE_NAME, module):
-        return module
-    if not all(map(str.isidentifier, parts)) or parts[0] in sys.stdlib_module_names:
+    is_of_python = module.partition(".")[0] in sys.stdlib_module_names and not module.endswith(tuple(FORMS))
+    if is_of_python or not re.match(MODULE_NAME, module):
         raise UsageError(
             f"study {found!r} names {short(module)} as its study file; give the file: run FILE --resume {found}"
         )

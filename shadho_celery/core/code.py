@@ -100,7 +100,7 @@ class Sources(Struct, frozen=True, kw_only=True):
     code: Digest
     #: content of each file by its path
     files: dict[SourcePath, bytes]
-    #: digest of each file whose content is sent in pieces, by its path: files of a command
+    #: digest of each file that is sent by itself, by its path: files of a command
     inputs: dict[SourcePath, FullDigest] = {}
 
     def __post_init__(self) -> None:

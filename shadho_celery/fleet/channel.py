@@ -23,7 +23,7 @@ breakers  hash    worker -> number of strikes in a row; or ``half:`` and the tim
                   claim the next trial; or ``quarantined``
 known     set     kinds of failures that are caused by the trials, for example because several workers have had them
 sources   string  sealed sources of the study's code, if it ships them
-inputs    hash    pieces of the files of the study's command, if it ships them, by digest and number
+inputs    hash    the files of the study's command, if it ships them, by digest
 inbox     stream  requests to the scheduler (`control`)
 holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
@@ -129,8 +129,6 @@ HALF_OPEN_MS = 5000
 MAX_SEALED = 2 * MAX_SOURCES
 
 _SOURCES = Sealed[Sources](Sources, MAX_SEALED)
-#: bytes of a piece of a file that is shipped, and maximum number of its pieces
-PIECE_BYTES, MAX_PIECES = 1_000_000, 70
 
 
 def configured_lease() -> float:
@@ -465,22 +463,10 @@ class SchedulerChannel:
         taken back may still be in a queue, and their claims must be refused.
         """
         self._archive(len(self._recorded))
-        gone = (
-            "events",
-            "leases",
-            "cancel",
-            "holder",
-            "known",
-            "gangs",
-            "seats",
-            "yields",
-            "sources",
-            "inputs",
-            "inbox",
-        )
-        self._client.delete(*keys(self._study, *gone))
-        for kept in keys(self._study, "attempts", "breakers", "done"):
-            self._client.expire(kept, ERASED_SECONDS)
+        kept = keys(self._study, "attempts", "breakers", "done", "unneeded")
+        self._client.delete(*{*_keys(self._study)} - {*kept})
+        for key in kept:
+            self._client.expire(key, ERASED_SECONDS)
 
     def remove(self, numbers: int) -> str:
         """Remove the keys of a deleted study, and mark all of its trials, whose numbers are below `numbers`, as ended.
@@ -494,10 +480,15 @@ class SchedulerChannel:
             return described(held)
         whole, rest = divmod(min(numbers, MAX_REMOVED), 8)
         with self._client.pipeline() as pipe:
-            pipe.delete(*(key.format(self._study) for key in _TYPES if "{}" in key))
+            pipe.delete(*_keys(self._study))
             pipe.set(done, whole * b"\xff" + bytes([0xFF00 >> rest & 0xFF]), ex=ERASED_SECONDS)
             pipe.execute()
         return ""
+
+
+def _keys(study: str) -> list[str]:
+    """Return all keys of a study."""
+    return [key.format(study) for key in _TYPES if "{}" in key]
 
 
 def _lost(
@@ -603,15 +594,11 @@ class Shipping:
 
         `inputs` are the files of `Sources.inputs`. They are not signed, because their digests are.
         """
-        [key, pieces] = keys(study, "sources", "inputs")
+        [key, files] = keys(study, "sources", "inputs")
         for digest, content in (inputs or {}).items():
-            # A file ends with a piece that is shorter than PIECE_BYTES.
-            count = len(content) // PIECE_BYTES + 1
-            if not self._client.hexists(pieces, f"{digest}:{count - 1}"):
-                for number in range(count):
-                    piece = content[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
-                    self._client.hset(pieces, f"{digest}:{number}", base64.b64encode(piece).decode())
-        self._client.expire(pieces, ERASED_SECONDS)
+            if not self._client.hexists(files, digest):
+                self._client.hset(files, digest, base64.b64encode(content).decode())
+        self._client.expire(files, ERASED_SECONDS)
         self._client.set(key, self._signer.seal(key, sources), ex=ERASED_SECONDS)
 
     def fetch(self, study: str) -> Sources | None:
@@ -622,12 +609,8 @@ class Shipping:
     def fetch_input(self, study: str, digest: FullDigest) -> bytes | None:
         """Return the file with a digest, or None if Redis does not have it."""
         [key] = keys(study, "inputs")
-        content = b""
         # What is not in base64 is not ours.
         with suppress(ValueError):
-            for number in range(MAX_PIECES):
-                piece = base64.b64decode(self._client.hget(key, f"{digest}:{number}") or "")
-                content += piece
-                if len(piece) < PIECE_BYTES:
-                    break
-        return content if hashlib.sha256(content).hexdigest() == digest else None
+            content = base64.b64decode(self._client.hget(key, digest) or "")
+            return content if hashlib.sha256(content).hexdigest() == digest else None
+        return None

@@ -1,6 +1,6 @@
 """Code that a worker can run: versions of its study modules, and sources that studies ship through Redis.
 
-Shipped code has one folder per version, ``.shadho/code/STUDY_KEY/DIGEST``. The files of a command are linked from a
+Shipped code has one folder per version, ``.shadho/code/STUDY_KEY/DIGEST``. The files of a command are copied from a
 cache by their digests, ``.shadho/code/.inputs``. The slot's process compares the version's digest again after the
 import. A version that cannot be imported, or whose files do not have its digest, is refused for a while and then
 written again.
@@ -95,7 +95,7 @@ class ShippedCode:
             try:
                 folder = below(self._folder, payload.study, payload.code)
                 for name, digest in sources.inputs.items():
-                    if not self._link(below(folder, name), payload.study, digest):
+                    if not self._copy(below(folder, name), payload.study, digest):
                         return f"the file {name} of its study is not in Redis"
                 self._write(folder, sources.files)
             except UsageError as error:
@@ -114,23 +114,18 @@ class ShippedCode:
             with replacing(path, 0o755 if content.startswith(b"#!") else None) as file:
                 file.write(content)
 
-    def _link(self, path: Path, study: str, digest: FullDigest) -> bool:
-        """Link a file from the cache, after it was fetched if needed. Return False if Redis does not have it."""
+    def _copy(self, path: Path, study: str, digest: FullDigest) -> bool:
+        """Copy a file from the cache, after it was fetched if needed. Return False if Redis does not have it."""
         kept = self._folder / INPUTS / digest
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A trial may have changed the file.
         if not (kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == digest):
             if (content := self._shipping.fetch_input(study, digest)) is None:
                 return False
-            kept.parent.mkdir(exist_ok=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
             with replacing(kept, READ_ONLY) as file:
                 file.write(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        try:
-            path.hardlink_to(kept)
-        except OSError:
-            # The file system has no hard links.
-            shutil.copy(kept, path)
+        shutil.copy(kept, path)
         return True
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dis
 import fcntl
 import functools
-import gc
 import io
 import mmap
 import os
@@ -26,7 +25,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Annotated, Any
-from weakref import ref
 
 import msgspec
 from msgspec import Meta, Struct
@@ -87,18 +85,21 @@ class ByValue:
         code = self.version(name)
         load_hyperopt_late()
         try:
-            with within("the import of the function's modules"), path.open("rb") as file:
-                file.seek(places[0].start)
-                space = pickle.loads(file.read(header.sizes[0]))
-                file.seek(places[1].start)
-                objective = _Objective(path, file.read(header.sizes[1]), places[2:])
-                objective.takes_context = wants_context(objective.unpickle())
+            with within("the import of the function's modules"):
+                space = pickle.loads(_mapped(path, places)[0])
+                takes_context = wants_context(_unpickled(path, places))
         except NestedStart:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {short(error, 1000)}"
             remedy = "; install what it needs" if isinstance(error, ImportError) else ""
             raise UsageError(f"{name} cannot be loaded here: {reason}{remedy}") from error
+
+        def objective(params: Any, context: Any) -> Any:
+            # Each trial unpickles the function, so that it gets the data as they were.
+            function = _unpickled(path, places)
+            return function(params, context) if takes_context else function(params)
+
         return StudyFile(module=name, space=space, objective=objective, code=code)
 
     def settings(self, name: str) -> dict[str, object] | None:
@@ -112,32 +113,18 @@ class ByValue:
         return CodeVersion()
 
 
-class _Objective:
-    """An objective that is unpickled for each trial."""
+def _mapped(path: Path, places: Sequence[slice]) -> list[memoryview]:
+    """Return the parts of a file. They may be changed, and the file is not."""
+    with path.open("rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    return [content[place] for place in places]
 
-    def __init__(self, path: Path, pickled: bytes, arrays: Sequence[slice]) -> None:
-        self._path, self._pickled, self._arrays = path, pickled, arrays
-        self.takes_context = False
-        #: mapping of the trial before, as long as it exists
-        self._mapped: Callable[[], object] = lambda: None
 
-    def __call__(self, params: Any, context: Any) -> Any:
-        function = self.unpickle()
-        return function(params, context) if self.takes_context else function(params)
-
-    def unpickle(self) -> Callable[..., Any]:
-        """Return the function, with data that nothing else refers to."""
-        arrays: list[memoryview] = []
-        if self._arrays:
-            if self._mapped() is not None:
-                # A cycle of references, as of a recursive function, keeps the arrays that the trial before has changed.
-                gc.collect()
-            with self._path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self._mapped = ref(mapped)
-            arrays = [memoryview(mapped)[place] for place in self._arrays]
-        function: Callable[..., Any] = pickle.loads(self._pickled, buffers=arrays)
-        return function
+def _unpickled(path: Path, places: Sequence[slice]) -> Callable[..., Any]:
+    """Return the function in a file, with data that nothing else refers to."""
+    _, pickled, *arrays = _mapped(path, places)
+    function: Callable[..., Any] = pickle.loads(pickled, buffers=arrays)
+    return function
 
 
 @contextmanager
@@ -193,13 +180,9 @@ def _packed(
     """
     modules: set[str] = set()
     try:
-        of_space = _pickled(space, None, modules)
+        pickles = [_pickled(space, None, modules), _pickled(objective, arrays, modules)]
     except Exception as error:
-        raise UsageError(f"the space cannot be sent to workers: {short(error, 300)}") from None
-    try:
-        pickles = [of_space, _pickled(objective, arrays, modules)]
-    except Exception as error:
-        raise _refusal(objective, error) from None
+        raise _refusal(objective, space, error) from None
     if sum(map(len, pickles)) > most:
         raise _too_large(objective, pickles, most, arrays)
     # Only workers import them, and read them from the disk.
@@ -274,33 +257,20 @@ def _imported(code: CodeType) -> Iterator[str]:
             yield from _imported(constant)
 
 
-def _refusal(objective: Callable[..., Any], error: Exception) -> UsageError:
-    """Return the error for a function that cannot be pickled, which names the value that is the reason."""
-    where, value, why = _culprit(objective, set()) or ("function", objective, error)
-    kind = type(value)
-    remedy = "" if isinstance(why, UsageError) else "; create it within the function"
-    return UsageError(
-        f"the function cannot be sent to workers: its {where} is a {kind.__module__}.{kind.__qualname__}: "
-        f"{one_line(why, 300)}{remedy}"
-    )
-
-
-def _culprit(value: object, seen: set[int]) -> tuple[str, object, Exception] | None:
-    """Return where the innermost value is that cannot be pickled, the value, and the reason; None if there is none."""
-    for where, each in _held(value):
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
+def _refusal(objective: Callable[..., Any], space: object, error: Exception) -> UsageError:
+    """Return the error for what cannot be pickled, which names the value that is the reason."""
+    for where, value in (("space", space), *_held(objective), ("function", objective)):
         try:
-            _pickled(each, [])
-        except Exception as error:
-            inner = _culprit(each, seen)
-            return (where, each, error) if inner is None else (f"{inner[0]} of {where}", *inner[1:])
-    return None
+            _pickled(value, [])
+        except Exception as found:
+            kind, remedy = type(value), "" if isinstance(found, UsageError) else "; create it within the function"
+            named = f"its {where} is a {kind.__module__}.{kind.__qualname__}"
+            return UsageError(f"the function cannot be sent to workers: {named}: {one_line(found, 300)}{remedy}")
+    return UsageError(f"the function cannot be sent to workers: {one_line(error, 300)}")
 
 
 def _held(value: Any) -> Iterator[tuple[str, object]]:
-    """Yield what a function or an object uses, each with words that say where it is."""
+    """Yield what a function uses, each with words that say where it is."""
     if isinstance(value, functools.partial):
         yield "function", value.func
         yield from ((f"argument {name}", each) for name, each in [*enumerate(value.args), *value.keywords.items()])
@@ -314,9 +284,6 @@ def _held(value: Any) -> Iterator[tuple[str, object]]:
             with suppress(ValueError):
                 yield f"variable {name}", cell.cell_contents
         yield from ((f"default {number}", each) for number, each in enumerate(value.__defaults__ or ()))
-    else:
-        attributes = dict(getattr(value, "__dict__", {}))
-        yield from ((f"attribute {name}", each) for name, each in attributes.items() if not name.startswith("__"))
 
 
 def _too_large(
@@ -335,12 +302,9 @@ def _too_large(
 
 def _parts(header: Header, parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """Yield the content of a file piece by piece."""
-    yield (line := msgspec.json.encode(header) + b"\n")
-    end = len(line)
-    for place, part in zip(_places(header, end), parts, strict=True):
-        yield bytes(place.start - end)
+    for part in (msgspec.json.encode(header) + b"\n", *parts):
         yield part
-        end = place.stop
+        yield bytes(-len(part) % _ALIGNED)
 
 
 def _places(header: Header, end: int) -> list[slice]:

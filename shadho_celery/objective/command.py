@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, guess, one_line, short, similar
+from shadho_celery.core.checks import as_record, guess, one_line, short
 from shadho_celery.core.code import Digest, digest_of
 from shadho_celery.core.names import RUN_COMMAND, named
 from shadho_celery.core.trial import Params
@@ -34,9 +34,6 @@ ARGS, FACTS = "args", ("budget", "seed", "trial", "checkpoint_dir")
 RESERVED = (ARGS, *FACTS)
 #: form of one argument of ``{args}``
 ARG = "--{label}={value}"
-
-#: programs whose names are guessed
-_PROGRAMS = ("python", "python3", "bash")
 
 #: maximum number of files that are inputs, and of their bytes together
 MOST_FILES, MAX_INPUTS = 1000, 2**26
@@ -111,16 +108,12 @@ class Command:
         texts = {"{label}": label, "{value}": _text(label, value)}
         return [re.sub(r"\{label\}|\{value\}", lambda found: texts[found[0]], part) for part in form.split()]
 
-    @property
-    def placeholders(self) -> Iterator[str]:
-        """Names of the placeholders in order, with repetitions; "" for ``{}``."""
-        return (part[1] for word in self.words for part in _PART.finditer(word) if part[1] is not None)
-
     def check(self, space: Space, *, has_budgets: bool) -> None:
         """Raise UsageError unless every trial of `space` has a value for each placeholder."""
         from shadho_celery.space.flat import FlatValues
 
-        nested, placed = FlatValues(space).nested, [*self.placeholders]
+        nested = FlatValues(space).nested
+        placed = [part[1] for word in self.words for part in _PART.finditer(word) if part[1] is not None]
         for label in space.domains:
             if label in RESERVED:
                 raise UsageError(f"label {label!r} has the name of a placeholder of commands; give it another name")
@@ -141,16 +134,9 @@ class Command:
     def check_program(self) -> None:
         """Raise UsageError if this machine cannot run the program."""
         program = self.words[0]
-        path, is_path = self.folder / program, "/" in program
-        if "{" in program or shutil.which(path if is_path else program):
-            return
-        if path.is_file():
-            hint = f"run chmod +x {path}, or begin with bash or python" if is_path else f"write ./{program}"
-        else:
-            files = (each.name for each in islice(path.parent.glob("*"), MOST_FILES) if each.is_file())
-            near = [*files] if is_path else _PROGRAMS
-            hint = f"{similar(path.name, near)}install it, or give its path in {self.folder}"
-        raise UsageError(f"there is no program {short(program, 200)} that can be run; {hint}")
+        if "{" not in program and not shutil.which(self.folder / program if "/" in program else program):
+            hint = f"install it, or for a file in {self.folder} write ./NAME, and run chmod +x NAME"
+            raise UsageError(f"there is no program {short(program, 200)} that can be run; {hint}")
 
 
 def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
@@ -166,8 +152,7 @@ def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
     paths = {name: tuple(stated.get(name) or ()) for name in names}
     for name in names:
         for each in map(PurePosixPath, paths[name]):
-            is_odd = any(part == ".." or ("**" in part and part != "**") for part in each.parts)
-            if each.is_absolute() or is_odd or each == PurePosixPath():
+            if each.is_absolute() or ".." in each.parts or each == PurePosixPath():
                 raise UsageError(f"{name}: {short(str(each))} is no relative path or glob inside the study's folder")
     words, arg = tuple(stated["command"]), stated.get("arg") or ARG
     command = Command(
@@ -203,9 +188,7 @@ def _inputs(command: Command) -> dict[str, Digest]:
     for pattern in command.inputs:
         matching = [path for path in islice(command.folder.glob(pattern), MOST_FILES + 1) if path.is_file()]
         if not matching:
-            known = [each.name for each in islice(command.folder.glob("*"), MOST_FILES) if each.is_file()]
-            hint = f"{similar(pattern, known)}name files, such as data/*.csv"
-            raise UsageError(f"inputs: {short(pattern)} is no file in {command.folder}; {hint}")
+            raise UsageError(f"inputs: {short(pattern)} is no file in {command.folder}; name files, such as data/*.csv")
         found |= {path: path.stat().st_size for path in matching}
     if outside := [path for path in found if not path.resolve().is_relative_to(command.folder.resolve())]:
         raise UsageError(f"inputs: {short(str(outside[0]))} is a link that leads out of the study's folder; copy it")

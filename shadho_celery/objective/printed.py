@@ -75,17 +75,17 @@ class Printed:
         """`loss` is the name or the pattern of the loss in standard output. If it is None, only JSON lines are read."""
         self._context, self._loss = context, loss
         self._pattern = loss_pattern(loss) if isinstance(loss, str) else loss
-        #: the last line with a loss in the file of reports, and in standard output
-        self._last: dict[str, Mapping[str, Any]] = {}
+        #: the last line with a loss; a line without a step is preferred
+        self._last: Mapping[str, Any] | None = None
 
     def read(self, line: str) -> None:
         """Read a line of standard output. Raises CommandFailed."""
         record = _record(line)
         if self._pattern is None:
             if record is not None:
-                self._keep("printed", line, record)
+                self._keep(line, record)
         elif (found := self._found(line)) is not None:
-            self._keep("printed", line, {**(record or {}), **self._losses(found)})
+            self._keep(line, {**(record or {}), **self._losses(found)})
 
     def read_report(self, line: str) -> None:
         """Read a line of the file of reports. Raises CommandFailed, also if the line is not a JSON object."""
@@ -94,18 +94,12 @@ class Printed:
                 f"a line in the file that SHADHO_REPORTS names is not a JSON object: {short(line)}; append lines such "
                 'as {"step": 1, "loss": 0.3}'
             )
-        self._keep("reported", line, record)
+        self._keep(line, record)
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result, as an objective would return it; None if no line had a loss.
-
-        It is the last line with a loss in the file of reports, or that in standard output. If only one of the two has
-        no `step`, it is used, else the one in the file of reports.
-        """
-        found = [self._last[where] for where in ("reported", "printed") if where in self._last]
-        last = min(found, key=lambda record: "step" in record, default=None)
-        return None if last is None else {key: value for key, value in last.items() if key != "step"}
+        """The result, as an objective would return it; None if no line had a loss."""
+        return None if self._last is None else {key: value for key, value in self._last.items() if key != "step"}
 
     @property
     def missing(self) -> str:
@@ -115,16 +109,15 @@ class Printed:
                 'the command has printed no loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as '
                 'STUDY["loss"] = "val_loss"'
             )
-        which = (
-            f"a number after {self._loss!r}" if isinstance(self._loss, str) else "a line that fits the pattern of loss"
-        )
-        return f"the command has not printed {which}"
+        what = f"a number after {self._loss!r}" if isinstance(self._loss, str) else "what the pattern of loss matches"
+        return f"the command has not printed {what}"
 
-    def _keep(self, where: str, line: str, record: Mapping[str, Any]) -> None:
+    def _keep(self, line: str, record: Mapping[str, Any]) -> None:
         losses = record.get("losses")
         if "loss" not in record and losses is None:
             return
-        self._last[where] = record
+        if self._last is None or "step" not in record or "step" in self._last:
+            self._last = record
         if (step := record.get("step")) is None:
             return
         if isinstance(losses, Mapping):

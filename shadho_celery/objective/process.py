@@ -20,14 +20,14 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.failures import PRINTED
-from shadho_celery.core.files import MAX_BYTES, is_locked, read_text
+from shadho_celery.core.files import is_locked, read_text
 from shadho_celery.core.threads import start_thread
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.call import system_kills
@@ -38,8 +38,8 @@ from shadho_celery.objective.script import CHECKPOINT_DIR, PARAMS, REPORTS, STOP
 if TYPE_CHECKING:
     from shadho_celery.objective.command import Command
 
-#: seconds between two looks at the stop flag and the file of reports
-_LOOK_SECONDS = 0.05
+#: seconds between two looks at the stop flag and the file of reports; and once the output is closed
+_LOOK_SECONDS, _END_SECONDS = 0.05, 0.002
 #: seconds from a reason to stop until SIGTERM for a script that calls `should_stop`, and until SIGKILL. Other commands
 #: get SIGTERM at once. The slot's process itself is killed 0.7 s and 5 s after the first two reasons
 _GRACE = {"stopped": (0.2, 0.4), "timeout": (1.5, 3.0), "preempted": (float("inf"), float("inf"))}
@@ -47,8 +47,8 @@ _GRACE = {"stopped": (0.2, 0.4), "timeout": (1.5, 3.0), "preempted": (float("inf
 _READ, _LAST_READS = 1 << 16, 16
 #: seconds to wait for the end of a killed process, if this process is interrupted
 _LAST_SECONDS = 1.0
-#: exit code of a shell whose last program was ended by SIGKILL
-_KILLED = 128 + signal.SIGKILL
+#: exit codes of a process that was ended by SIGKILL, and of a shell whose last program was
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 #: values of a trial and its result, as the original SHADHO names them, and the archive that may hold the result
 VALUES, RESULT, ARCHIVE = "hyperparameters.json", "performance.json", "out.tar.gz"
@@ -84,9 +84,9 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
     """Create the folder of an attempt, and return the folder in which the command runs. Raises OSError."""
     own.mkdir(parents=True)
     try:
-        own.joinpath(VALUES).write_text(json.dumps(params, default=_plain))
-    except (TypeError, ValueError) as error:
-        raise CommandFailed(f"the values of the trial cannot be written as JSON: {error}") from None
+        own.joinpath(VALUES).write_text(json.dumps(params, default=lambda value: value.tolist()))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CommandFailed(f"the values of the trial cannot be written as JSON: {error}, in {short(params)}") from None
     own.joinpath(REPORTS).touch()
     if not command.inputs:
         return command.folder
@@ -98,13 +98,6 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
     with suppress(FileExistsError):
         own.joinpath(_WORKER).symlink_to(Path(__file__).with_name(_WORKER))
     return own
-
-
-def _plain(value: Any) -> Any:
-    """Return a numpy value as plain Python numbers or lists. Raises TypeError for any other value."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"there is a {type(value).__name__}: {short(value)}")
 
 
 class _Process:
@@ -160,8 +153,7 @@ class _Process:
         if (found := _read_result(self._own)) is None and (found := self._printed.result) is None:
             if is_late:
                 raise CommandFailed("the command has printed no loss until then")
-            tail = self._lines["stdout"].tail
-            raise CommandFailed(self._printed.missing + (f"{PRINTED}\n{tail}" if tail else ""))
+            raise _failed(self._printed.missing, self._lines["stdout"].tail)
         return found
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -196,17 +188,12 @@ class _Process:
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         """Until the process has ended: read its output, pass on its reports, and send it signals if it should stop."""
         try:
-            with ExitStack() as stack:
-                waiting = stack.enter_context(selectors.DefaultSelector())
+            with selectors.DefaultSelector() as waiting:
                 waiting.register(process.stdout or -1, selectors.EVENT_READ, "stdout")
                 waiting.register(process.stderr or -1, selectors.EVENT_READ, "stderr")
-                if sys.platform == "linux":
-                    # An old kernel has none, so the end is noticed up to _LOOK_SECONDS later.
-                    with suppress(OSError):
-                        waiting.register(end := os.pidfd_open(process.pid), selectors.EVENT_READ)
-                        stack.callback(os.close, end)
                 while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
-                    self._receive(waiting, _LOOK_SECONDS)
+                    # Most commands end as soon as they have closed their output.
+                    self._receive(waiting, _LOOK_SECONDS if waiting.get_map() else _END_SECONDS)
                     self._look(process.pid)
                 self._code = process.returncode = os.waitstatus_to_exitcode(ended[1])
                 # What it has left in the background must not keep the slot.
@@ -225,8 +212,6 @@ class _Process:
     def _receive(self, waiting: selectors.BaseSelector, seconds: float) -> None:
         """Wait for output up to `seconds`. Write it to the trial's log, and read its lines and the file of reports."""
         for key, _ in waiting.select(seconds):
-            if not key.data:
-                continue
             if not (part := os.read(key.fd, _READ)):
                 waiting.unregister(key.fileobj)
             left = memoryview(part)
@@ -273,19 +258,21 @@ class _Process:
     def _failure(self) -> CommandFailed:
         """Return the error for a process that has failed or was killed."""
         code = self._code or 0
-        has_killed = system_kills() > self._kills
         how = f"the command ended with exit code {code}"
         if code < 0:
             name = next((each.name for each in signal.Signals if each == -code), "")
             how = f"the command was ended by signal {name}({code})"
-        if code == -signal.SIGKILL or (code == _KILLED and has_killed):
-            why = "the system killed it because memory ran out" if has_killed else "memory may have run out"
-            how = f"{how}, {'SIGKILL(-9) of its child, ' if code > 0 else ''}{why}"
-        tail = self._lines["stderr"].tail or self._lines["stdout"].tail
-        error = CommandFailed(f"{how}{PRINTED}\n{tail}" if tail else how)
-        if re.search(r"^MemoryError\b", tail, re.MULTILINE):
-            error.__cause__ = MemoryError()
-        return error
+        if code in _KILLED and system_kills() > self._kills:
+            how = f"{how}, because the system sent SIGKILL(-9) when memory ran out"
+        return _failed(how, self._lines["stderr"].tail or self._lines["stdout"].tail)
+
+
+def _failed(how: str, tail: str) -> CommandFailed:
+    """Return the error of a command with the end of its output."""
+    error = CommandFailed(f"{how}{PRINTED}\n{tail}" if tail else how)
+    if re.search(r"^MemoryError\b", tail, re.MULTILINE):
+        error.__cause__ = MemoryError()
+    return error
 
 
 def _read_result(own: Path) -> Any:
@@ -294,24 +281,15 @@ def _read_result(own: Path) -> Any:
     Raises CommandFailed if it cannot be read.
     """
     try:
-        if own.joinpath(RESULT).exists():
-            text = read_text(own / RESULT, RESULT)
-        elif own.joinpath(ARCHIVE).is_file():
+        if own.joinpath(ARCHIVE).is_file() and not own.joinpath(RESULT).exists():
             with tarfile.open(own / ARCHIVE) as archive:
                 file = archive.extractfile(RESULT)
-                text = "null" if file is None else file.read(MAX_BYTES).decode()
-        else:
-            return None
-        return json.loads(text, object_hook=_of_numpy)
+                own.joinpath(RESULT).write_bytes(file.read() if file else b"")
+        return json.loads(read_text(own / RESULT, RESULT)) if own.joinpath(RESULT).exists() else None
     except UsageError as error:
         raise CommandFailed(str(error)) from None
     except (KeyError, OSError, tarfile.TarError, ValueError, RecursionError, EOFError) as error:
         raise CommandFailed(f"{RESULT} cannot be read: {short(error)}") from None
-
-
-def _of_numpy(pairs: dict[str, Any]) -> Any:
-    """Return only the data of a numpy value that the original SHADHO has written as data and type."""
-    return pairs["__data"] if pairs.keys() == {"__data", "__dtype"} else pairs
 
 
 def _keep(outputs: Sequence[str], where: Path, context: LocalContext) -> None:
@@ -319,16 +297,11 @@ def _keep(outputs: Sequence[str], where: Path, context: LocalContext) -> None:
     if context.stopped():
         return
     for pattern in outputs:
-        found = [*_matching(where, pattern)]
+        # A folder stands for all files in it.
+        found = [each for path in where.glob(pattern) for each in (path, *path.rglob("*")) if each.is_file()]
         if not found:
             context.warnings.append(f"the command has written no output {pattern}")
         for path in found:
             target = context.checkpoint_dir / path.relative_to(where)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
-
-
-def _matching(where: Path, pattern: str) -> Iterator[Path]:
-    """Yield the files that match a path or glob, and all files in folders that match it."""
-    for path in sorted(where.glob(pattern)):
-        yield from (each for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())

@@ -46,21 +46,15 @@ def should_stop() -> bool:
 
     A command that has called this gets SIGTERM only some time after it should stop; other commands get it at once.
     """
-    path = os.environ.get(STOP)
-    if path is None:
+    if (path := os.environ.get(STOP)) is None:
         return False
-    _watch(path)
+    Path(path).with_name(WATCHED).touch()
     return Path(path).exists()
 
 
 def checkpoint_dir() -> Path:
     """Return the folder of the trial's checkpoints; a temporary folder outside of a trial."""
     return Path(os.environ.get(CHECKPOINT_DIR) or _temporary())
-
-
-@cache
-def _watch(path: str) -> None:
-    Path(path).with_name(WATCHED).touch()
 
 
 @cache

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shadho_celery.core.checks import guess, one_line, short
+from shadho_celery.core.checks import check_name, short
 from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.files import COMMANDS, below, read_toml, replacing
 from shadho_celery.core.payload import MODULE_NAME
 from shadho_celery.core.settings import SETTINGS
 from shadho_celery.errors import UsageError
-from shadho_celery.objective import sources, study_file
+from shadho_celery.objective import study_file
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.space.forms import DOMAIN, Reader, form_of_placeholder
 
@@ -34,13 +34,11 @@ class TomlStudy:
             raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
         if (path := study_file.file_of(name)) is None:
             raise study_file.no_file(name)
-        code = self.version(name)
         given, space = read_toml(path, name, lambda content: (_stated(content), _space(content)))
         stated = study_file.checked(name, given)
-        file = StudyFile(module=name, space=space, objective=None, stated=stated, code=code)
-        if edited := sources.DiskWatch().edited(code):
-            raise UsageError(f"{edited} was edited while it was read; try again")
-        return study_file.with_command(file)
+        return study_file.with_command(
+            StudyFile(module=name, space=space, objective=None, stated=stated, code=self.version(name))
+        )
 
     def settings(self, name: str) -> dict[str, object] | None:
         if (path := study_file.file_of(name)) is None:
@@ -61,10 +59,8 @@ def _stated(content: Mapping[str, object]) -> dict[str, object]:
 
     Raises UsageError for a key that is neither a setting nor `space`.
     """
-    known = ["space", *SETTINGS]
-    if wrong := [key for key in content if key not in known]:
-        hint = f"{guess(wrong[0], known)}known are {', '.join(known)}"
-        raise UsageError(f"{one_line(wrong[0], 60)}: there is no such key; {hint}")
+    for key in content:
+        check_name("key", key, ["space", *SETTINGS])
     return {key: value for key, value in content.items() if key != "space"}
 
 
@@ -101,10 +97,8 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
     lines = ["# Written by: shadho-celery run -- COMMAND", f"command = {_toml(template)}"]
     lines += [*([] if loss is None else [f"loss = {_toml(loss)}"]), "", "[space]"]
     lines += [f"{_toml(label)} = {_toml(form)}" for label, form in forms.items()]
-    try:
-        content = "\n".join([*lines, ""]).encode()
-    except UnicodeEncodeError:
-        raise UsageError("a word of the command is not text in UTF-8; rename the file, or write a study file") from None
+    # A word that is not text in UTF-8 is refused when the file is read.
+    content = "\n".join([*lines, ""]).encode(errors="surrogateescape")
     parts = [word for word in template[1:] if not word.startswith("-") and "{" not in word]
     stem = re.sub(r"[^\w-]+", "-", Path((parts or template)[0]).name.removesuffix(".py").removesuffix(".sh")).strip("-")
     path = below(COMMANDS, digest_of(content)) / f"{stem[:50] or 'command'}.toml"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -16,8 +15,8 @@ from typing import Any
 from shadho_celery.cli import tables
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.run import view_of
-from shadho_celery.core.checks import short
-from shadho_celery.core.hardware import CLASS_NAME, detect
+from shadho_celery.core.checks import check_whole, short
+from shadho_celery.core.hardware import check_class_name, detect
 from shadho_celery.core.system import overridden
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, UsageError
@@ -156,9 +155,6 @@ def _slots(workers: object) -> Mapping[str, int]:
     if workers is not None and not isinstance(workers, Mapping):
         raise UsageError(f'workers are {short(workers, 60)}; give a number, or slots by class, such as {{"cpu": 4}}')
     for name, slots in (workers or {}).items():
-        is_count = isinstance(slots, int) and not isinstance(slots, bool) and 0 < slots < 10**9
-        if not (isinstance(name, str) and re.match(CLASS_NAME, name) and is_count):
-            raise UsageError(
-                f'workers: {short({name: slots}, 60)} is not a class with its number of slots; write {{"cpu": 4}}'
-            )
+        check_class_name(name, "workers")
+        check_whole(1, 10**9, **{f"workers: {name}": slots})
     return workers or {}

@@ -136,10 +136,6 @@ def _directions(dimensions: int) -> NDArray[np.int64]:
 
 #: number of points computed at a time
 BLOCK = 64
-#: maximum number of random shifts to replace a point that the space's `where` refuses
-SHIFTS = 256
-#: number that is mixed into the seed of these shifts
-_SHIFTS = 0x73
 
 
 class QmcSampler(Stream):
@@ -165,8 +161,8 @@ class QmcSampler(Stream):
         """Return the params at a place of the sequence: the quantiles of the active labels at the point's coordinates.
 
         With `within`, the params are in a part of this subspace: its choices are fixed, and the coordinates are the
-        same. Labels in `medians` have their medians. If the space's `where` does not allow the point, the coordinates
-        are shifted at random, up to SHIFTS times, until it allows the point. Otherwise the params are drawn.
+        same. Labels in `medians` have their medians. If the space's `where` does not allow the point, the params are
+        drawn.
         """
         domains = self._subspace.domains
         if not domains:
@@ -176,17 +172,11 @@ class QmcSampler(Stream):
             more = [self._sequence.random(BLOCK) for _ in range(1 + (index - len(self._points)) // BLOCK)]
             self._points = np.concatenate([self._points, *more])
         part = within or self._subspace
-
-        def at(point: NDArray[np.float64]) -> Params:
-            masses = dict(zip(domains, point, strict=True)) | dict.fromkeys(medians, 0.5)
-            return part.at(np.array([masses[label] for label in part.domains]))
-
-        params = at(self._points[index])
+        masses = dict(zip(domains, self._points[index], strict=True)) | dict.fromkeys(medians, 0.5)
+        params = part.at(np.array([masses[label] for label in part.domains]))
         if part.space.allows(params):
             return params
-        generator = np.random.default_rng([*self._entropy, _SHIFTS])
-        shifted = (at((self._points[index] + generator.random(len(domains))) % 1.0) for _ in range(SHIFTS))
-        return next(part.space.allowed(shifted), None) or part.sample(generator, 1)[0]
+        return part.sample(np.random.default_rng([*self._entropy, index]), 1)[0]
 
     def outlook(self, parts: Sequence[Subspace], index: int) -> Mapping[str, float]:
         """Return 1 for the part of the space with the point at this place of the sequence, and 0 for the

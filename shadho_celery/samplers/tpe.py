@@ -277,8 +277,8 @@ class TpeSampler(Learner):
         """
         drawn, allows = self._drawn(density, size, generator, part), part.space.allows
         for _ in range(REDRAWN):
-            refused = [place for place, row in enumerate(drawn) if not allows(self._params(row))]
-            if not refused or part.space.where is None:
+            refused = part.space.where and [place for place, row in enumerate(drawn) if not allows(self._params(row))]
+            if not refused:
                 return drawn
             drawn[refused] = self._drawn(density, len(refused), generator, part)
         priors = iter(part.sample(generator, size))

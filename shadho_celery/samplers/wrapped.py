@@ -143,10 +143,8 @@ class OwnSampler:
             if not self._subspace.contains(params):
                 raise UsageError(f"sampler {self._name} left subspace {self._subspace.name}: {short(params, 200)}")
         # The user's sampler may not know the bounds between params, and would propose the same point again.
-        refused = [place for place, params in enumerate(asked) if not self._subspace.space.allows(params)]
-        for place, params in zip(refused, self._subspace.sample(self._generator, len(refused)), strict=True):
-            asked[place] = params
-        return asked
+        draws = iter(self._subspace.sample(self._generator, len(asked)))
+        return [params if self._subspace.space.allows(params) else next(draws) for params in asked]
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Pass results to the user's sampler. Raises UsageError if the user's code raises an exception."""

@@ -349,10 +349,8 @@ class Session:
             return []
         ended = (trial for block, _ in self.study.history() for trial in block)
         found = known_points.failed(chain(ended, self.study.pending()))
-        if not found:
-            self._say("no failed trial is left to run again")
-            return []
-        self._say(f"running the params of {named([trial.number for trial in found])} again")
+        numbers = named([trial.number for trial in found])
+        self._say(f"running the params of {numbers} again" if found else "no failed trial is left to run again")
         settings, least = self.plan.settings, self.study.counted + len(self.study.pending()) + len(found)
         if "trials" not in self.options.given and settings.trials is not None and settings.trials < least:
             self.plan = self.plan.with_settings(replace(settings, trials=least))

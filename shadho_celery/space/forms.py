@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, guess, one_line, short
+from shadho_celery.core.checks import as_record, check_name, one_line, short
 from shadho_celery.core.trial import Finite, Positive
 from shadho_celery.errors import UsageError
 
-#: maximum number of options of a choice; maximum depth of nested choices
-MOST_OPTIONS, MAX_CHOICES = 1000, 10
+#: maximum number of options of a choice
+MOST_OPTIONS = 1000
 
 _Range = Annotated[list[Finite], Meta(min_length=2, max_length=2)]
 
@@ -48,13 +48,11 @@ class Reader:
         #: by label: its short form and its node. A label in two options of a choice has only one node
         self._known: dict[str, tuple[object, Any]] = {}
 
-    def labels(self, table: Mapping[str, Any], where: str, levels: int = MAX_CHOICES) -> dict[str, Any]:
+    def labels(self, table: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return the hyperopt node of each label in a table. Raises UsageError with the path of an invalid entry."""
-        if levels == 0:
-            raise UsageError(f"{one_line(where)}: choices are nested more than {MAX_CHOICES} deep")
-        return {label: self._label(label, form, f"{where}.{label}", levels) for label, form in table.items()}
+        return {label: self._label(label, form, f"{where}.{label}") for label, form in table.items()}
 
-    def _label(self, label: str, form: Any, where: str, levels: int) -> Any:
+    def _label(self, label: str, form: Any, where: str) -> Any:
         if not _LABEL.fullmatch(label):
             raise UsageError(f"{one_line(where)}: give the label a name without spaces, colons and braces")
         if not isinstance(form, Mapping):
@@ -64,20 +62,15 @@ class Reader:
             if known != form:
                 raise UsageError(f"{where}: this label has another domain elsewhere; give it another name")
             return node
-        node = self._node(label, form, where, levels)
-        self._known[label] = form, node
-        return node
+        self._known[label] = form, self._node(label, form, where)
+        return self._known[label][1]
 
-    def _node(self, label: str, form: Mapping[str, Any], where: str, levels: int) -> Any:
+    def _node(self, label: str, form: Mapping[str, Any], where: str) -> Any:
         # Imported here, because placeholders of a command are read without hyperopt.
         from hyperopt import hp
         from hyperopt.pyll import scope
 
-        within = [
-            key for key, each in form.items() if isinstance(each, Mapping) and key not in Domain.__struct_fields__
-        ]
-        hint = f'a label with a dot needs quotes: "{where.partition(".")[2]}.{within[0]}"' if within else ""
-        domain = as_record({**form, "choice": True} if "choice" in form else form, Domain, where, hint)
+        domain = as_record({**form, "choice": True} if "choice" in form else form, Domain, where)
         given = [name for name in form if name != "step"]
         if len(given) != 1:
             raise UsageError(f"{where}: {' and '.join(given) or 'no domain'}; give one domain, {DOMAIN}")
@@ -86,7 +79,7 @@ class Reader:
         if law == "choice":
             if step is not None:
                 raise UsageError(f"{where}: a choice has no step")
-            return hp.choice(label, self._options(label, form["choice"], where, levels))
+            return hp.choice(label, self._options(label, form["choice"], where))
         low, high = getattr(domain, law)
         if not low < high:
             raise UsageError(f"{where}: {low:g} is not below {high:g}; give [low, high]")
@@ -101,24 +94,24 @@ class Reader:
             return scope.int(node) if is_whole else node
         return (hp.loguniform if is_log else hp.uniform)(label, *ends)
 
-    def _options(self, label: str, options: object, where: str, levels: int) -> list[Any]:
+    def _options(self, label: str, options: object, where: str) -> list[Any]:
         """Return the options of a choice: plain values from a list, or options with labels from a table."""
         if not isinstance(options, (list, Mapping)) or not options or len(options) > MOST_OPTIONS:
             form = "a list of texts and numbers, or a table of named options with their labels"
             raise UsageError(f"{where}: give {form}, at most {MOST_OPTIONS:,}")
         if isinstance(options, Mapping):
-            return [self._option(label, name, each, f"{where}.{name}", levels) for name, each in options.items()]
+            return [self._option(label, name, each, f"{where}.{name}") for name, each in options.items()]
         for place, each in enumerate(options):
             if not isinstance(each, str) and not (isinstance(each, (int, float)) and math.isfinite(each)):
                 form = f"an option with labels of its own is a table {one_line(where)}.NAME"
                 raise UsageError(f"{where}[{place}]: {short(each, 60)} is not a text or a finite number; {form}")
         return options
 
-    def _option(self, label: str, name: str, table: object, where: str, levels: int) -> Any:
+    def _option(self, label: str, name: str, table: object, where: str) -> Any:
         """Return a named option: a dict with the name and the option's labels, or the name if it has no labels."""
         if not isinstance(table, Mapping) or label in table:
             raise UsageError(f"{one_line(where)}: give a table of labels other than {label}, such as {{}} for none")
-        return {label: name, **self.labels(table, where, levels - 1)} if table else name
+        return {label: name, **self.labels(table, where)} if table else name
 
 
 def form_of_placeholder(label: str, parts: list[str], shown: str) -> dict[str, Any]:
@@ -126,11 +119,7 @@ def form_of_placeholder(label: str, parts: list[str], shown: str) -> dict[str, A
     law, *given = parts
     if law == "choice":
         return {law: [*map(_option_of, given)]}
-    laws = [name for name in Domain.__struct_fields__ if name != "step"]
-    if law not in laws:
-        raise UsageError(
-            f"{short(shown)}: there is no domain {short(law, 60)}; {guess(law, laws)}known are {', '.join(laws)}"
-        )
+    check_name("domain", law, [name for name in Domain.__struct_fields__ if name != "step"])
     numbers = [*map(_plain, given)]
     if not 2 <= len(numbers) <= 3 or any(isinstance(each, (str, bool)) for each in numbers):
         raise UsageError(f"{short(shown)}: write {{{label}:{law}:LOW:HIGH}}, and :STEP for multiples of it")

@@ -129,11 +129,10 @@ class Space:
 
         Raises UsageError if `where` refuses MOST_REFUSED draws in a row.
         """
-        drawn = self.draw(generator, size, pins)
         if self.where is None:
-            return drawn
-        more = (each for rows in repeat(BLOCK) for each in self.draw(generator, rows, pins))
-        found = [*islice(self.allowed(chain(drawn, more)), size)]
+            return self.draw(generator, size, pins)
+        draws = (each for rows in chain([size], repeat(BLOCK)) for each in self.draw(generator, rows, pins))
+        found = [*islice(self.allowed(draws), size)]
         if len(found) < size:
             raise UsageError(f"where allows none of {MOST_REFUSED} draws; widen it, or write the space so that it fits")
         return found

@@ -119,23 +119,21 @@ def bounded(subspaces: Sequence[Subspace]) -> tuple[tuple[Subspace, ...], str | 
     """
     if subspaces[0].space.where is None:
         return (*subspaces,), None
-    parts = [_allowed_part(each) for each in subspaces]
-    kept = [each for each, part in zip(subspaces, parts, strict=True) if part]
-    if not kept:
+    parts = {each: _allowed_part(each) for each in subspaces}
+    if not (kept := [each for each, part in parts.items() if part]):
         raise UsageError(
             f"where allows none of {MOST_DRAWS} draws from the search space; widen it. Params that must be equal, or "
             "sum up to a number, need a space with one param less, from which the objective computes the last one"
         )
-    left_out = [each for each, part in zip(subspaces, parts, strict=True) if not part]
+    left_out = [each for each, part in parts.items() if not part]
     words = [f"where allows no point of subspace {each.name}, which is left out" for each in left_out]
     space = replace(subspaces[0].space, left_out=[each.fixed for each in left_out])
     whole = sum(each.probability for each in kept)
-    allowed = sum(each.probability * part for each, part in zip(subspaces, parts, strict=True)) / whole
+    allowed = sum(each.probability * part for each, part in parts.items()) / whole
     if allowed < FEW:
         words.append(f"where allows about {allowed:.2%} of the draws; a search space that fits it is searched faster")
-    return tuple(replace(each, probability=each.probability / whole, space=space) for each in kept), "; ".join(
-        words
-    ) or None
+    kept = [replace(each, probability=each.probability / whole, space=space) for each in kept]
+    return tuple(kept), "; ".join(words) or None
 
 
 def _allowed_part(subspace: Subspace) -> float:

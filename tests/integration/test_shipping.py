@@ -15,7 +15,7 @@ from shadho_celery.core.code import MAX_SOURCES, Sources
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import ManualClock
 from shadho_celery.errors import UsageError
-from shadho_celery.fleet.channel import PIECE_BYTES, Shipping
+from shadho_celery.fleet.channel import Shipping
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.code import AGAIN_SECONDS, ShippedCode
 
@@ -42,10 +42,8 @@ def test_sources_arrive_to_the_byte_in_a_folder_of_their_version(client: redis.R
     assert shipped.lacks(MESSAGE) == "", "they are asked for once"
 
 
-def test_files_of_a_command_arrive_in_pieces_and_are_fetched_once(client: redis.Redis, tmp_path: Path) -> None:
-    content = {
-        name: os.urandom(size) for name, size in {"data/x.bin": 2 * PIECE_BYTES, "run.sh": 10, "none": 0}.items()
-    }
+def test_files_of_a_command_arrive_and_are_fetched_once(client: redis.Redis, tmp_path: Path) -> None:
+    content = {name: os.urandom(size) for name, size in {"data/x.bin": 2_000_000, "run.sh": 10, "none": 0}.items()}
     digests = {name: hashlib.sha256(each).hexdigest() for name, each in content.items()}
     sources = msgspec.structs.replace(SOURCES, inputs=digests)
     shipping, clock = Shipping(client, SIGNER), ManualClock()
@@ -61,14 +59,19 @@ def test_files_of_a_command_arrive_in_pieces_and_are_fetched_once(client: redis.
     later = msgspec.structs.replace(MESSAGE, code="ba9876543210")
     shipping.send("k1", msgspec.structs.replace(sources, code=later.code))
     assert shipped.lacks(later) == "", "the next version has the same files"
-    folder.joinpath("run.sh").chmod(0o755)
-    folder.joinpath("run.sh").write_bytes(b"changed")
+    script = shipped.folder(later) / "run.sh"
+    script.chmod(0o755)
+    script.write_bytes(b"changed")
+    shipped.refuse(later, "it has other files")
+    clock.sleep(AGAIN_SECONDS + 1)
+    assert shipped.lacks(later) == ""
+    assert script.read_bytes() == content["run.sh"], "a trial has changed its copy alone"
+    (tmp_path / ".inputs" / digests["run.sh"]).unlink()
     shipped.refuse(later, "it has other files")
     clock.sleep(AGAIN_SECONDS + 1)
     assert shipped.lacks(later) == "the file run.sh of its study is not in Redis"
-    [digest] = [digests["run.sh"]]
     for forged in ("QQ==", "no base64 \u00e9"):
-        client.hset("shadho:k1:inputs", f"{digest}:0", forged)
+        client.hset("shadho:k1:inputs", digests["run.sh"], forged)
         assert "run.sh" in shipped.lacks(later)
 
 

@@ -137,7 +137,6 @@ def test_no_label_has_the_name_of_a_placeholder() -> None:
         ({"command": ["x"], "loss": {"pattern": "loss"}}, "loss.pattern has 0 groups; give it one"),
         ({"command": ["x"], "inputs": ["../a"]}, "inputs: '../a' is no relative path or glob inside the study's"),
         ({"command": ["x"], "outputs": ["/a"]}, "outputs: '/a' is no relative path or glob inside the study's"),
-        ({"command": ["x"], "outputs": ["a/**b"]}, "outputs: 'a/**b' is no relative path or glob"),
         ({"command": ["x"], "outputs": ["."]}, "outputs: '.' is no relative path or glob inside the study's"),
     ],
 )
@@ -153,17 +152,13 @@ def test_a_program_that_cannot_run_is_refused_with_a_remedy(tmp_path: Path, monk
     (tmp_path / "bin" / "python").write_text("#!/bin/sh\n")
     (tmp_path / "bin" / "python").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    told = {
-        "pyton": f"did you mean python? install it, or give its path in {tmp_path}",
-        "train.sh": "write ./train.sh",
-        "./trian.sh": f"did you mean train.sh? install it, or give its path in {tmp_path}",
-        "./train.sh": f"run chmod +x {tmp_path}/train.sh, or begin with bash or python",
-        "./bin": f"install it, or give its path in {tmp_path}",
-    }
-    for program, remedy in told.items():
+    for program in ("pyton", "train.sh", "./train.sh", "./bin"):
         with pytest.raises(UsageError) as refused:
             command(program, folder=tmp_path).check_program()
-        assert str(refused.value) == f"there is no program {program!r} that can be run; {remedy}"
+        assert str(refused.value) == (
+            f"there is no program {program!r} that can be run; install it, or for a file in {tmp_path} write ./NAME, "
+            "and run chmod +x NAME"
+        )
     for program in ("python", "bin/python", "{program}"):
         command(program, folder=tmp_path).check_program()
 
@@ -214,7 +209,7 @@ def test_inputs_that_are_missing_too_large_or_outside_are_refused(tmp_path: Path
             files_of(command("x", folder=tmp_path, inputs=inputs))
         return str(refused.value)
 
-    assert refusal("larg").startswith(f"inputs: 'larg' is no file in {tmp_path}; did you mean large? name files")
+    assert refusal("larg").startswith(f"inputs: 'larg' is no file in {tmp_path}; name files")
     assert "name files, such as data/*.csv" in refusal("data")
     assert "is a link that leads out of the study's folder" in refusal("leaves")
     assert "more than 1,000 files or 67,108,864 bytes" in refusal("large")

@@ -256,7 +256,7 @@ def test_outputs_are_copied_to_the_checkpoints(runs: Runs) -> None:
 
 
 def test_values_that_json_lacks_are_refused(runs: Runs) -> None:
-    assert "cannot be written as JSON: there is a function" in runs.error("true", params={"f": after})
+    assert "cannot be written as JSON: 'function' object has no" in runs.error("true", params={"f": after})
 
 
 def test_a_folder_that_cannot_be_written_is_told(runs: Runs) -> None:
