@@ -296,8 +296,8 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
         module, found = shared_options.file_of(study), study.name
     if module.endswith(tuple(FORMS)):
         raise UsageError(
-            f"study {found!r} runs a command, which is taken from your own file or command line: run "
-            f"{shlex.quote(module)} --resume {found}, or run --resume {found} -- COMMAND"
+            f"study {found!r} runs a command, which is taken from your own file: shadho-celery run "
+            f"{shlex.quote(module)} --resume {found}"
         )
     # The name follows after =, because it may begin with a dash.
     words = [module, f"--resume={found}", f"--store={store}", *options]

@@ -6,6 +6,7 @@ A recorded study has the name of its file only. What runs is the file of this na
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from tempfile import TemporaryDirectory
@@ -119,6 +120,5 @@ def enqueued(study: StudyResults, store: str, points: Sequence[object]) -> Answe
         numbers = known_points.enqueue(opened.study, opened.plan, points)
         limit, least = opened.plan.limits.trials, opened.study.counted + len(opened.study.pending())
     more = f" --trials {least}" if limit is not None and limit < least else ""
-    return Answer(
-        is_done=True, text=f"enqueued {named(numbers)} for the next run: shadho-celery resume {study.name}{more}"
-    )
+    then = f"shadho-celery run {shlex.quote(file.module)} --resume {study.name}{more}"
+    return Answer(is_done=True, text=f"enqueued {named(numbers)} for the next run: {then}")

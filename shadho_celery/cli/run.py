@@ -37,7 +37,7 @@ from shadho_celery.results.schema import plain_json, study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.scheduler import known_points
 from shadho_celery.session.opening import Opening
-from shadho_celery.session.session import Options, Session, request_of
+from shadho_celery.session.session import Options, Session, check_command, request_of
 
 #: seconds that the dashboard may take to end before it is killed
 END_SECONDS = 5.0
@@ -142,6 +142,7 @@ def dry_run(options: RunOptions, number: int) -> int:
         # As for a run: what the study's code prints is not among the values.
         file = study_file.load(options.study)
         plan = Opening(request_of(options, file)).plan
+        check_command(file, plan, is_fleet=options.fleet)
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if options.seed is None else options.seed
         found = known_points.first(plan, options.points, seed, number)
         make = plan.space.evaluate if file.values is None else file.values(plan.space)

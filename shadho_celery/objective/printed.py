@@ -23,6 +23,8 @@ _TAIL = 5000
 
 _NUMBER = r"[-+]?(?:(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][-+]?\d{1,9})?|(?i:nan|inf(?:inity)?))"
 _END = re.compile(rb"[\r\n]")
+#: an escape sequence that colours a text
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
 class CommandFailed(Unreadable):
@@ -65,7 +67,7 @@ def loss_pattern(name: str) -> re.Pattern[str]:
     The name is not found as a part of a longer word: `loss` is not found in val_loss or val/loss.
     """
     between = r"[\"']?(?:\s{0,100}[:=|│]\s{0,100}|\s{1,100})"
-    return re.compile(rf"(?<![\w./-]){re.escape(name)}{between}({_NUMBER})(?!\w)")
+    return re.compile(rf"(?<![\w./-]){re.escape(name)}{between}({_NUMBER})(?!\w|[.,/]\d)")
 
 
 class Printed:
@@ -80,6 +82,7 @@ class Printed:
 
     def read(self, line: str) -> None:
         """Read a line of standard output. Raises CommandFailed."""
+        line = _COLOUR.sub("", line)
         record = _record(line)
         if self._pattern is None:
             if record is not None:

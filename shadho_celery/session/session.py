@@ -160,6 +160,14 @@ def request_of(options: Options, file: StudyFile) -> Request:
     return Request(space=file.space, module=file.recorded_module, stated=file.stated, key=key, **given)
 
 
+def check_command(file: StudyFile, plan: Plan, *, is_fleet: bool) -> None:
+    """Raise UsageError if the study has a command that its trials cannot run. A fleet's workers look for the program."""
+    if isinstance(file.objective, Command):
+        file.objective.check(plan.space, has_budgets=plan.settings.fidelity is not None)
+        if not is_fleet:
+            file.objective.check_program()
+
+
 class _StopNow(Exception):
     """Raised to leave the scheduler's loop because the run must stop at once."""
 
@@ -194,11 +202,7 @@ class Session:
         #: classes that are started on demand, by the option --class-spec
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
         self._opening = Opening(request_of(options, file))
-        if isinstance(file.objective, Command):
-            plan = self._opening.plan
-            file.objective.check(plan.space, has_budgets=plan.settings.fidelity is not None)
-            if not options.fleet:
-                file.objective.check_program()
+        check_command(file, self._opening.plan, is_fleet=options.fleet)
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         #: version of the study's code; and an object that finds files that were edited after it was read

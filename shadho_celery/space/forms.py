@@ -89,6 +89,8 @@ class Reader:
         if is_whole and not all(map(float.is_integer, (low, high, step or 1.0))):
             raise UsageError(f"{where}: give whole numbers")
         ends = (math.log(low), math.log(high)) if is_log else (low, high)
+        if step is not None and not all(math.isclose(end / step, round(end / step)) for end in (low, high)):
+            raise UsageError(f"{where}: {low:g} and {high:g} are not multiples of the step {step:g}, as all values are")
         if is_whole or step is not None:
             node = (hp.qloguniform if is_log else hp.quniform)(label, *ends, step or 1)
             return scope.int(node) if is_whole else node

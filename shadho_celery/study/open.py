@@ -155,7 +155,7 @@ def earlier_study(
     if record.module != module:
         other = f"is one of {record.module or 'no module'}, not of {module}"
         if record.command and module.startswith(f"{COMMANDS}/"):
-            other = f"was begun with another command or other domains, {short(record.command)}; give the same ones"
+            other = f"was begun with another command, --loss or domains: {short(record.command)}; give the same ones"
         raise StudyNotFound(f"study {record.name!r} {other}")
     is_asked = read_schema(tree) is not None
     if tree is not None and is_asked is not (read_schema(record.tree) is not None):

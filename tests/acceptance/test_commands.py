@@ -91,8 +91,8 @@ def test_a_study_in_toml_runs_shows_its_command_and_goes_on_as_it_says(desk: Des
     told = desk.told("resume", name)
     assert (told.code, told.messages) == (
         2,
-        [f"Error: study '{name}' runs a command, which is taken from your own file or command line: run study.toml "
-         f"--resume {name}, or run --resume {name} -- COMMAND"],
+        [f"Error: study '{name}' runs a command, which is taken from your own file: shadho-celery run study.toml "
+         f"--resume {name}"],
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_failed_trials_run_again_in_the_next_run_or_at_a_resume(desk: Desk) -> N
     assert "'x' is not the number of a trial" in refused(desk, "enqueue", "s", "--failed", "x")
     assert "give one FILE of known points, or --failed" in refused(desk, "enqueue", "s")
     told = desk.told("enqueue", "s", "--failed", str(numbers[0]))
-    assert told.out == "enqueued trial 8 for the next run: shadho-celery resume s --trials 9\n", told.err
+    assert told.out == "enqueued trial 8 for the next run: shadho-celery run my_study --resume s --trials 9\n", told.err
     command = desk.start("shadho-celery", "resume", "s", "--retry-failed", "--workers", "cpu=2").wait()
     assert command.code == 0, desk.said()
     # Trial 8 has the params of the first one.

@@ -62,6 +62,11 @@ def test_the_tail_has_the_last_state_of_a_progress_bar() -> None:
         ("val_loss_best: 3", None),
         ("val_loss3", None),
         ("val_loss: 3s", None),
+        ("val_loss=0.25it/s", None),
+        ("val_loss=1,234.5", None),
+        ("val_loss=3/4", None),
+        ("val_loss=0.5, acc=.9", 0.5),
+        ("val_loss: \x1b[31m0.7\x1b[0m.", 0.7),
         ("val_loss: unknown", None),
     ],
 )
