@@ -161,7 +161,7 @@ def request_of(options: Options, file: StudyFile) -> Request:
 
 
 def check_command(file: StudyFile, plan: Plan, *, is_fleet: bool) -> None:
-    """Raise UsageError if the study has a command that its trials cannot run. A fleet's workers look for the program."""
+    """Raise UsageError if the command of the study, if any, cannot run. On a fleet, the program is not looked for."""
     if isinstance(file.objective, Command):
         file.objective.check(plan.space, has_budgets=plan.settings.fidelity is not None)
         if not is_fleet:
