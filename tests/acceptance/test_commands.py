@@ -111,9 +111,9 @@ def test_a_command_without_a_file_is_a_study_that_only_the_same_command_continue
     for words in others:
         told = desk.told("run", "--resume", name, "--trials", "9", "--workers", "cpu=2", "--", *words)
         [line] = told.messages
-        assert line.startswith(f"Error: study '{name}' was begun with another command or other domains, ")
+        assert line.startswith(f"Error: study '{name}' was begun with another command, --loss or domains: ")
     assert "a command is given again: run --resume NAME -- COMMAND" in desk.told("run", "--resume", name).err
-    assert f"or run --resume {name} -- COMMAND" in desk.told("resume", name).err
+    assert f"train.toml --resume {name}" in desk.told("resume", name).err
     assert desk.states() == {"COMPLETE": 8}
 
 

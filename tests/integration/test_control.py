@@ -81,9 +81,11 @@ def test_a_request_is_read_once_and_answered(client: Any, signer: Signer) -> Non
     assert scheduler.read() == []
     assert asker.wait(request, 0.0) is None
     scheduler.inbox.answer(request, DONE)
+    answer = f"shadho:{STUDY}:answer:{request.id}"
+    assert 0 < client.ttl(answer) <= KEPT_SECONDS
     assert asker.wait(request) == DONE
+    assert not client.exists(answer), "it is removed when it is read"
     assert client.xlen(scheduler.inbox.key) == 0
-    assert 0 < client.ttl(f"shadho:{STUDY}:answer:{request.id}") <= KEPT_SECONDS
 
 
 def test_a_request_that_arrives_again_gets_the_first_answer_also_once_it_has_expired(client: Any) -> None:
