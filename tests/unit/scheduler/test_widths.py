@@ -322,6 +322,7 @@ def test_a_width_that_runs_out_of_memory_gives_way_to_the_next() -> None:
     assert {name for trial in tried for name in str(trial.outgrown).split(",")} <= {"gpu*1", "gpu*2"}
 
 
+@pytest.mark.slow
 def test_a_trial_whose_reserved_class_proves_too_small_for_it_runs_elsewhere() -> None:
     """Its machine is reserved no longer once the memory model knows that."""
     memory = {"small": 2**33, "large": 2**35}

@@ -652,6 +652,7 @@ def long_on_spot(**preempted: Any) -> float:
     return placed["spot"] / sum(placed.values())
 
 
+@pytest.mark.slow
 def test_a_class_whose_machines_are_preempted_gets_fewer_long_trials_without_checkpoints() -> None:
     assert long_on_spot(preemption_seconds=1200.0) < 0.5 * long_on_spot(for_seconds=1e9)
 
@@ -703,6 +704,7 @@ def test_a_trial_takes_all_its_slots_of_one_worker_and_none_starves() -> None:
     assert {trial.slots for trial in found.study.trials if trial.compute_class == "little"} == {1, 2}
 
 
+@pytest.mark.slow
 def test_each_family_gets_the_number_of_slots_that_costs_least() -> None:
     """One gains nothing from more slots; the other takes eight times as long on one as on four."""
     families = {

@@ -47,6 +47,7 @@ def proved(proof: object, nonce: object = "n", **fields: object) -> dict[str, ob
     return {"nonce": nonce, "proof": proof, "rank": 0, "digest": "", **fields}
 
 
+@pytest.mark.slow
 def test_both_ends_prove_the_token_and_get_the_records_of_the_other(ends: tuple[Wire, Wire]) -> None:
     near, far = ends
     heard: list[tuple[int, int]] = []
