@@ -345,7 +345,7 @@ def file_of(study: StudyResults) -> str:
 
 
 def confirm(question: str) -> None:
-    """Ask whether something should be deleted. End the command if not. Raises UsageError if nobody answers."""
+    """Ask the user to confirm a deletion. End the command if the answer is no. Raises UsageError without an answer."""
     try:
         if click.confirm(printable(question), err=True):
             return

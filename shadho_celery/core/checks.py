@@ -186,9 +186,7 @@ def unknown(how: object, known: Collection[str], others: Collection[str], are: s
 
 
 def similar(name: object, known: Iterable[str]) -> str:
-    """Return the question whether the most similar known name was meant, with a space after it; "" if
-    none is similar.
-    """
+    """Return the question whether the most similar known name was meant, and a space; "" if none is similar."""
     near = get_close_matches(name, known, n=1) if isinstance(name, str) else []
     return f"did you mean {near[0]}? " if near else ""
 

@@ -6,6 +6,6 @@ and `lua/` their Redis scripts. `registry` records live workers and studies. `ex
 
 The broker only delivers. A claim in Redis decides which worker runs an attempt, and a lease how long it may run without
 renewal. The store is the authority: if Redis loses its data, trials may run again, but no trial is counted twice.
-Messages are JSON; a record that does not match its declaration is refused. Workers announce their compute class, after
-which a queue is named. A message takes a worker about a millisecond, so short trials share messages.
+Messages are JSON, never pickle; a record that does not match its declaration is refused. Workers announce their compute
+class, and a queue has the name of its class. A message takes about a millisecond, so short trials share messages.
 """

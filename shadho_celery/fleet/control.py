@@ -8,8 +8,9 @@ Keys of a study, under ``shadho:{study}:``, or of a worker, under ``shadho:worke
 A request expires at a time of the Redis server's clock, so the clocks of the hosts do not matter. Requests and answers
 are signed if there is a signing key, and a signature is valid for one Redis key only. A request to a study contains the
 fence of the scheduler that it is for, and is carried out at most once: a copy of the request gets the first answer.
-Requests to a worker may be carried out repeatedly. They ask for the log or the folder of a trial, or, signed like those
-to a scheduler, for the deletion of folders, as the scheduler of a study with the setting `keep` does.
+Requests to a worker may be carried out repeatedly. They ask for the log or the files of a trial, or for the deletion of
+folders. A worker obeys a request to delete only if control requests are allowed, as for a scheduler. The scheduler of a
+study with the setting `keep` sends such requests.
 """
 
 from __future__ import annotations

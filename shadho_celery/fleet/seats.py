@@ -8,11 +8,11 @@ longer be taken or renewed, so its replicas end without a message to each.
 
 Keys of a study for gangs, under ``shadho:{study}:``; the module `channel` describes the other keys:
 
-======  ====  ================================================================================================= gangs
-hash  ``number.attempt`` -> number of the attempt's latest call, a space, and the sealed call seats   hash
-``number.attempt.call.rank`` -> ``taken:END:delivery`` (ms, the server's clock), ``left`` or ``done`` yields  set
-seats of backup replicas whose slots trials want ======  ====
-=================================================================================================
+======  ====  =================================================================================================
+gangs   hash  ``number.attempt`` -> number of the attempt's latest call, a space, and the sealed call
+seats   hash  ``number.attempt.call.rank`` -> ``taken:END:delivery`` (ms, the server's clock), ``left`` or ``done``
+yields  set   seats of backup replicas whose slots trials want
+======  ====  =================================================================================================
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 `slots` runs the attempts in messages, in the slots that `devices` manages. `claims` claims and finishes the attempts of
 one message. `leases` renews the leases of running attempts every second. `heartbeat` announces the worker to the
-schedulers. `consumer` pauses and resumes the messages from Celery. `shutdown` ends the worker at a signal. `logs` sends
-trials' logs, and writes the worker's own log. `code` decides which code may run, `stay` how long the worker stays.
+schedulers. `consumer` pauses and resumes the messages from Celery. `shutdown` ends the worker at a signal. `logs`
+answers requests for trials' logs and folders, and writes the worker's own log. `code` decides which code may run, and
+`stay` how long the worker stays.
 
 Threads of the Celery worker drive the slots; each slot's process runs the trials. An attempt is claimed before it runs,
 so a message that is delivered twice runs once. Only modules that the worker was started with may run, and shipped code

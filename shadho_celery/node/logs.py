@@ -158,7 +158,7 @@ def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
 
 
 def tell(text: str) -> None:
-    """Write a line to the worker's log, whatever its log level."""
+    """Write a line to the worker's log, at any log level."""
     log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
 
 

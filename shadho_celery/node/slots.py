@@ -71,7 +71,7 @@ class NotMine(Exception):
 
 
 class Slots:
-    """The slots of one worker, and its leases, heartbeat and log server."""
+    """The slots of one worker, its leases, its heartbeat, and its answers to requests."""
 
     def __init__(
         self,

@@ -212,7 +212,7 @@ class TrialProcess:
         return Death(unexplained, Memory.HOST, is_unexplained=True)
 
     def _end(self) -> int:
-        """End the process and its reaper, whatever their state. Return the reaper's exit code."""
+        """End the process and its reaper, even if they are stopped or dead. Return the reaper's exit code."""
         with self._ending:
             if self._code is None:
                 os.close(self._lifeline)

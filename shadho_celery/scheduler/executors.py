@@ -94,9 +94,7 @@ def record_process(recorder: Recorder, at: float) -> None:
 
 
 class LocalExecutor:
-    """Base of the executors without a fleet: a queue of attempts for one compute class, `local`, and a
-    list of events.
-    """
+    """Base of the executors without a fleet: a queue of attempts for one compute class, `local`, and their events."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

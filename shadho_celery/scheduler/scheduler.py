@@ -32,7 +32,7 @@ TURN_SECONDS = 0.5
 #: seconds between two checks of the run times of the running trials
 WATCH_SECONDS = 10.0
 
-#: after this number of attempts, a trial may run again on workers that have failed it
+#: after this number of attempts, a trial may run again on workers that have failed it, because no other has taken it
 MAX_AVOIDING = 30
 
 #: trials for which no machine is started become FAILED after this many seconds without a live class and other trials

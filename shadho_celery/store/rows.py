@@ -278,7 +278,7 @@ def unchecked(columns: Iterable[sa.Column[Any]], *, are_bytes: bool) -> sa.Selec
 
 
 def as_study(row: sa.Row[Any]) -> StudyRecord:
-    """Return the study of a row. Raises an exception of UNREADABLE if a value has not the type of its field."""
+    """Return the study of a row. Raises an exception of UNREADABLE if a value does not have the type of its field."""
     record: StudyRecord = msgspec.convert(_facts(row, studies), StudyRecord)
     for name, value in [*record.settings.items(), *record.in_force.items()]:
         if value is not None and name in _SETTINGS:
@@ -384,7 +384,7 @@ class TrialReader(Reader[R]):
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
     def trial(self, row: Sequence[object]) -> Trial:
-        """Return the trial of a row. Raises an exception of UNREADABLE if a value has not the type of its field."""
+        """Return the trial of a row. Raises an exception of UNREADABLE if a value lacks the type of its field."""
         found = self._converted(row)
         outcome = self._outcome(found) if found.state.is_finished else replace(NO_OUTCOME, code=found.code)
         own = {name: getattr(found, name) for name in self._own}

@@ -23,7 +23,7 @@ class Keeper:
         self._most = best
         #: by origin: merit and number of its best trial, of the best ones
         self._best: dict[int, tuple[Merit, int]] = {}
-        #: when the trials were last told, and which
+        #: time at which `news` has last compared a set, and that set
         self._told_at = -math.inf
         self._told: bytes | None = None
 
@@ -46,7 +46,10 @@ class Keeper:
         return np.packbits(bits, bitorder="little").tobytes()
 
     def news(self, study: StudyTrials, promotable: Collection[int], now: float) -> bytes | None:
-        """Return the same every KEEP_SECONDS, or None if nothing has changed. At the time infinity, return it."""
+        """Return `unneeded` at most every KEEP_SECONDS; None before that, or if it has not changed.
+
+        At the time infinity, which stands for the end of the run, it is always returned.
+        """
         if now - self._told_at < KEEP_SECONDS:
             return None
         found, before = self.unneeded(study, promotable), self._told
@@ -60,7 +63,7 @@ def origin_of(trial: Trial) -> int:
 
 
 def may_be_promoted(trials: Iterable[Trial], most: float) -> set[int]:
-    """Return the origins that rounds up to the budget `most` might still promote, whatever these rounds are."""
+    """Return the origins that any kind of rounds up to the budget `most` might still promote."""
     reached: dict[int, float] = {}
     for trial in trials:
         budget = math.inf if trial.budget is None or feasible_loss(trial) == math.inf else trial.budget
