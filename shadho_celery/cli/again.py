@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def again(name: str, number: int, store: str) -> None:
             trial=number,
             seed=trial.seed,
             budget=whole(trial.budget),
-            checkpoints=folder,
+            checkpoints=Path(folder, "checkpoints"),
             device=os.environ[hardware.DEVICE],
             objectives=objectives,
         )

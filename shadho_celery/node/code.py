@@ -15,7 +15,6 @@ import hashlib
 import logging
 import os
 import re
-import shutil
 import stat
 import threading
 import uuid
@@ -109,23 +108,24 @@ class ShippedCode:
         for name, content in files.items():
             path = below(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The folder appears in one step, because a process may be reading it.
-            # A script can be the program of a command.
-            with replacing(path, 0o755 if content.startswith(b"#!") else None) as file:
+            # Each file appears in one step, because a process may be reading the folder. A script can be the program of
+            # a command. Other users must not be able to write: a function that is sent by value is then not loaded.
+            with replacing(path, 0o755 if content.startswith(b"#!") else 0o644) as file:
                 file.write(content)
 
     def _copy(self, path: Path, study: str, digest: FullDigest) -> bool:
         """Copy a file from the cache, after it was fetched if needed. Return False if Redis does not have it."""
         kept = self._folder / INPUTS / digest
-        if not (kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == digest):
+        content = kept.read_bytes() if kept.is_file() else None
+        if content is None or hashlib.sha256(content).hexdigest() != digest:
             if (content := self._shipping.fetch_input(study, digest)) is None:
                 return False
             kept.parent.mkdir(parents=True, exist_ok=True)
             with replacing(kept, READ_ONLY) as file:
                 file.write(content)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        shutil.copy(kept, path)
+        with replacing(path, READ_ONLY) as file:
+            file.write(content)
         return True
 
 

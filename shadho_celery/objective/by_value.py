@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -116,6 +116,7 @@ class ByValue:
 def _mapped(path: Path, places: Sequence[slice]) -> list[memoryview]:
     """Return the parts of a file. They may be changed, and the file is not."""
     with path.open("rb") as file:
+        _refuse_others(file, path)
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     return [content[place] for place in places]
 
@@ -324,14 +325,19 @@ def _opened(name: str) -> tuple[Path, Header, list[slice]]:
         raise UsageError(f"there is no file {name} here; its program has ended")
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            _refuse_others(file, name)
             line = file.readline(_MAX_HEADER)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise UsageError(f"{name} could have been written by another user, so it is not loaded")
         header = msgspec.json.decode(line, type=Header)
     except (OSError, ValueError) as error:
         raise UsageError(f"{name} is not the file of a function: {short(error)}") from None
     return path.absolute(), header, _places(header, len(line))
+
+
+def _refuse_others(file: IO[bytes], name: object) -> None:
+    """Raise UsageError if another user could have written an open file."""
+    found = os.fstat(file.fileno())
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise UsageError(f"{name} could have been written by another user, so it is not loaded")
 
 
 def _name_of(objective: Callable[..., Any]) -> str:

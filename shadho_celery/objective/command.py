@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import as_record, guess, one_line, short
 from shadho_celery.core.code import Digest, digest_of
+from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.names import RUN_COMMAND, named
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import UsageError
@@ -152,7 +153,8 @@ def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
     paths = {name: tuple(stated.get(name) or ()) for name in names}
     for name in names:
         for each in map(PurePosixPath, paths[name]):
-            if each.is_absolute() or ".." in each.parts or each == PurePosixPath():
+            is_glob = all(part == "**" or "**" not in part for part in each.parts)
+            if each.is_absolute() or ".." in each.parts or each == PurePosixPath() or not is_glob:
                 raise UsageError(f"{name}: {short(str(each))} is no relative path or glob inside the study's folder")
     words, arg = tuple(stated["command"]), stated.get("arg") or ARG
     command = Command(
@@ -186,7 +188,8 @@ def _inputs(command: Command) -> dict[str, Digest]:
     """Return the digest of each file that matches `inputs`, by its path. Raises UsageError for invalid inputs."""
     found: dict[Path, int] = {}
     for pattern in command.inputs:
-        matching = [path for path in islice(command.folder.glob(pattern), MOST_FILES + 1) if path.is_file()]
+        files = (path for path in command.folder.glob(pattern) if is_users(path, command.folder))
+        matching = [*islice(files, MOST_FILES + 1)]
         if not matching:
             raise UsageError(f"inputs: {short(pattern)} is no file in {command.folder}; name files, such as data/*.csv")
         found |= {path: path.stat().st_size for path in matching}
@@ -196,6 +199,11 @@ def _inputs(command: Command) -> dict[str, Digest]:
         most = f"more than {MOST_FILES:,} files or {MAX_INPUTS:,} bytes"
         raise UsageError(f"inputs: {most}; leave them out, and read them from a folder that all machines share")
     return {path.relative_to(command.folder).as_posix(): digest_of(path.read_bytes()) for path in found}
+
+
+def is_users(path: Path, folder: Path) -> bool:
+    """Return whether a path below the study's folder is a file of the user, and not one that trials leave there."""
+    return path.is_file() and path.relative_to(folder).parts[0] != CHECKPOINTS.parts[0]
 
 
 def _check_template(command: Command) -> None:

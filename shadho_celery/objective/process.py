@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.failures import PRINTED
@@ -31,12 +31,10 @@ from shadho_celery.core.files import is_locked, read_text
 from shadho_celery.core.threads import start_thread
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.call import system_kills
+from shadho_celery.objective.command import Command, is_users
 from shadho_celery.objective.context import LocalContext, TrialStopped, TrialTimeout
 from shadho_celery.objective.printed import CommandFailed, Lines, Printed
 from shadho_celery.objective.script import CHECKPOINT_DIR, PARAMS, REPORTS, STOP, WATCHED
-
-if TYPE_CHECKING:
-    from shadho_celery.objective.command import Command
 
 #: seconds between two looks at the stop flag and the file of reports; and once the output is closed
 _LOOK_SECONDS, _END_SECONDS = 0.05, 0.002
@@ -191,9 +189,12 @@ class _Process:
             with selectors.DefaultSelector() as waiting:
                 waiting.register(process.stdout or -1, selectors.EVENT_READ, "stdout")
                 waiting.register(process.stderr or -1, selectors.EVENT_READ, "stderr")
+                closed = _END_SECONDS
                 while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
                     # Most commands end as soon as they have closed their output.
-                    self._receive(waiting, _LOOK_SECONDS if waiting.get_map() else _END_SECONDS)
+                    seconds = _LOOK_SECONDS if waiting.get_map() else closed
+                    closed = closed if waiting.get_map() else min(2 * closed, _LOOK_SECONDS)
+                    self._receive(waiting, seconds)
                     self._look(process.pid)
                 self._code = process.returncode = os.waitstatus_to_exitcode(ended[1])
                 # What it has left in the background must not keep the slot.
@@ -297,8 +298,8 @@ def _keep(outputs: Sequence[str], where: Path, context: LocalContext) -> None:
     if context.stopped():
         return
     for pattern in outputs:
-        # A folder stands for all files in it.
-        found = [each for path in where.glob(pattern) for each in (path, *path.rglob("*")) if each.is_file()]
+        # A folder stands for all files in it, except the folder of checkpoints itself.
+        found = [each for path in where.glob(pattern) for each in (path, *path.rglob("*")) if is_users(each, where)]
         if not found:
             context.warnings.append(f"the command has written no output {pattern}")
         for path in found:

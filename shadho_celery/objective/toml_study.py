@@ -102,9 +102,12 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
     parts = [word for word in template[1:] if not word.startswith("-") and "{" not in word]
     stem = re.sub(r"[^\w-]+", "-", Path((parts or template)[0]).name.removesuffix(".py").removesuffix(".sh")).strip("-")
     path = below(COMMANDS, digest_of(content)) / f"{stem[:50] or 'command'}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(content)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; make room, or run in another folder") from None
     return path.as_posix()
 
 

@@ -205,7 +205,7 @@ class MemoryFit:
         return [(name, self._kind(name, memory)) for name, memory in told]
 
     def _kind(self, name: str, memory: Memory) -> Memory:
-        """Return the kind of memory that ran out on a class. It is RAM if the class has no GPU, even if GPU was reported."""
+        """Return the kind of memory that ran out on a class: RAM if the class has no GPU, even if GPU was reported."""
         return memory if name in self._orders[Memory.GPU] or name not in self._seen else Memory.HOST
 
     def _size(self, name: str, memory: Memory) -> tuple[int, int, str, int]:

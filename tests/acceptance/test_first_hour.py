@@ -100,6 +100,25 @@ def test_a_trial_runs_again_here_as_it_ran_there(desk: Desk) -> None:
     assert "there is no module my_study here" in refused(desk, "again", "s", "0")
 
 
+def test_a_command_runs_again_in_a_folder_that_nobody_else_has(desk: Desk) -> None:
+    script = 'echo "{\\"loss\\": $0}"; echo "$SHADHO_PARAMS" >> places'
+    desk.write(
+        "study.py",
+        f"""
+from hyperopt import hp
+
+SPACE = {{"x": hp.uniform("x", 0, 1)}}
+STUDY = {{"command": ["sh", "-c", {script.replace("{", "{{", 1)!r}, "{{x}}"], "trials": 1}}
+""",
+    )
+    assert desk.launch("study", "--study", "s", "--workers", "cpu=1").wait().code == 0, desk.said()
+    told = desk.told("again", "s", "0")
+    assert told.code == 0, told.err
+    first, again = map(Path, (desk.folder / "places").read_text().split())
+    assert first.parents[2] != again.parents[2]
+    assert not again.parents[2].exists(), "its own temporary folder, with all that was in it"
+
+
 def test_failed_trials_run_again_in_the_next_run_or_at_a_resume(desk: Desk) -> None:
     desk.write("my_study.py", STUDY)
     assert desk.launch(*WORDS).wait().code == 0, desk.said()

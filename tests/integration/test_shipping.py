@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,17 @@ def test_a_version_that_cannot_run_is_refused_for_a_while_and_then_written_again
     assert file.read_bytes() == SOURCES.files["my_study.py"]
 
 
-def test_a_function_by_value_is_loaded_only_if_it_was_sent(client: redis.Redis, tmp_path: Path) -> None:
+@pytest.fixture
+def shared_umask() -> Iterator[None]:
+    """The files of this process may be written by the user's group."""
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+def test_a_function_by_value_is_loaded_only_if_it_was_sent(
+    client: redis.Redis, tmp_path: Path, shared_umask: None
+) -> None:
     """Each run sends its own file, also under the same version; a file of another name is not looked for."""
     shipping = Shipping(client, SIGNER)
     shipped = ShippedCode(shipping, tmp_path, ManualClock())
@@ -102,7 +113,9 @@ def test_a_function_by_value_is_loaded_only_if_it_was_sent(client: redis.Redis, 
         assert shipped.lacks(message) == "its study's code is not in Redis"
         shipping.send("k1", Sources(code=MESSAGE.code, files={name: b"content"}))
         assert shipped.lacks(message) == ""
-        assert (shipped.folder(message) / name).read_bytes() == b"content"
+        written = shipped.folder(message) / name
+        assert written.read_bytes() == b"content"
+        assert written.stat().st_mode & 0o777 == 0o644, "whatever the umask: what others can write is not loaded"
 
 
 def test_a_folder_that_cannot_be_written_is_told(client: redis.Redis, tmp_path: Path) -> None:

@@ -290,6 +290,14 @@ def test_a_file_that_is_not_a_function_is_refused(content: bytes, mode: int, sai
     assert study_file.read_sources(str(FILE)).digest == ""
 
 
+def test_a_file_that_another_user_could_have_exchanged_since_is_not_loaded() -> None:
+    with by_value.kept(written_program(), SPACE) as file:
+        loaded = in_a_slot(file.module)
+        Path(file.module).chmod(0o666)
+        with pytest.raises(UsageError, match="could have been written by another user"):
+            loaded.objective({"x": 1.0}, None)
+
+
 def test_a_module_that_the_worker_lacks_is_named() -> None:
     with by_value.kept(written_program(), SPACE) as file:
         del sys.modules["own_helper"]

@@ -138,6 +138,7 @@ def test_no_label_has_the_name_of_a_placeholder() -> None:
         ({"command": ["x"], "inputs": ["../a"]}, "inputs: '../a' is no relative path or glob inside the study's"),
         ({"command": ["x"], "outputs": ["/a"]}, "outputs: '/a' is no relative path or glob inside the study's"),
         ({"command": ["x"], "outputs": ["."]}, "outputs: '.' is no relative path or glob inside the study's"),
+        ({"command": ["x"], "inputs": ["a**"]}, "inputs: 'a**' is no relative path or glob inside the study's"),
     ],
 )
 def test_a_command_that_is_not_valid_is_refused(stated: dict[str, Any], says: str) -> None:
@@ -214,3 +215,6 @@ def test_inputs_that_are_missing_too_large_or_outside_are_refused(tmp_path: Path
     assert "is a link that leads out of the study's folder" in refusal("leaves")
     assert "more than 1,000 files or 67,108,864 bytes" in refusal("large")
     assert [*files_of(command("x", folder=tmp_path, inputs=["data/*"]))] == ["data/a.csv"]
+    (tmp_path / ".shadho" / "checkpoints").mkdir(parents=True)
+    (tmp_path / ".shadho" / "checkpoints" / "b.csv").touch()
+    assert [*files_of(command("x", folder=tmp_path, inputs=["**/*.csv"]))] == ["data/a.csv"], "none of a trial"

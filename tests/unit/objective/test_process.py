@@ -253,6 +253,11 @@ def test_outputs_are_copied_to_the_checkpoints(runs: Runs) -> None:
     assert outcome.warning == "the command has written no output none/*"
     kept = {str(path.relative_to(runs.checkpoints)) for path in runs.checkpoints.rglob("*") if path.is_file()}
     assert kept == {"out/deep/a", "b.txt"}
+    other = runs.folder / ".shadho" / "checkpoints" / "other.txt"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    runs.run(script, loss="loss", outputs=("**/*.txt", "*"))
+    assert not [*runs.checkpoints.rglob("other.txt")], "what another trial has left is not copied"
 
 
 def test_values_that_json_lacks_are_refused(runs: Runs) -> None:
