@@ -7,8 +7,10 @@ links, and neither read nor delete anything outside of the folder of checkpoints
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -73,10 +75,21 @@ def sweep(
     folder = below(root, study)
     found = [] if in_use else [folder]
     if unneeded is not None:
-        names = {str(n) for n in range(8 * len(unneeded)) if unneeded[n // 8] >> n % 8 & 1 and n not in in_use}
-        found = [each for each in folder.iterdir() if each.name in names] if folder.is_dir() else []
+        numbers = {each: _number_of(each) for each in (folder.iterdir() if folder.is_dir() else ())}
+        found = [
+            each
+            for each, n in numbers.items()
+            if n not in in_use and n < 8 * len(unneeded) and unneeded[n // 8] >> n % 8 & 1
+        ]
     found = [each for each in found if each.is_dir() and not (each.is_symlink() or folder.is_symlink())]
-    size = sum(file.size for each in found for file in files_in(each))
+    sizes = {each: sum(file.size for file in files_in(each)) for each in found}
     for each in found if is_sure else ():
         shutil.rmtree(each, ignore_errors=True)
-    return len(found), size
+    # Folders of another user may still be there.
+    done = [size for each, size in sizes.items() if not (is_sure and each.exists())]
+    return len(done), sum(done)
+
+
+def _number_of(folder: Path) -> int:
+    """Return the number of the trial whose folder this may be; one that no trial has, if it is none."""
+    return int(folder.name) if re.fullmatch("0|[1-9][0-9]{0,14}", folder.name) else sys.maxsize

@@ -463,7 +463,7 @@ class SchedulerChannel:
         taken back may still be in a queue, and their claims must be refused.
         """
         self._archive(len(self._recorded))
-        kept = keys(self._study, "attempts", "breakers", "done", "unneeded")
+        kept = keys(self._study, "attempts", "breakers", "done")
         self._client.delete(*{*_keys(self._study)} - {*kept})
         for key in kept:
             self._client.expire(key, ERASED_SECONDS)

@@ -79,7 +79,8 @@ class AnswerServer:
         asked_at = self._clock.now()
         try:
             while requests or self._clock.now() - asked_at < LINGER_SECONDS:
-                for request in requests:
+                # A deletion may take long.
+                for request in sorted(requests, key=lambda each: isinstance(each.deed, Sweep)):
                     # Nobody waits any more for the answer to an expired request.
                     if request.expires >= now_ms:
                         self._requests.answer(request, answered(self._folder, request.deed, self._in_use))

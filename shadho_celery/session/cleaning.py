@@ -31,7 +31,7 @@ def plan(store: SqlStore, named: Sequence[str], running: Collection[str]) -> Pla
     names = {record.key: record.name for record in store.records()}
     found: dict[str, tuple[str, bytes | None]] = {}
     for name in named or names:
-        is_foreign = name not in names and fullmatch("[0-9a-f]{16}", name)
+        is_foreign = name not in {*names, *names.values()} and fullmatch("[0-9a-f]{16}", name)
         record = None if is_foreign else store.find(names.get(name, name))
         key = name if record is None else record.key
         if key in running or store.holder(key, time.time()) is not None:

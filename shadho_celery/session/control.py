@@ -232,16 +232,24 @@ class Control:
         of studies in the store, by default all of them, or keys of studies that are not in the store.
         """
         with reaches(self._redis) as found, refusals():
-            running = {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
+            held = {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
+            # A scheduler may have been killed while its trials run on. Announcements are some seconds old, so that only
+            # the studies that are named by their keys are compared with them.
+            announced = [Registry(reach.client, Worker, reach.signer).living() for reach in found]
+            busy = {key for workers in announced for each in workers.values() for key in each.studies}
+            busy |= {folder.name for folder in running()}
             with closing(SqlStore(self._store, read_only=True)) as store:
-                plan = cleaning.plan(store, studies, running)
+                plan = cleaning.plan(store, studies, held | busy.intersection(studies))
             sweep = Sweep(studies={key: trials for key, (_, trials) in plan.items()}, is_sure=is_sure)
             if self._redis or urls.is_fleet({}):
                 [reach] = found
                 living = Registry(reach.client, Worker, reach.signer).living()
-                swept: dict[str, WorkerAnswer | None] = dict.fromkeys(one_a_disk(living))
+                ours = reach.control.fingerprint
+                # Of the workers of a disk the last one is asked.
+                disks = one_a_disk(dict(sorted(living.items(), key=lambda each: each[1].control == ours)))
+                swept: dict[str, WorkerAnswer | None] = dict.fromkeys(disks)
                 sender = Client(reach.client, reach.control, TO_WORKERS)
-                asked = sender.ask(one_a_disk(living, reach.control.fingerprint), requester(), sweep)
+                asked = sender.ask([each for each in disks if living[each].control == ours], requester(), sweep)
                 swept |= {worker_of(each): answer for each, answer in sender.answers(asked, cleaning.ANSWER_SECONDS)}
             else:
                 swept = {"this folder": answered(CHECKPOINTS, sweep)}
@@ -508,6 +516,8 @@ class TrialLogs:
 
         `nothing` says that a trial has not left it. Other arguments and errors are those of `read`.
         """
+        if not self._url and host in {None, IN_PROCESS, socket.gethostname()}:
+            return NoLog(f"{nothing}, or it ran in another folder", is_error=True)
         if not self._url:
             where = "give --redis to ask the workers there, or run this command there in the workers' folder"
             return NoLog(f"{nothing}, or {what} is on {host}; {where}", is_error=True)

@@ -27,7 +27,6 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, below, read_class_spec
-from shadho_celery.core.folders import sweep
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
 from shadho_celery.core.trial import Params, TrialState
@@ -38,11 +37,13 @@ from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, U
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.broker import Publisher
 from shadho_celery.fleet.celery_settings import file_of_folder
+from shadho_celery.fleet.control import Sweep
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import MAX_SLOTS, Progress, able, start_command, unable
 from shadho_celery.fleet.signing import Signer, read_key
 from shadho_celery.fleet.workers import FleetStudy, Servers
+from shadho_celery.node.logs import answered
 from shadho_celery.objective.command import Command
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
@@ -284,7 +285,7 @@ class Session:
         self.counted_before = self.study.counted
         if servers is None:
             # Delete what the workers, which have this folder, had not deleted before they ended.
-            stack.callback(lambda: sweep(CHECKPOINTS, self.study.record.key, self._unneeded))
+            stack.callback(self._sweep)
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
             os.environ.update(embedded.urls)
@@ -496,6 +497,10 @@ class Session:
         if (found := keeper.news(self.study, self.scheduler.proposals.rounds.promotable, now)) is not None:
             self._unneeded = found
             self.executor.forget(found)
+
+    def _sweep(self) -> None:
+        """Delete the folders in this folder that the study does not need. A failure is logged."""
+        answered(CHECKPOINTS, Sweep(studies={self.study.record.key: self._unneeded}, is_sure=True))
 
     def _after_turn(self, view: View) -> None:
         self.turned_at = time.monotonic()

@@ -25,7 +25,7 @@ class Keeper:
         self._best: dict[int, tuple[Merit, int]] = {}
         #: time at which `news` has last compared a set, and that set
         self._told_at = -math.inf
-        self._told: bytes | None = None
+        self._told = b""
 
     def tell(self, trials: Iterable[Trial]) -> None:
         """Learn from finished trials."""
@@ -66,6 +66,9 @@ def may_be_promoted(trials: Iterable[Trial], most: float) -> set[int]:
     """Return the origins that any kind of rounds up to the budget `most` might still promote."""
     reached: dict[int, float] = {}
     for trial in trials:
+        if trial.state is TrialState.CANCELLED:
+            # Its promotion is offered again.
+            continue
         budget = math.inf if trial.budget is None or feasible_loss(trial) == math.inf else trial.budget
         reached[origin_of(trial)] = max(budget, reached.get(origin_of(trial), 0.0))
     return {origin for origin, budget in reached.items() if budget < most}

@@ -115,6 +115,7 @@ def test_on_a_signed_fleet(desk: Desk, tmp_path_factory: pytest.TempPathFactory,
     put(there, f"{study}/{third}")
     put(there, f"{'f' * 16}/0")
     refused = desk.told("clean", "--yes", **keyless)
+    assert "did not do it" in refused.out or refused.code == 2
     assert str(third) in left(there)[study]
     cleaned = desk.told("clean", "--yes", **signed)
     assert "1 folder of study s, 5 bytes\ndeleted: 1 folder, 5 bytes\n" in cleaned.out

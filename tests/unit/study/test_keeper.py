@@ -84,13 +84,18 @@ def test_with_several_losses_the_folders_of_the_front_are_kept() -> None:
 
 def test_trials_are_told_now_and_then_and_only_what_has_changed() -> None:
     keeper, study = Keeper(1), study_of([])
-    assert keeper.news(study, (), 0.0) == b"", "a worker then knows that the study says so"
+    assert keeper.news(study, (), 0.0) is None, "nothing is to be deleted"
     for number, loss in enumerate([1.0, 2.0]):
         study.trials.add(ended(number, loss))
         keeper.tell([ended(number, loss)])
     assert keeper.news(study, (), KEEP_SECONDS / 2) is None
     assert keeper.news(study, (), KEEP_SECONDS) == b"\x02"
     assert keeper.news(study, (), 3 * KEEP_SECONDS) is None
+
+
+def test_a_cancelled_promotion_may_be_repeated() -> None:
+    trials = [ended(0, 1.0, budget=1.0), ended(1, TrialState.CANCELLED, budget=3.0, origin=0, rung=1)]
+    assert may_be_promoted(trials, 9.0) == {0}
 
 
 @cases("how", ["halving", "hyperband", "asha", "auto", "dehb"])
