@@ -15,7 +15,7 @@ from shadho_celery.core.trial import Trial
 #: end of the line about the end of a process, if lines that the process printed follow
 PRINTED = "; it last printed:"
 
-_TRACEBACK = "Traceback (most recent call last)"
+TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)', re.MULTILINE)
 #: matches a number, another plain value or a quoted text in a message; and several of these in a row, as in a list
 _VALUE = (
@@ -68,7 +68,7 @@ def read_failure(error: str | None) -> Failure:
     text = _GROUP.sub("", (error or "").strip())
     # If there is no traceback, the first line describes the end of a process; the text after it varies. A long
     # traceback may lack its beginning.
-    last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text or text.startswith("...") else ""
+    last = text.rpartition(TRACEBACK)[2] if TRACEBACK in text or text.startswith("...") else ""
     frames = [*_FRAME.finditer(last)]
     if not frames:
         said = (text.splitlines() or [""])[-1 if last else 0].removesuffix(PRINTED)

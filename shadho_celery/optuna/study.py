@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import warnings
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.failures import headline
+from shadho_celery.core.failures import TRACEBACK, headline
 from shadho_celery.core.hardware import usable_cores
 from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.core.trial import COUNTED, Outcome
@@ -36,7 +37,7 @@ _DATES = ("datetime_start", "datetime_complete", "duration")
 _COLUMNS = ("number", "value", *_DATES, "params", "user_attrs", "system_attrs", "state")
 
 #: studies that this process has open, by store and name, because only one object at a time can change a study
-_opened: WeakValueDictionary[tuple[str, str | None], program.Study] = WeakValueDictionary()
+_opened: WeakValueDictionary[tuple[str, str], program.Study] = WeakValueDictionary()
 
 
 def create_study(
@@ -155,7 +156,7 @@ class Study:
         number of processes, or -1 for one on each core; with several, the study needs a `storage`.
         """
         caught = (catch,) if isinstance(catch, type) else tuple(catch)
-        names, raised = {each.__name__ for each in caught}, list[Exception]()
+        raised = list[Exception]()
 
         def called(trial: Trial) -> Any:
             trial.study = self
@@ -167,7 +168,7 @@ class Study:
                 raise
 
         def on_trial(running: Any, trial: TrialResult) -> None:
-            if n_jobs != 1 and trial.state == State.FAILED and headline(trial.error).partition(":")[0] not in names:
+            if n_jobs != 1 and trial.state == State.FAILED and not _is_caught(trial.error, caught):
                 raised.append(RuntimeError(f"trial {trial.number} has failed: {trial.error}"))
             try:
                 for callback in callbacks or ():
@@ -175,6 +176,7 @@ class Study:
             except Exception as error:
                 raised.append(error)
             if raised or self._is_stopping:
+                self._is_stopping = True
                 running.stop()
 
         study = self._open()
@@ -202,11 +204,16 @@ class Study:
             raise UsageError("n_jobs needs a storage that other processes can open, such as sqlite:///shadho.db")
         if study.enqueued:
             # Only this process has these points.
-            study.run(func, **{**limits, "trials": study.count(*COUNTED) + len(study.enqueued)})
+            most = study.count(*COUNTED) + len(study.enqueued)
+            study.run(func, **{**limits, "trials": most if limits["trials"] is None else min(most, limits["trials"])})
+            if self._is_stopping or study.count(*COUNTED) == limits["trials"]:
+                return
         study.close()
         self._found = recorded.load_study(self._url, study.name)
         workers = usable_cores().count if n_jobs < 0 else n_jobs
         program.minimize(func, workers=workers, store=self._url, study=study.name, resume=True, **limits)
+        # Read again, because the labels are known now.
+        self._found = recorded.load_study(self._url, study.name)
 
     def stop(self) -> None:
         """End `optimize` after this trial. To be called by its objective or a callback."""
@@ -248,6 +255,8 @@ class Study:
 
     def add_trial(self, trial: Any) -> None:
         """Record a trial that was evaluated elsewhere, with the laws of its labels. It may be one of Optuna itself."""
+        if not trial.state.is_finished():
+            raise UsageError(f"add_trial takes a trial that has ended, and this one is {trial.state.name}; enqueue it")
         asked = suggested({label: law_of(each) for label, each in trial.distributions.items()}, trial.params)
         is_pruned = trial.state.name == "PRUNED"
         values = Outcome(state=State.PRUNED) if is_pruned else trial.values
@@ -266,10 +275,10 @@ class Study:
 
     def get_trials(self, deepcopy: bool = True, states: Iterable[TrialState] | None = None) -> list[FrozenTrial]:
         """Return the trials in one of these states, by default all."""
-        reports = defaultdict(list)
+        reports, schema = defaultdict(list), read_schema(self._found.tree)
         for report in self._found.reports():
             reports[report.number].append(report)
-        found = [self._frozen(trial, reports[trial.number]) for trial in self._found.trials]
+        found = [self._frozen(trial, reports[trial.number], schema) for trial in self._found.trials]
         wanted = {*TrialState} if states is None else {*states}
         return [trial for trial in found if trial.state in wanted]
 
@@ -310,9 +319,22 @@ class Study:
             self._found = _opened_study(self._url, self._found.name, resume=True, **self._chosen)
         return self._found
 
-    def _frozen(self, trial: TrialResult, reports: Any = None) -> FrozenTrial:
+    def _frozen(self, trial: TrialResult, reports: Any = None, schema: Schema | None = None) -> FrozenTrial:
         found = self._found.reports([trial.number]) if reports is None else reports
-        return frozen(trial, read_schema(self._found.tree) or Schema(), self._found.objectives, found)
+        schema = schema or read_schema(self._found.tree) or Schema()
+        return frozen(trial, schema, self._found.objectives, found)
+
+
+def _is_caught(error: str | None, caught: tuple[type[Exception], ...]) -> bool:
+    """Return whether a trial of another process failed without an exception, or with one of these.
+
+    The exception is known by its name only. One that is not Python's own counts as an Exception.
+    """
+    if TRACEBACK not in (error or ""):
+        return True
+    name = headline(error).partition(":")[0].rpartition(".")[2]
+    kind = getattr(builtins, name, Exception)
+    return name in {each.__name__ for each in caught} or (isinstance(kind, type) and issubclass(kind, caught))
 
 
 def _cells(trial: FrozenTrial, attr: str, losses: int) -> dict[str, Any]:
@@ -327,7 +349,7 @@ def _cells(trial: FrozenTrial, attr: str, losses: int) -> dict[str, Any]:
 
 def _opened_study(url: str, name: str | None, **settings: Any) -> program.Study:
     """Open a study, which another object of this process may have open. Raises StudyLocked if another process has."""
-    if (other := _opened.pop((url, name), None)) is not None:
+    if name is not None and (other := _opened.pop((url, name), None)) is not None:
         other.close()
     try:
         study = program.Study(store=url, study=name, **settings)
@@ -337,7 +359,7 @@ def _opened_study(url: str, name: str | None, **settings: Any) -> program.Study:
             "and be a worker: shadho-celery worker -Q cpu --import MODULE"
         ) from None
     if url != IN_MEMORY:
-        _opened[url, name] = study
+        _opened[url, study.name] = study
     return study
 
 

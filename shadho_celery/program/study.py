@@ -138,6 +138,7 @@ class Study(ShownStudy):
         super().__init__(opened.store, self._study.record, opened.space)
         #: points of a study without a space, by label, which the next trials get; and its asked trials by number
         self.enqueued: deque[Mapping[str, Any]] = deque()
+        self._points: dict[int, Mapping[str, Any]] = {}
         self.asking: dict[int, Trial] = {}
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
@@ -257,7 +258,10 @@ class Study(ShownStudy):
 
     def _trial_of(self, context: LocalContext, proposed: Params) -> Trial:
         """Return the trial of a study without a space for these proposals. It gets the next point of `enqueue`."""
-        point = self.enqueued.popleft() if self.enqueued else {}
+        if context.trial not in self._points:
+            # A trial that was interrupted gets its point again.
+            self._points[context.trial] = self.enqueued.popleft() if self.enqueued else {}
+        point = self._points[context.trial]
         return Trial(context, proposed, schema=self._study.schema or Schema(), enqueued=point)
 
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
@@ -404,7 +408,11 @@ class Study(ShownStudy):
                 scheduler.run(after_turn)
                 while scheduler.has_grown:
                     self._grow()
-                    scheduler.become(begin())
+                    if self._study.has_grown:
+                        # The store cannot be reached. The loop goes on in the old space, and tries again.
+                        scheduler.has_grown = False
+                    else:
+                        scheduler.become(begin())
                     scheduler.run(after_turn)
         except KeyboardInterrupt:
             if self._interrupts.is_torn:

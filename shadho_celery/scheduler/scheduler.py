@@ -136,7 +136,7 @@ class Scheduler:
     def become(self, other: Scheduler) -> None:
         """Continue as the scheduler of the space that has grown. Clock, pause and callbacks stay as they are."""
         self._unsent += [attempt for attempt, _ in self._unrecorded]
-        kept = ("on_trial", "paused", "turn_seconds", "_began", "_ended", "_hopelessness", "_unsent")
+        kept = ("on_trial", "paused", "stopping", "turn_seconds", "_began", "_ended", "_hopelessness", "_unsent")
         vars(self).update({**vars(other), **{name: getattr(self, name) for name in kept}})
 
     # The loop

@@ -120,10 +120,11 @@ class Opening:
         #: empty schema of a study without a declared space, whose objective asks for its labels
         self._schema = None if request.space is not None else Schema()
         space = compile_space(request.space) if self._schema is None else self._schema.space()
-        if self._schema is not None and (request.warm_start is not None or request.points):
+        where = {**request.stated, **request.given}.get("where")
+        if self._schema is not None and (request.warm_start is not None or request.points or where is not None):
             raise UsageError(
-                "without a space, a study has no warm start, and points only for trials in its own process, because "
-                "its labels are not known yet; give a space, or add trials with shadho_celery.optuna"
+                "without a space, a study has no warm start, no where, and points only for trials in its own process, "
+                "because its labels are not known yet; give a space, or add trials with shadho_celery.optuna"
             )
         self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
         self.plan.check_sampler()
@@ -203,11 +204,13 @@ class OpenStudy:
     def grown(self) -> OpenStudy:
         """Return the study in the space of the labels for which its trials have asked so far, and record that space.
 
-        The trials get the subspaces of that space. Call this after a commit. While the store cannot be reached, the
-        study stays as it is. Raises StoreError.
+        The trials get the subspaces of that space. While the store cannot be reached, the study stays as it is, and
+        this is to be called again. Raises StoreError.
         """
         study, schema = self.study, self.study.schema
         assert schema is not None
+        if not study.commit():
+            return self
         plan = self.plan.with_space(schema.space())
         space, tree = plan.space.describe(), to_json(plan.space, schema)
 

@@ -343,7 +343,12 @@ class Session:
 
     def _grow(self) -> None:
         """Continue in the space of the labels for which trials have asked so far."""
-        self.opened = self.opened.grown()
+        # The limits of the plan may have changed since the study was opened.
+        self.opened = dataclasses.replace(self.opened, plan=self.plan).grown()
+        if self.study.has_grown:
+            # The store cannot be reached. The loop goes on in the old space, and tries again.
+            self.scheduler.has_grown = False
+            return
         self.plan = self.opened.plan
         self.scheduler.become(self.opened.scheduler(self.executor, is_known=True))
         self._demand_slots()
@@ -464,8 +469,8 @@ class Session:
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
-        if self.study.has_grown and self.study.commit():
-            self.opened = self.opened.grown()
+        if self.study.has_grown:
+            self.opened = dataclasses.replace(self.opened, plan=self.plan).grown()
         self._forget(at_end=True)
         self.executor.look()
         self.steering.turn(self._say)

@@ -97,10 +97,13 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return None
         return float(found) if self.kind == "float" else int(found)
 
-    def place(self, value: object) -> Drawn | None:
+    def place(self, value: Any) -> Drawn | None:
         """Return how this law draws the value that an objective gets, or None if it does not draw it."""
         if self.kind != "categorical":
-            return self.fitted(value)
+            found = self.fitted(value)
+            near = (self.step or 0) * _ROUNDING
+            is_same = found is not None and math.isclose(found, value, rel_tol=_ROUNDING, abs_tol=near)
+            return found if is_same else None
         same = [place for place, option in enumerate(self.options) if option == value]
         return next((place for place in same if type(self.options[place]) is type(value)), next(iter(same), None))
 

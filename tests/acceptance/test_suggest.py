@@ -43,6 +43,7 @@ if __name__ == "__main__":
     seen = []
     study.optimize(objective, n_trials=24, n_jobs=2, callbacks=[lambda study, trial: seen.append(trial.number)])
     assert sorted(seen) == [*range(24)] and study.trials[0].params["x"] == 0.5
+    assert study.best_trial.distributions.keys() >= {{"x", "kind"}}, "the labels of the workers' trials are known"
     found = [trial.params | {{"own": trial.user_attrs["process"] == os.getpid()}} for trial in study.trials]
     print(json.dumps(found[1:]))
 """

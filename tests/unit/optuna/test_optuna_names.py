@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from services.cases import cases
 
 import shadho_celery.optuna as here
 from shadho_celery import load_study
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyLocked, StudyNotFound, UsageError
-from shadho_celery.optuna.study import MaxTrialsCallback, StudyDirection
+from shadho_celery.optuna.study import MaxTrialsCallback, StudyDirection, _is_caught
 from shadho_celery.optuna.trial import FrozenTrial, TrialState
 
 
@@ -146,6 +147,11 @@ def test_points_and_trials_from_elsewhere_are_added() -> None:
     assert study.best_trial.params == {"x": 0, "kind": "a"}
     with pytest.raises(SpaceError, match="'x' is 11, which its law does not have"):
         study.add_trial(here.create_trial(params={"x": 11}, distributions=laws, value=1.0))
+    with pytest.raises(SpaceError, match=r"'x' is 2\.7, which its law does not have"):
+        study.add_trial(here.create_trial(params={"x": 2.7}, distributions=laws, value=1.0))
+    waiting = here.create_trial(params={"x": 1}, distributions=laws, state=here.TrialState.WAITING)
+    with pytest.raises(UsageError, match="this one is WAITING; enqueue it"):
+        study.add_trial(waiting)
 
 
 def test_a_study_is_kept_found_and_deleted(store: str) -> None:
@@ -164,6 +170,32 @@ def test_a_study_is_kept_found_and_deleted(store: str) -> None:
         here.load_study(study_name="on", storage=store)
     with pytest.raises(StudyLocked):
         here.delete_study(study_name="one", storage=store)
+
+
+def test_studies_without_a_name_are_apart(store: str) -> None:
+    first, second = (here.create_study(storage=store) for _ in range(2))
+    trial = first.ask()
+    second.optimize(parabola, n_trials=2)
+    first.tell(trial, parabola(trial))
+    here.load_study(study_name=second.study_name, storage=store).optimize(parabola, n_trials=2)
+    assert (len(first.trials), len(second.trials)) == (1, 4)
+
+
+@cases(
+    "error, caught, is_caught",
+    [
+        (None, (), True),
+        ("the loss is NaN", (), True),
+        ("Traceback (most recent call last)\n  File\nValueError: x", (), False),
+        ("Traceback (most recent call last)\n  File\nValueError: x", (Exception,), True),
+        ("Traceback (most recent call last)\n  File\nFileNotFoundError: x", (OSError,), True),
+        ("Traceback (most recent call last)\n  File\nmy.Error: x", (ValueError,), False),
+    ],
+)
+def test_what_fails_in_another_process_is_caught_by_its_name(
+    error: str | None, caught: tuple[type[Exception], ...], is_caught: bool
+) -> None:
+    assert _is_caught(error, caught) is is_caught
 
 
 def test_a_second_process_is_told_to_become_a_worker(store: str) -> None:

@@ -270,6 +270,8 @@ def test_a_study_asks_and_tells_trials_that_ask_for_values(tmp_path: Path) -> No
         told = study.tell(study.ask(), error="no reason")
         assert (told.state, told.params) == ("FAILED", {})
         open_ones = [study.ask() for _ in range(3)]
+        model = open_ones[0].proposed["model"]
+        assert open_ones[0].suggest_categorical("model", MODELS) == MODELS[int(model)], "what was proposed is given"
         loss = structured(open_ones[2])
         open_ones[2].suggest_float("new", 0, 1)
         study.tell(open_ones[2], loss)
@@ -298,15 +300,25 @@ def test_names_without_end_are_refused() -> None:
 
 
 def test_a_study_grows_after_an_outage_of_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    reshape, failures = SqlStore.reshape, iter([StoreOutage("the store is down")])
+    reshape, reports = SqlStore.reshape, SqlStore.reports
+    failures = iter([StoreOutage("the store is down")])
+    is_away = False
 
     def failing(*args: Any, **named: Any) -> None:
+        nonlocal is_away
         for error in failures:
+            is_away = True
             raise error
+        is_away = False
         reshape(*args, **named)
 
+    def read(*args: Any) -> Any:
+        assert not is_away, "a new scheduler reads them"
+        return reports(*args)
+
     monkeypatch.setattr(SqlStore, "reshape", failing)
-    study = minimize(structured, trials=10, seed=0)
+    monkeypatch.setattr(SqlStore, "reports", read)
+    study = minimize(structured, trials=10, seed=0, pruner="median")
     assert study.counts == {"COMPLETE": 10}
     assert {trial.subspace for trial in study.trials} > {"model=nearest"}
     with Study() as other:
