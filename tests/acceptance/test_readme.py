@@ -112,7 +112,7 @@ def test_a_document_is_narrow_and_its_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.sample
 def test_the_readme_is_short() -> None:
-    assert len(TEXTS[ROOT / "README.md"].splitlines()) < 140
+    assert len(TEXTS[ROOT / "README.md"].splitlines()) < 120
 
 
 def test_the_main_job(desk: Desk) -> None:
