@@ -10,9 +10,7 @@ accept signed code.
 
 from __future__ import annotations
 
-import dis
 import fcntl
-import functools
 import io
 import mmap
 import os
@@ -23,8 +21,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import IO, Annotated, Any
+from types import FunctionType, ModuleType
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -78,7 +76,7 @@ class ByValue:
         """Unpickle the function in the process of a slot. Raises UsageError elsewhere."""
         if os.environ.get(WITHIN) != IN_A_TRIAL:
             raise UsageError(f"{name} is a function of a program, and only the program itself can run its study")
-        path, header, places = _opened(name)
+        header, (pickled_space, *_) = _opened(path := _path_of(name))
         if header.python != PYTHON:
             raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {PYTHON}")
         # Read before the import of the modules, which then use these sources.
@@ -86,8 +84,8 @@ class ByValue:
         load_hyperopt_late()
         try:
             with within("the import of the function's modules"):
-                space = pickle.loads(_mapped(path, places)[0])
-                takes_context = wants_context(_unpickled(path, places))
+                space = pickle.loads(pickled_space)
+                takes_context = wants_context(_unpickled(path))
         except NestedStart:
             raise
         except Exception as error:
@@ -97,7 +95,7 @@ class ByValue:
 
         def objective(params: Any, context: Any) -> Any:
             # Each trial unpickles the function, so that it gets the data as they were.
-            function = _unpickled(path, places)
+            function = _unpickled(path)
             return function(params, context) if takes_context else function(params)
 
         return StudyFile(module=name, space=space, objective=objective, code=code)
@@ -107,23 +105,45 @@ class ByValue:
 
     def version(self, name: str) -> CodeVersion:
         with suppress(UsageError):
-            path, header, _ = _opened(name)
+            header, _ = _opened(path := _path_of(name))
             root = path.parents[len(PurePosixPath(name).parts) - 1]
             return replace(sources.read_own(header.modules, root, are_imported=True), function=header.function)
         return CodeVersion()
 
 
-def _mapped(path: Path, places: Sequence[slice]) -> list[memoryview]:
-    """Return the parts of a file. They may be changed, and the file is not."""
-    with path.open("rb") as file:
-        _refuse_others(file, path)
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    return [content[place] for place in places]
+def _path_of(name: str) -> Path:
+    """Return the absolute path of the file of a function. Raises UsageError if there is none."""
+    if (path := file_of(name)) is None:
+        raise UsageError(f"there is no file {name} here; its program has ended")
+    return path.absolute()
 
 
-def _unpickled(path: Path, places: Sequence[slice]) -> Callable[..., Any]:
+def _opened(path: Path) -> tuple[Header, list[memoryview]]:
+    """Return the header and the parts of the file of a function. The parts may be changed, and the file is not.
+
+    Raises UsageError if the file is not valid, or if another user could have written it.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                raise UsageError(f"{path} could have been written by another user, so it is not loaded")
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        end = content.find(b"\n", 0, _MAX_HEADER) + 1
+        header = msgspec.json.decode(content[:end], type=Header)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is not the file of a function: {short(error)}") from None
+    parts = []
+    for size in header.sizes:
+        end += -end % _ALIGNED
+        parts.append(memoryview(content)[end : end + size])
+        end += size
+    return header, parts
+
+
+def _unpickled(path: Path) -> Callable[..., Any]:
     """Return the function in a file, with data that nothing else refers to."""
-    _, pickled, *arrays = _mapped(path, places)
+    _, (_, pickled, *arrays) = _opened(path)
     function: Callable[..., Any] = pickle.loads(pickled, buffers=arrays)
     return function
 
@@ -241,26 +261,19 @@ def _modules_of(value: Any) -> Iterator[str]:
     if name != "__main__" and isinstance(name, str):
         yield name
     elif isinstance(value, FunctionType):
-        yield from _imported(value.__code__)
-
-
-def _imported(code: CodeType) -> Iterator[str]:
-    base = ""
-    for each in dis.get_instructions(code):
-        if each.opname == "IMPORT_NAME":
-            base = str(each.argval)
-            yield base
-        elif each.opname == "IMPORT_FROM":
-            # It may be a module of a package.
-            yield f"{base}.{each.argval}"
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _imported(constant)
+        base = ""
+        for each in sources.instructions(value.__code__):
+            if each.opname == "IMPORT_NAME":
+                base = str(each.argval)
+                yield base
+            elif each.opname == "IMPORT_FROM":
+                # It may be a module of a package.
+                yield f"{base}.{each.argval}"
 
 
 def _refusal(objective: Callable[..., Any], space: object, error: Exception) -> UsageError:
     """Return the error for what cannot be pickled, which names the value that is the reason."""
-    for where, value in (("space", space), *_held(objective), ("function", objective)):
+    for where, value in (("space", space), *sources.used(objective), ("function", objective)):
         try:
             _pickled(value, [])
         except Exception as found:
@@ -270,29 +283,12 @@ def _refusal(objective: Callable[..., Any], space: object, error: Exception) -> 
     return UsageError(f"the function cannot be sent to workers: {one_line(error, 300)}")
 
 
-def _held(value: Any) -> Iterator[tuple[str, object]]:
-    """Yield what a function uses, each with words that say where it is."""
-    if isinstance(value, functools.partial):
-        yield "function", value.func
-        yield from ((f"argument {name}", each) for name, each in [*enumerate(value.args), *value.keywords.items()])
-    elif isinstance(value, MethodType):
-        yield "object", value.__self__
-    elif isinstance(value, FunctionType):
-        names = dict.fromkeys(sources.names_of(value.__code__))
-        yield from ((f"global {name}", value.__globals__[name]) for name in names if name in value.__globals__)
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            # The cell of a variable is empty until it is assigned.
-            with suppress(ValueError):
-                yield f"variable {name}", cell.cell_contents
-        yield from ((f"default {number}", each) for number, each in enumerate(value.__defaults__ or ()))
-
-
 def _too_large(
     objective: Callable[..., Any], pickles: Sequence[bytes], most: int, arrays: list[memoryview] | None
 ) -> UsageError:
     """Return the error for pickles that are too large, which names what is largest."""
     sizes = [(len(pickles[0]), "the space")]
-    sizes += [(len(_pickled(each, None if arrays is None else [])), where) for where, each in _held(objective)]
+    sizes += [(len(_pickled(each, None if arrays is None else [])), where) for where, each in sources.used(objective)]
     largest = [f"{where} {size / 1e6:.3g} MB" for size, where in sorted(sizes, reverse=True) if size > most / 100]
     who, rest = ("a fleet", "") if arrays is None else ("this machine", " beside large arrays")
     return UsageError(
@@ -306,38 +302,6 @@ def _parts(header: Header, parts: Iterable[bytes | memoryview]) -> Iterator[byte
     for part in (msgspec.json.encode(header) + b"\n", *parts):
         yield part
         yield bytes(-len(part) % _ALIGNED)
-
-
-def _places(header: Header, end: int) -> list[slice]:
-    """Return where each part of a file is, whose header ends at `end`."""
-    places = []
-    for size in header.sizes:
-        start = -(-end // _ALIGNED) * _ALIGNED
-        end = start + size
-        places.append(slice(start, end))
-    return places
-
-
-def _opened(name: str) -> tuple[Path, Header, list[slice]]:
-    """Return the path, the header and the parts of the file of a function. Raises UsageError if it is not valid."""
-    path = file_of(name)
-    if path is None:
-        raise UsageError(f"there is no file {name} here; its program has ended")
-    try:
-        with path.open("rb") as file:
-            _refuse_others(file, name)
-            line = file.readline(_MAX_HEADER)
-        header = msgspec.json.decode(line, type=Header)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{name} is not the file of a function: {short(error)}") from None
-    return path.absolute(), header, _places(header, len(line))
-
-
-def _refuse_others(file: IO[bytes], name: object) -> None:
-    """Raise UsageError if another user could have written an open file."""
-    found = os.fstat(file.fileno())
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise UsageError(f"{name} could have been written by another user, so it is not loaded")
 
 
 def _name_of(objective: Callable[..., Any]) -> str:

@@ -96,7 +96,7 @@ def contents(code: CodeVersion) -> dict[str, bytes]:
     If this process has imported a file, its content is the one that was imported. A file whose content does not have
     its digest in `code` is left out.
     """
-    known = dict(_finder().sources())
+    known = dict(_finder().sources.values())
     paths = {name: Path(os.path.normpath(Path(code.root, name))) for name in code.files}
     found = {name: known.get(path) or _content(path) for name, path in paths.items()}
     return {name: each for name, each in found.items() if each is not None and digest_of(each) == code.files[name]}
@@ -160,13 +160,10 @@ class _Finder(MetaPathFinder):
     """Import finder that loads modules from the bytes that `content` has read. Python must find the same file, too."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, tuple[Path, bytes]] = {}
+        #: by module: path and content of each file that was read
+        self.sources: dict[str, tuple[Path, bytes]] = {}
         #: files whose module was already imported when `content` was last called for it
         self.imported: set[Path] = set()
-
-    def sources(self) -> Iterable[tuple[Path, bytes]]:
-        """Return the path and the content of each file that was read."""
-        return self._sources.values()
 
     def content(self, name: str, path: Path) -> bytes | None:
         """Return the source of the module `name` in the file `path`.
@@ -175,7 +172,7 @@ class _Finder(MetaPathFinder):
         Return None if the file cannot be read. Return None also if Python's own finder has imported the module, and the
         file was edited since.
         """
-        known, module = self._sources.get(name), sys.modules.get(name)
+        known, module = self.sources.get(name), sys.modules.get(name)
         self.imported.discard(path)
         if module is not None and getattr(module, "__file__", None) == str(path):
             self.imported.add(path)
@@ -185,19 +182,19 @@ class _Finder(MetaPathFinder):
                 return None
         content = _content(path)
         if content is not None:
-            self._sources[name] = path, content
+            self.sources[name] = path, content
         return content
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._sources:
+        if fullname not in self.sources:
             return None
-        source, content = self._sources[fullname]
+        source, content = self.sources[fullname]
         if target is not None and (edited := _content(source)) is not None:
             # importlib.reload should read the file again.
             content = edited
-            self._sources[fullname] = source, content
+            self.sources[fullname] = source, content
         found = PathFinder.find_spec(fullname, path, target)
         if found is None or found.origin is None or Path(found.origin).absolute() != source:
             return None
@@ -332,12 +329,10 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
         yield repr(value)
     elif isinstance(value, tuple):
         yield from (part for each in value for part in _parts(each, seen))
-    elif id(value) in seen:
-        return
-    else:
+    elif id(value) not in seen:
         seen.add(id(value))
         if isinstance(value, functools.partial):
-            yield from _parts((value.func, value.args, *sorted(value.keywords.items())), seen)
+            yield from _parts((*used(value),), seen)
         elif isinstance(value, MethodType):
             yield from _parts((value.__func__, *_state(value.__self__, value.__func__)), seen)
         elif isinstance(value, FunctionType):
@@ -358,43 +353,55 @@ def _state(value: object, method: object) -> list[tuple[str, object]]:
 
 
 def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
-    yield from _of_code(function.__code__, function.__doc__)
-    yield from _parts((function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())), seen)
+    """Describe a function by its instructions, constants and names, without line numbers, and by what it uses."""
+    for code in codes_in(function.__code__):
+        yield code.co_code.hex()
+        for constant in code.co_consts:
+            if constant != function.__doc__ and not isinstance(constant, CodeType):
+                # The order of a set of texts differs between processes.
+                yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+        yield " ".join(code.co_names)
     written = _written(function.__code__)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        # The cell of a variable is empty until it is assigned, as for a function that is defined further down.
-        with suppress(ValueError):
-            yield from () if name in written else _parts(cell.cell_contents, seen)
-    for name in names_of(function.__code__):
-        if name in written:
-            continue
-        found = function.__globals__.get(name)
+    for where, value in used(function):
+        kind, _, name = where.partition(" ")
         # Functions of other modules are left out: those modules are libraries, or have versions of their own.
-        if isinstance(found, (*_PLAIN, tuple)) or getattr(found, "__module__", None) == function.__module__:
-            yield from _parts(found, seen)
+        is_own = isinstance(value, (*_PLAIN, tuple)) or getattr(value, "__module__", None) == function.__module__
+        if name not in written and (is_own or kind != "global"):
+            yield from _parts(value, seen)
 
 
-def _of_code(code: CodeType, documentation: str | None = None) -> Iterator[str]:
-    """Yield the instructions, constants and names in compiled code, without its line numbers and docstring."""
-    yield code.co_code.hex()
+def used(value: Any) -> Iterator[tuple[str, object]]:
+    """Yield what a function uses, each with words that say where it is."""
+    if isinstance(value, functools.partial):
+        yield "function", value.func
+        arguments = [*enumerate(value.args), *sorted(value.keywords.items())]
+        yield from ((f"argument {name}", each) for name, each in arguments)
+    elif isinstance(value, MethodType):
+        yield "object", value.__self__
+    elif isinstance(value, FunctionType):
+        names = dict.fromkeys(name for code in codes_in(value.__code__) for name in code.co_names)
+        yield from ((f"global {name}", value.__globals__[name]) for name in names if name in value.__globals__)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            # The cell of a variable is empty until it is assigned, as for a function that is defined further down.
+            with suppress(ValueError):
+                yield f"variable {name}", cell.cell_contents
+        defaults = [*enumerate(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items())]
+        yield from ((f"default {name}", each) for name, each in defaults)
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield compiled code, and that of the functions and classes that are defined in it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _of_code(constant)
-        elif documentation is None or constant != documentation:
-            # The order of a set of texts differs between processes.
-            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
-    yield " ".join(code.co_names)
+            yield from codes_in(constant)
 
 
-def names_of(code: CodeType) -> Iterator[str]:
-    """Yield the names of globals and attributes that compiled code uses."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_of(constant)
+def instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """Yield the bytecode instructions of all `codes_in` compiled code."""
+    return (each for code in codes_in(code) for each in dis.get_instructions(code))
 
 
 def _written(code: CodeType) -> set[str]:
     """Return the names of outer variables and attributes that a function writes, such as a counter of its calls."""
-    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _WRITES}
-    return found.union(*(_written(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
+    return {str(each.argval) for each in instructions(code) if each.opname in _WRITES}
