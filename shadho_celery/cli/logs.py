@@ -23,7 +23,7 @@ from shadho_celery.fleet import urls
 if TYPE_CHECKING:
     from shadho_celery.results.study import StudyResults
     from shadho_celery.results.trial import TrialResult
-    from shadho_celery.session.control import NoLog, TrialLogs
+    from shadho_celery.session.control import NotLeft, TrialLogs
 
 #: seconds between two checks of a log with --follow
 FOLLOW_SECONDS = 0.5
@@ -91,31 +91,32 @@ class Shown:
         self.attempt = self._position = 0
         self._source: str | None = None
         #: why no log was found for the attempt that was tried last
-        self.missing: NoLog | None = None
+        self.missing: NotLeft | None = None
 
     def show(self, trial: TrialResult, attempts: Iterable[int]) -> None:
         """Print the new output in the log of the first attempt in `attempts` that has a log."""
-        from shadho_celery.session.control import NoLog
+        from shadho_celery.session.control import NotLeft
 
         hosts = {row["attempt"]: row["host"] for row in self._study.records.of_trial(trial.number)}
         for attempt in attempts:
             is_shown = attempt == self.attempt
             where = self._study.key, trial.number, attempt, hosts.get(attempt) or trial.host
             after, source = (self._position, self._source) if is_shown else (0, None)
-            found = self._logs.read(*where, after=after, source=source)
-            if isinstance(found, NoLog):
-                self.missing = found
+            try:
+                found, source = self._logs.read(*where, after=after, source=source)
+            except NotLeft as why:
+                self.missing = why
                 continue
             if not is_shown and (trial.attempts > 1 or self.attempt):
                 say(f"attempt {attempt} of {trial.attempts}:", err=True)
-            self.attempt, self._position, self._source = attempt, found.end, found.source
+            self.attempt, self._position, self._source = attempt, found.end, source
             (partial(click.echo, color=True) if self._is_raw else say)(found.text, nl=False)
             return
 
 
-def _explain(trial: TrialResult, why: NoLog | None) -> None:
+def _explain(trial: TrialResult, why: NotLeft | None) -> None:
     """Print why there is no log, and the last lines of the output if the result of the trial has them."""
-    reason = f"trial {trial.number} has not been sent to a worker yet" if why is None else why.reason
+    reason = f"trial {trial.number} has not been sent to a worker yet" if why is None else str(why)
     if trial.log:
         say(f"{reason}; the last lines of its output were sent with its result:", err=True)
         say(trial.log)

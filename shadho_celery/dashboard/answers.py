@@ -40,7 +40,7 @@ from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.results.schema import plain_json, trial_json
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult, given
-from shadho_celery.session.control import Control, NoLog, TrialLogs
+from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import DEFAULT_STORE
 
 #: maximum number of bytes at the end of a log that are kept and sent
@@ -129,12 +129,10 @@ class LogEnds:
         hosts = {row["attempt"]: row["host"] for row in study.records.of_trial(trial.number)}
         where = study.key, trial.number, attempt, hosts.get(attempt) or trial.host
         try:
-            found = self._logs.read(*where, after=before.position, source=before.source)
+            found, source = self._logs.read(*where, after=before.position, source=before.source)
         except (ServiceError, UsageError) as error:
-            found = NoLog(str(error), is_error=True)
-        if isinstance(found, NoLog):
             # Keep the text that was read before.
-            return before._replace(why=found.reason)
+            return before._replace(why=str(error))
         if found.end < before.position:
             # The log is shorter than before, because the attempt was started again with a new log.
             return self._read(study, trial, attempt, _End())
@@ -142,7 +140,7 @@ class LogEnds:
         if len(data) > MOST_BYTES:
             # Begin with a whole line.
             data = data[-MOST_BYTES:].partition(b"\n")[2]
-        return _End(data, found.end, found.source)
+        return _End(data, found.end, source)
 
 
 def _whole(asked: Mapping[str, str], name: str, default: int = 0) -> int:

@@ -255,24 +255,8 @@ class ReadLog(OfTrial, frozen=True, kw_only=True):
     after: Number = 0
 
 
-class LogAnswer(Struct, frozen=True, kw_only=True, tag=True):
-    """A worker's answer to `ReadLog`."""
-
-    #: the log from the requested position on, with time stamps; None if the worker has no such log, or no such folder
-    text: str | None = None
-    #: position of the log's end, from which the next request can continue
-    end: Number = 0
-
-
 class ListFolder(OfTrial, frozen=True, kw_only=True):
     """List the files in the folder of a trial."""
-
-
-class FolderAnswer(Struct, frozen=True, kw_only=True, tag=True):
-    """A worker's answer to a request for a list of files."""
-
-    #: at most MAX_FILES and one more
-    files: list[LeftFile]
 
 
 class ReadFile(OfTrial, frozen=True, kw_only=True):
@@ -285,13 +269,6 @@ class ReadFile(OfTrial, frozen=True, kw_only=True):
     is_digest: bool = False
 
 
-class FileAnswer(Struct, frozen=True, kw_only=True, tag=True):
-    """A worker's answer to a request for a part of a file."""
-
-    #: the bytes, fewer if the file has no more of them; or their digest
-    data: bytes
-
-
 class Sweep(Struct, frozen=True, kw_only=True, tag=True):
     """Delete folders of trials, or tell how large they are."""
 
@@ -301,15 +278,28 @@ class Sweep(Struct, frozen=True, kw_only=True, tag=True):
     is_sure: bool
 
 
-class Swept(Struct, frozen=True, kw_only=True, tag=True):
-    """A worker's answer to a request to delete folders."""
+LeftDeed = ReadLog | ListFolder | ReadFile
+WorkerDeed = LeftDeed | Sweep
 
+
+class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker's answer. Only the fields that belong to the request have values."""
+
+    #: False if the worker does not have what it was asked for, or refuses the request
+    is_done: bool = False
+    #: reason why the request failed, or ""
+    problem: str = ""
+    #: the log from the requested position on, with time stamps
+    text: str = ""
+    #: position of the log's end, from which the next request can continue
+    end: Number = 0
+    #: at most MAX_FILES and one more
+    files: list[LeftFile] = []
+    #: the bytes of the part of a file, fewer if the file has no more of them; or their digest
+    data: bytes = b""
     #: by key of a study: number and bytes of the folders that are deleted, or would be
-    found: dict[StudyKey, tuple[Number, Bytes]]
+    swept: dict[StudyKey, tuple[Number, Bytes]] = {}
 
-
-WorkerDeed = ReadLog | ListFolder | ReadFile | Sweep
-WorkerAnswer = LogAnswer | FolderAnswer | FileAnswer | Swept
 
 TO_WORKERS = Kind(
     requests=Sealed[Asked[WorkerDeed]](Asked[WorkerDeed], MAX_REQUEST),

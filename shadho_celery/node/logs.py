@@ -15,6 +15,7 @@ from pathlib import Path
 
 import redis
 
+from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline
 from shadho_celery.core.files import below
 from shadho_celery.core.folders import MAX_FILES, MAX_PIECE, files_in, read_part, sweep
@@ -24,7 +25,7 @@ from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import control
-from shadho_celery.fleet.control import Asked, LogAnswer, Sweep, Swept, WorkerAnswer, WorkerDeed, WorkerRequests
+from shadho_celery.fleet.control import Asked, Sweep, WorkerAnswer, WorkerDeed, WorkerRequests
 from shadho_celery.fleet.registry import Worker
 from shadho_celery.runner.output import log_path, read_log
 
@@ -94,29 +95,30 @@ class AnswerServer:
 def answered(root: Path, deed: WorkerDeed, in_use: InUse | None = lambda study: ()) -> WorkerAnswer:
     """Return the answer about files below the folder of checkpoints `root`. Delete what a Sweep is sure about.
 
-    A Sweep gets no Swept if `in_use` is None, or if it fails.
+    A Sweep is refused if `in_use` is None.
     """
     try:
         match deed:
             case control.ReadLog():
-                text = read_log(log_path(root, deed.study, deed.number, deed.attempt), deed.after)
-                return LogAnswer() if text is None else LogAnswer(text=text[0][-control.MAX_SENT :], end=text[1])
+                if (found := read_log(log_path(root, deed.study, deed.number, deed.attempt), deed.after)) is not None:
+                    return WorkerAnswer(is_done=True, text=found[0][-control.MAX_SENT :], end=found[1])
             case control.ListFolder():
                 files = [*islice(files_in(below(root, deed.study, str(deed.number))), MAX_FILES + 1)]
-                return control.FolderAnswer(files=files) if files else LogAnswer()
+                return WorkerAnswer(is_done=bool(files), files=files)
             case control.ReadFile():
                 size = deed.size if deed.is_digest else min(deed.size, MAX_PIECE)
                 data = read_part(root, f"{deed.study}/{deed.number}", deed.path, deed.start, size)
-                return control.FileAnswer(data=blake2b(data).digest() if deed.is_digest else data)
+                return WorkerAnswer(is_done=True, data=blake2b(data).digest() if deed.is_digest else data)
             case Sweep() if in_use is not None:
                 studies, is_sure = deed.studies.items(), deed.is_sure
-                found = {key: sweep(root, key, each, in_use(key), is_sure=is_sure) for key, each in studies}
-                if is_sure and any(count for count, _ in found.values()):
-                    log.info("deleted by study: number of folders, bytes: %s", found)
-                return Swept(found=found)
+                swept = {key: sweep(root, key, each, in_use(key), is_sure=is_sure) for key, each in studies}
+                if is_sure and any(count for count, _ in swept.values()):
+                    log.info("deleted by study: number of folders, bytes: %s", swept)
+                return WorkerAnswer(is_done=True, swept=swept)
     except (OSError, UsageError) as error:
         log.warning("what a trial has left cannot be read or deleted: %s", error)
-    return control.FileAnswer(data=b"") if isinstance(deed, control.ReadFile) else LogAnswer()
+        return WorkerAnswer(problem=one_line(error, 300))
+    return WorkerAnswer()
 
 
 class TrialLines:

@@ -9,7 +9,7 @@ from re import fullmatch
 from shadho_celery.core.units import counted, size_text
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import ladder_of
-from shadho_celery.fleet.control import Swept, WorkerAnswer
+from shadho_celery.fleet.control import WorkerAnswer
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.keeper import Keeper, may_be_promoted
@@ -61,10 +61,10 @@ def lines(made: Plan, found: Mapping[str, WorkerAnswer | None], *, is_sure: bool
     """Yield lines about what workers have deleted, or would delete. `found` has None for workers without an answer."""
     folders = size = 0
     for disk, swept in found.items():
-        if not isinstance(swept, Swept):
+        if swept is None or not swept.is_done:
             yield f"{disk} did not do it: see its log, and whether it obeys control with this command's signing key"
             continue
-        for key, (count, of_them) in swept.found.items():
+        for key, (count, of_them) in swept.swept.items():
             folders, size = folders + count, size + of_them
             if count:
                 yield f"{disk}: {counted(count, 'folder')} of study {made[key][0]}, {size_text(of_them)}"

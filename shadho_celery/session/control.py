@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -36,12 +36,11 @@ from shadho_celery.fleet.control import (
     TO_WORKERS,
     VALID_SECONDS,
     Client,
-    LogAnswer,
+    LeftDeed,
     ReadLog,
     Request,
     Sweep,
     WorkerAnswer,
-    WorkerDeed,
     worker_of,
 )
 from shadho_celery.fleet.drains import Drains
@@ -49,7 +48,7 @@ from shadho_celery.fleet.redis import Redis, connect, refusals
 from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
 from shadho_celery.node.logs import answered
-from shadho_celery.runner.output import log_path, read_log, replica_logs
+from shadho_celery.runner.output import replica_logs
 from shadho_celery.scheduler.executors import HOST as IN_PROCESS
 from shadho_celery.session import cleaning
 from shadho_celery.store.base import DEFAULT_STORE
@@ -445,31 +444,22 @@ def _await(reach: Reach, place: str, *, is_drained: bool) -> Mapping[str, Worker
 LOG_SECONDS = 10.0
 
 
-class LogPart(NamedTuple):
-    """A part of the log of an attempt."""
+class NotLeft(ServiceError):
+    """What was asked for is neither in this folder nor on a worker that answers."""
 
-    text: str
-    #: position of the end of the log, at which the next part begins
-    end: int
-    #: worker that has sent the log; None if the log is in this folder
-    source: str | None = None
-
-
-class NoLog(NamedTuple):
-    """The reason why there is no log of an attempt."""
-
-    reason: str
-    #: True if the log may exist but could not be read
-    is_error: bool = False
+    def __init__(self, reason: str, *, is_error: bool = True) -> None:
+        """`is_error` is False if it certainly does not exist."""
+        super().__init__(reason)
+        self.is_error = is_error
 
 
 class TrialLogs:
-    """Reads logs of trials from this folder, or, if they are not here, from the workers of a fleet."""
+    """Reads what trials have left in this folder, or, if it is not here, on the workers of a fleet."""
 
     def __init__(self, *, is_fleet: bool = False, seconds: float = LOG_SECONDS) -> None:
         """With `is_fleet`, use the fleet's Redis and signing key that the environment names at this moment.
 
-        Redis is connected when a log is not in this folder for the first time. Wait at most `seconds` for workers'
+        Redis is connected when something is not in this folder for the first time. Wait at most `seconds` for workers'
         answers.
         """
         self._url, self._seconds = urls.url(urls.REDIS) if is_fleet else "", seconds
@@ -480,47 +470,49 @@ class TrialLogs:
 
     def read(
         self, study: str, number: int, attempt: int, host: str | None, *, after: int = 0, source: str | None = None
-    ) -> LogPart | NoLog:
-        """Return the part of a log from position `after` on, or the reason why there is no log. Any thread may call
-        this.
+    ) -> tuple[WorkerAnswer, str | None]:
+        """Return the part of a log from position `after` on, and its source, as `ask` does.
 
-        `study` is the study's key, `host` the machine of the attempt if it is known, and `source` the source of the
-        previous part. Raises UsageError for a file that cannot be read, and ServiceError if the fleet's Redis fails.
+        `study` is the study's key, and `host` the machine of the attempt if it is known.
         """
-        path = log_path(CHECKPOINTS, study, number, attempt)
-        try:
-            here = read_log(path, after)
-        except OSError as error:
-            raise UsageError(f"the log {path} cannot be read: {error.strerror}") from None
-        if here is not None:
-            return LogPart(*here)
-        if host == IN_PROCESS:
-            return NoLog(f"trial {number} ran in the process of its search, whose output is not kept")
         nothing = f"trial {number} has printed nothing"
-        if not self._url and host in {None, socket.gethostname()}:
-            # An embedded study has its state in the folder in which all of its trials run.
-            is_here = below(EMBEDDED, study).is_dir()
-            return NoLog(f"{nothing}{'' if is_here else ', or ran in another folder'}")
+        if host == IN_PROCESS:
+            nothing = f"trial {number} ran in the process of its search, whose output is not kept"
         deed = ReadLog(study=study, number=number, attempt=attempt, after=after)
-        found = self.from_workers(deed, host, source, f"the log of trial {number}", nothing)
-        return found if isinstance(found, NoLog) else LogPart(found[0].text, found[0].end, found[1])
+        return self.ask(deed, host, f"the log of trial {number}", nothing, source)
 
     def of_replicas(self, study: str, number: int, attempt: int) -> list[Path]:
         """Return the log files of an attempt's other replicas or ranks that are in this folder."""
         return replica_logs(CHECKPOINTS, study, number, attempt)
 
-    def from_workers(
-        self, deed: WorkerDeed, host: str | None, source: str | None, what: str, nothing: str
-    ) -> tuple[Any, str] | NoLog:
-        """Return a worker's answer and the worker, or why no worker has `what` the `deed` asks for on a `host`.
+    def ask(
+        self, deed: LeftDeed, host: str | None, what: str, nothing: str, source: str | None = None
+    ) -> tuple[WorkerAnswer, str | None]:
+        """Return the answer to a request, and the worker that has given it; None for this folder. Any thread may call
+        this.
 
-        `nothing` says that a trial has not left it. Other arguments and errors are those of `read`.
+        `what` is asked for, `nothing` says that the trial has not left it, and `source` is the source of the previous
+        answer. Raises NotLeft, UsageError if it cannot be read, and ServiceError if the fleet's Redis fails.
         """
-        if not self._url and host in {None, IN_PROCESS, socket.gethostname()}:
-            return NoLog(f"{nothing}, or it ran in another folder", is_error=True)
+        here = WorkerAnswer() if source else answered(CHECKPOINTS, deed)
+        if here.is_done:
+            return here, None
+        if here.problem:
+            raise UsageError(f"{what} cannot be read: {here.problem}")
+        if host == IN_PROCESS:
+            raise NotLeft(nothing, is_error=False)
+        if not self._url and host in {None, socket.gethostname()}:
+            # An embedded study has its state in the folder in which all of its trials run.
+            is_here = below(EMBEDDED, deed.study).is_dir()
+            raise NotLeft(f"{nothing}{'' if is_here else ', or ran in another folder'}", is_error=False)
         if not self._url:
             where = "give --redis to ask the workers there, or run this command there in the workers' folder"
-            return NoLog(f"{nothing}, or {what} is on {host}; {where}", is_error=True)
+            raise NotLeft(f"{nothing}, or {what} is on {host}; {where}")
+        return self._of_workers(deed, host, what, nothing, source)
+
+    def _of_workers(
+        self, deed: LeftDeed, host: str | None, what: str, nothing: str, source: str | None
+    ) -> tuple[WorkerAnswer, str]:
         with refusals():
             with self._lock:
                 if self._fleet is None:
@@ -535,24 +527,25 @@ class TrialLogs:
             asked = [source] if source in living and source else on_host or one_a_disk(living)
             sender = Client(client, self._signer, TO_WORKERS)
             sent = sender.ask(asked, requester(), deed)
-            has_answered = False
+            others: list[WorkerAnswer] = []
             for request, answer in sender.answers(sent, self._seconds):
-                has_answered = True
-                if answer != LogAnswer():
+                if answer.is_done:
                     return answer, worker_of(request)
-        if strangers and not has_answered:
-            reason = (
+                others.append(answer)
+        if problem := next((each.problem for each in others if each.problem), ""):
+            raise NotLeft(f"{what} cannot be read: {one_line(problem, 300)}")
+        if strangers and not others:
+            raise NotLeft(
                 f"{strangers} workers have another key, or only one side signs; give the fleet's --signing-key-file"
             )
-        elif not on_host:
-            reason = f"no worker is live on {host}, where {what} is; start one there in the same folder"
-        elif not sent:
-            reason = f"the workers on {host} have not read {MAX_REQUESTS} earlier requests; try again later"
-        elif not has_answered:
-            reason = f"no worker on {host} has answered within {self._seconds:.0f} s; check that it runs, and try again"
-        else:
-            return NoLog(f"{nothing}, or its worker on {host} ran in another folder than the current ones")
-        return NoLog(reason, is_error=True)
+        if not on_host:
+            raise NotLeft(f"no worker is live on {host}, where {what} is; start one there in the same folder")
+        if not sent:
+            raise NotLeft(f"the workers on {host} have not read {MAX_REQUESTS} earlier requests; try again later")
+        if not others:
+            seconds = f"{self._seconds:.0f} s"
+            raise NotLeft(f"no worker on {host} has answered within {seconds}; check that it runs, and try again")
+        raise NotLeft(f"{nothing}, or its worker on {host} ran in another folder than the current ones", is_error=False)
 
     def close(self) -> None:
         """Close the connection to the fleet."""

@@ -11,14 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.folders import MAX_DIGESTED, MAX_FILES, MAX_PIECE, LeftFile
 from shadho_celery.core.units import size_text
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.fleet.control import ListFolder, LogAnswer, ReadFile, WorkerDeed
-from shadho_celery.node.logs import answered
+from shadho_celery.fleet.control import LeftDeed, ListFolder, ReadFile, WorkerAnswer
 from shadho_celery.results.trial import TrialResult
-from shadho_celery.session.control import NoLog, TrialLogs
+from shadho_celery.session.control import TrialLogs
 
 
 class TrialFolder:
@@ -38,16 +36,11 @@ class TrialFolder:
         #: bytes of all of them
         self.size = sum(file.size for file in self.files)
 
-    def _ask(self, deed: WorkerDeed) -> Any:
+    def _ask(self, deed: LeftDeed) -> WorkerAnswer:
         """Return the answer to a request about the folder."""
-        if self._source is None and (here := answered(CHECKPOINTS, deed)) != LogAnswer():
-            return here
-        what = f"the folder of trial {self._trial.number}"
-        nothing = f"trial {self._trial.number} has left no files, or they were deleted"
-        found = self._workers.from_workers(deed, self._trial.host, self._source, what, nothing)
-        if isinstance(found, NoLog):
-            raise ServiceError(found.reason)
-        answer, self._source = found
+        of = f"trial {self._trial.number}"
+        nothing = f"{of} has left no files, or they were deleted"
+        answer, self._source = self._workers.ask(deed, self._trial.host, f"the folder of {of}", nothing, self._source)
         return answer
 
     def copy(self, file: LeftFile, target: Path, update: Callable[[int], object]) -> None:

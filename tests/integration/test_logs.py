@@ -19,9 +19,9 @@ from shadho_celery.fleet.control import (
     TO_WORKERS,
     Asked,
     Client,
-    LogAnswer,
     ReadLog,
     Requests,
+    WorkerAnswer,
     of_worker,
 )
 from shadho_celery.fleet.redis import connect, run
@@ -76,7 +76,10 @@ def test_the_worker_that_has_a_log_answers_with_it_and_the_others_that_they_have
         asking = pool.submit(lambda: dict(Client(client, UNSIGNED, TO_WORKERS).answers(requests, 1.0)))
         for name in ("a", "b"):
             serve(client, tmp_path / name, name)
-        assert asking.result() == {requests[0]: LogAnswer(), requests[1]: LogAnswer(text="said\n", end=5)}
+        assert asking.result() == {
+            requests[0]: WorkerAnswer(),
+            requests[1]: WorkerAnswer(is_done=True, text="said\n", end=5),
+        }
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_with_a_key_both_sides_sign(
     request = asked(client, signer=asker)
     assert serve(client, tmp_path, signer=worker).forged == (worker is SIGNER and asker is UNSIGNED)
     answer = Client(client, asker, TO_WORKERS).wait(request, 0.0)
-    assert answer == (LogAnswer(text="said\n", end=5) if is_answered else None)
+    assert answer == (WorkerAnswer(is_done=True, text="said\n", end=5) if is_answered else None)
 
 
 @pytest.mark.parametrize(

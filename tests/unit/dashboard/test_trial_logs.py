@@ -13,9 +13,10 @@ from shadho_celery.core.files import CHECKPOINTS, EMBEDDED
 from shadho_celery.core.system import ManualClock
 from shadho_celery.dashboard.answers import FRESH_SECONDS, MOST_BYTES, MOST_LOGS, LogEnds
 from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.fleet.control import WorkerAnswer
 from shadho_celery.results.study import StudyResults
 from shadho_celery.runner.output import log_path
-from shadho_celery.session.control import LogPart, NoLog, TrialLogs
+from shadho_celery.session.control import NotLeft, TrialLogs
 
 
 class Rig:
@@ -77,13 +78,11 @@ def test_a_log_that_was_begun_again_is_read_from_its_beginning(rig: Rig) -> None
 def test_without_a_log_the_answer_says_where_it_may_be(rig: Rig) -> None:
     assert rig.read()["why"] == "trial 0 ran in the process of its search, whose output is not kept"
     for host, why in ((None, "has printed nothing, or ran in another folder"), ("far", "is on far; give --redis")):
-        found = TrialLogs().read(rig.study.key, 0, 1, host)
-        assert isinstance(found, NoLog)
-        assert why in found.reason
+        with pytest.raises(NotLeft, match=why):
+            TrialLogs().read(rig.study.key, 0, 1, host)
     (EMBEDDED / rig.study.key).mkdir(parents=True)
-    found = TrialLogs().read(rig.study.key, 0, 1, None)
-    assert isinstance(found, NoLog)
-    assert found.reason == "trial 0 has printed nothing", "an embedded study runs in this folder alone"
+    with pytest.raises(NotLeft, match=r"^trial 0 has printed nothing$"):  # an embedded study runs in this folder alone
+        TrialLogs().read(rig.study.key, 0, 1, None)
     with pytest.raises(UsageError, match="has 1 attempt;"):
         rig.read(attempt="2")
     with pytest.raises(UsageError, match="no trial 999"):
@@ -98,15 +97,15 @@ class Worker:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int, str | None]] = []
-        self.answer: LogPart | NoLog | ServiceError = LogPart("said\n", 5, "cpu@far.1")
+        self.answer: WorkerAnswer | ServiceError = WorkerAnswer(is_done=True, text="said\n", end=5)
 
     def read(
         self, study: str, number: int, attempt: int, host: str | None, *, after: int = 0, source: str | None = None
-    ) -> LogPart | NoLog:
+    ) -> tuple[WorkerAnswer, str]:
         self.asked.append((number, after, source))
         if isinstance(self.answer, ServiceError):
             raise self.answer
-        return self.answer
+        return self.answer, "cpu@far.1"
 
 
 def test_a_log_is_read_once_a_second_however_many_pages_show_it(rig: Rig) -> None:
@@ -115,7 +114,7 @@ def test_a_log_is_read_once_a_second_however_many_pages_show_it(rig: Rig) -> Non
     for _ in range(10):
         assert rig.ends.read(rig.study, 0, {})["text"] == "said\n"
     assert worker.asked == [(0, 0, None)]
-    worker.answer = LogPart("more\n", 10, "cpu@far.1")
+    worker.answer = WorkerAnswer(is_done=True, text="more\n", end=10)
     assert rig.read(5)["text"] == "more\n"
     assert worker.asked[1:] == [(0, 5, "cpu@far.1")]
     for number in range(MOST_LOGS + 2):
@@ -130,7 +129,7 @@ def test_what_was_read_stays_when_the_worker_is_gone(rig: Rig) -> None:
     worker = Worker()
     rig.ends = LogEnds(worker, rig.clock)  # type: ignore[arg-type]
     assert rig.read()["why"] == ""
-    for worker.answer, why in ((NoLog("no worker is live"), "no worker"), (ServiceError("no Redis"), "no Redis")):
+    for worker.answer, why in ((NotLeft("no worker is live"), "no worker"), (ServiceError("no Redis"), "no Redis")):
         found = rig.read()
         assert found["text"] == "said\n"
         assert why in found["why"]
