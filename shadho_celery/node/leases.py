@@ -15,7 +15,7 @@ from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.fleet.channel import WorkerChannel
 from shadho_celery.fleet.registry import MAX_TOLD, RunningTrial, Share
 from shadho_celery.fleet.seats import Seat, WorkerSeats
-from shadho_celery.runner.runner import INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS, Runner
+from shadho_celery.runner.runner import INTERRUPT_SECONDS, STOP_SECONDS, Runner
 
 #: value of `stopped` for an attempt that is given back because its worker ends
 GIVEN_BACK = "given back"
@@ -160,8 +160,7 @@ class Leases:
         if self._while_live(lease, ask):
             for seconds, act in (
                 (INTERRUPT_SECONDS, partial(lease.runner.stop_trial, "interrupt")),
-                (NEXT_SECONDS, lease.runner.start_next),
-                (STOP_SECONDS, lease.runner.replace),
+                (STOP_SECONDS, lease.runner.kill),
             ):
                 timer = threading.Timer(seconds, self._while_live, (lease, act))
                 timer.daemon = True

@@ -61,12 +61,12 @@ class Request(Struct, frozen=True):
 def main() -> None:
     """Fork a reaper for each request on the socket that is standard input, until its other end closes.
 
-    The arguments are further modules to import.
+    Standard output is the file for complaints. The arguments are further modules to import.
     """
     worker = os.getppid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     process_tree.ignore()
-    control, preload = _take_control(), sys.argv[1:]
+    (control, complaints), preload = _take_streams(), sys.argv[1:]
     mark = _address_of_mark()
     gc.disable()
     path = [*sys.path]
@@ -77,10 +77,10 @@ def main() -> None:
         with suppress(Exception):
             importlib.import_module(name)
     if reason := _obstacle():
-        _complain(control, f"the slots' processes cannot be forked: {reason}")
+        _complain(complaints, f"the slots' processes cannot be forked: {reason}")
         os._exit(protocol.UNFIT)
     for name in preload:
-        _preload(name, control)
+        _preload(name, control, complaints)
     sys.path[:] = path
     # Exclude the imported objects from garbage collection in forks, which would copy the memory of these objects.
     gc.collect()
@@ -102,21 +102,25 @@ def main() -> None:
         for each in descriptors:
             os.close(each)
     control.close()
+    os.close(complaints)
     _become_reaper(convert(json.loads(message), Request), *descriptors, mark=mark)
 
 
-def _take_control() -> socket.socket:
-    """Return the socket that standard input is, and replace standard input by /dev/null."""
+def _take_streams() -> tuple[socket.socket, int]:
+    """Return the socket that standard input is, and a descriptor of the file that standard output is. Replace the
+    streams by /dev/null and standard error.
+    """
     # The worker may have closed its standard streams. Occupy their descriptors, so that no other file gets them.
     while (empty := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
-    control = socket.socket(fileno=os.dup(0))
+    control, complaints = socket.socket(fileno=os.dup(0)), os.dup(1)
     os.dup2(empty, 0)
+    os.dup2(2, 1)
     os.close(empty)
-    return control
+    return control, complaints
 
 
-def _preload(name: str, control: socket.socket) -> None:
+def _preload(name: str, control: socket.socket, complaints: int) -> None:
     """Import a module that a study names. If this process then cannot be forked, start again without it."""
     try:
         importlib.import_module(name)
@@ -125,17 +129,18 @@ def _preload(name: str, control: socket.socket) -> None:
         # The module may be partly imported.
         reason = f"its import failed: {type(error).__name__}: {short(error)}"
     if reason:
-        _complain(control, f"{name} is imported in each slot and not before (STUDY['preload']): {reason}")
+        _complain(complaints, f"{name} is imported in each slot and not before (STUDY['preload']): {reason}")
         os.dup2(control.fileno(), 0)
+        os.dup2(complaints, 1)
         arguments = [each for each in sys.argv[1:] if each != name]
         os.execv(sys.executable, [sys.executable, "-u", "-m", "shadho_celery.runner.fork_server", *arguments])
 
 
-def _complain(control: socket.socket, text: str) -> None:
-    """Log a complaint, and send it to the worker, which announces it."""
+def _complain(complaints: int, text: str) -> None:
+    """Log a complaint, and append it to the worker's file, from which the worker announces it."""
     log.warning("%s", text)
     with suppress(OSError):
-        control.send(one_line(text, protocol.MAX_COMPLAINT).encode(), socket.MSG_DONTWAIT)
+        os.write(complaints, f"{one_line(text, protocol.MAX_COMPLAINT)}\n".encode())
 
 
 def _obstacle() -> str:

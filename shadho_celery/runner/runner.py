@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,21 +16,20 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import PRINTED
 from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.system import SystemClock
-from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner import protocol
 from shadho_celery.runner.output import unstamped
 from shadho_celery.runner.starting import Start, execute
-from shadho_celery.runner.trial_process import BrokenRecord, TrialProcess
+from shadho_celery.runner.trial_process import BrokenRecord, TimeUp, TrialProcess
 
 log = logging.getLogger(__name__)
 
 OnReport = Callable[[protocol.Reported], None]
 OnGang = Callable[[GangCall], None]
 
-#: seconds after the stop flag was set, after which a trial is interrupted, the slot's next process is started, and the
-#: trial's process is killed. A worker learns of a pruned trial soon, so the slot is free within about a second
-INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS = 0.25, 0.5, 0.7
+#: seconds after the stop flag was set, after which a trial is interrupted, and then its process is killed. A worker
+#: learns of a pruned trial soon, so the slot is free within about a second
+INTERRUPT_SECONDS, STOP_SECONDS = 0.25, 0.7
 
 #: seconds for which the import of the study modules does not count against a trial's time limit
 IMPORT_SECONDS = 300.0
@@ -68,10 +67,12 @@ class Runner:
         self._modules = modules
         self._environment = dict(environment)
         self._complain = complain
-        #: process that runs the next order
+        #: process that runs the next order; None if there is none, or if it was killed
         self._process: TrialProcess | None = None
-        #: process that runs the current order; the same as `_process`, unless the next process has already been started
+        #: process that runs the current order, or None
         self._running: TrialProcess | None = None
+        #: True if the running trial is the coordinator of a complete gang
+        self._has_gang = False
         #: folder of the shipped code that the process runs; "" for this machine's own modules
         self._folder = ""
         #: numbers of the running order, and of the last order that was sent
@@ -128,7 +129,7 @@ class Runner:
             self._ahead.clear()
             self._is_recalled = True
             process, current = self._process, self._current
-            is_running = self._running is process
+            is_running = self._running is not None
         if is_running:
             process.send(protocol.Tell(order=current, what="recall"))
         else:
@@ -157,31 +158,17 @@ class Runner:
             process, number, has_more = self._begin(order)
         except OSError as error:
             return Outcome(state=TrialState.FAILED, error=f"the slot's process cannot be started: {error}", seconds=0.0)
-        limit, ended, reason, has_gang = None, None, "", False
-
-        def note_gang(call: GangCall) -> None:
-            nonlocal has_gang
-            has_gang = call.assembled
-            on_gang(call)
-
+        ended, reason, self._has_gang = None, "", False
         try:
-            timeout = order.payload.timeout
-            limit = None if timeout is None else _TimeLimit(timeout, process, number)
-            ended = _converse(process, number, limit, on_report, note_gang, has_more=has_more)
-        except BrokenRecord as error:
+            ended = self._converse(process, number, order.payload.timeout, on_report, on_gang, has_more=has_more)
+        except (BrokenRecord, TimeUp) as error:
             reason = str(error)
-            process.kill()
-        except NoThread as error:
-            reason = f"the trial's timeout cannot be watched: {error}"
             process.kill()
         except BaseException:
             # The trial must not continue while the next one runs.
             process.kill()
             raise
         finally:
-            if limit is not None:
-                over = limit.end()
-                reason = reason or over
             self._end(process, ended)
         if isinstance(ended, protocol.Refused):
             return ended
@@ -198,10 +185,55 @@ class Runner:
             seconds=max(0.0, SystemClock().now() - began),
             out_of_memory=death.out_of_memory,
             # If the process of a complete gang was killed, the training continues from its checkpoint (`rank_lost`).
-            rank_lost=has_gang and death.is_unexplained,
+            rank_lost=self._has_gang and death.is_unexplained,
             log=last_lines or None,
             code=order.payload.code or None,
         )
+
+    def _converse(
+        self,
+        process: TrialProcess,
+        number: int,
+        timeout: float | None,
+        on_report: OnReport,
+        on_gang: OnGang,
+        *,
+        has_more: bool,
+    ) -> protocol.Ended | protocol.Refused | None:
+        """Receive the records of an order until it ends or is refused. Return the last record, or None if the process
+        died.
+
+        `has_more` is True if the process has more orders to run. A trial is interrupted after `timeout` seconds. Raises
+        TimeUp if it ignores that.
+        """
+        now, left, is_interrupted = SystemClock().now, math.inf if timeout is None else timeout, False
+        until = now() + left + (0.0 if process.is_ready else IMPORT_SECONDS)
+        while True:
+            try:
+                record = process.receive(GATHER_SECONDS if has_more else 0.0, until)
+            except TimeUp:
+                if is_interrupted:
+                    raise TimeUp(
+                        f"timed out after {timeout:g} s (trial timeout): it ignored its interruption "
+                        f"and was killed {protocol.HARD_SECONDS:g} s later"
+                    ) from None
+                process.send(protocol.Tell(order=number, what="time up"))
+                is_interrupted, until = True, now() + protocol.HARD_SECONDS
+                continue
+            if isinstance(record, protocol.Ready):
+                until = now() + left
+            elif record is None or (record.order == number and isinstance(record, protocol.Ended | protocol.Refused)):
+                return record
+            elif record.order == number and isinstance(record, protocol.Reported):
+                on_report(record)
+            elif record.order == number and isinstance(record, protocol.Gang):
+                self._has_gang = record.call.assembled
+                if self._has_gang and until == math.inf:
+                    until = now() + left
+                elif not (self._has_gang or is_interrupted):
+                    # The time in which the trial waits for its replicas does not count.
+                    left, until = min(left, until - now()), math.inf
+                on_gang(record.call)
 
     def codes(self) -> Mapping[str, CodeVersion]:
         """Return the version of each study module that the process has imported. The result is empty until it is ready.
@@ -247,29 +279,12 @@ class Runner:
             process.send(protocol.Tell(order=current, what=what))
 
     def kill(self) -> None:
-        """Kill the process and its process tree."""
-        with self._lock:
-            processes = {each for each in (self._process, self._running) if each is not None}
-            self._process = None
-            self._ahead.clear()
-        for process in processes:
-            process.kill()
-
-    def start_next(self) -> None:
-        """Start a process for the next trial now, because the process of the running trial will probably be killed."""
-        with self._lock:
-            if self._running is not None and self._process is self._running:
-                self._start_next()
-
-    def replace(self) -> None:
-        """Kill the process tree of the running trial, and start another process for the next trial.
-
-        If the trial still waits for the start of its process, that process is killed.
+        """Kill the process and its process tree. If a trial runs or still waits for the start, the slot's thread starts
+        the next process.
         """
         with self._lock:
-            process = self._running or self._process
-            if self._process is process:
-                self._start_next()
+            process, self._process = self._running or self._process, None
+            self._ahead.clear()
         if process is not None:
             process.kill()
 
@@ -312,24 +327,19 @@ class Runner:
         is_unfit = isinstance(ended, protocol.Refused) or (ended is not None and ended.is_unfit)
         with self._lock:
             self._running = None
-            if ended is None or is_unfit:
-                # The orders that were sent ahead have not run. `run` sends them again to another process.
-                self._ahead.clear()
-            elif isinstance(ended, protocol.Ended) and ended.is_recalled:
+            if isinstance(ended, protocol.Ended) and ended.is_recalled:
                 self._is_recalled = False
-            is_replaced = self._process is not process
-            is_over = ended is not None and (is_unfit or self._is_recalled or is_replaced)
-            if (is_over or ended is None) and not is_replaced:
-                self._start_next()
-        if is_over:
+            is_over = ended is None or is_unfit or self._is_recalled or self._process is not process
+            if is_over:
+                # The orders that were sent ahead have not run. `run` sends them again to another process, which starts
+                # now, without waiting for the end of this one.
+                self._process = None
+                self._ahead.clear()
+                # If no process can be started, `run` will raise the error.
+                with suppress(OSError):
+                    self._living(self._folder)
+        if is_over and ended is not None:
             process.kill()
-
-    def _start_next(self) -> None:
-        """Start a process for the next trial, without waiting for the end of the current process."""
-        self._process = None
-        # If no process can be started, `run` will raise the error.
-        with suppress(OSError):
-            self._living(self._folder)
 
     def _living(self, folder: str) -> TrialProcess:
         """Return an idle process for the code in `folder`. Start a new process if needed.
@@ -351,80 +361,3 @@ class Runner:
             arguments = ["shadho_celery.runner.child", *([] if folder else self._modules)]
             self._process = TrialProcess(arguments, self._environment, self._complain, self._start_reaper)
         return self._process
-
-
-class _TimeLimit:
-    """Time limit of a trial: interrupts the trial at its end, and kills its process if it does not return."""
-
-    def __init__(self, seconds: float, process: TrialProcess, number: int) -> None:
-        """Start the clock for the order with this number. Raises NoThread."""
-        #: error of the trial if this object has killed its process, else ""
-        self._reason = ""
-        self._over = threading.Event()
-        self._is_paused = False
-        #: notified when the trial ends, and when the clock pauses or continues
-        self._changed = threading.Condition()
-        start_thread(threading.Thread(target=self._watch, args=(seconds, process, number), daemon=True))
-
-    def pause(self, *, paused: bool) -> None:
-        """Pause the clock, or continue if `paused` is False."""
-        with self._changed:
-            self._is_paused = paused
-            self._changed.notify_all()
-
-    def end(self) -> str:
-        """Stop the clock, because the trial has ended. Return why its process was killed, or "" if it was not."""
-        with self._changed:
-            self._over.set()
-            self._changed.notify_all()
-            return self._reason
-
-    def _watch(self, seconds: float, process: TrialProcess, number: int) -> None:
-        process.await_ready(IMPORT_SECONDS, self._over)
-        with self._changed:
-            left = seconds
-            while left > 0 and not self._over.is_set():
-                began, is_paused = time.monotonic(), self._is_paused
-                self._changed.wait(None if is_paused else left)
-                if not is_paused:
-                    left -= time.monotonic() - began
-            is_over = self._over.is_set()
-        if not is_over:
-            # Send without the condition: sending blocks if the process does not read, and `end` must not wait for that.
-            process.send(protocol.Tell(order=number, what="time up"))
-        if self._over.wait(protocol.HARD_SECONDS):
-            return
-        with self._changed:
-            if not self._over.is_set():
-                self._reason = (
-                    f"timed out after {seconds:g} s (trial timeout): it ignored its interruption "
-                    f"and was killed {protocol.HARD_SECONDS:g} s later"
-                )
-                process.kill()
-
-
-def _converse(
-    process: TrialProcess,
-    number: int,
-    limit: _TimeLimit | None,
-    on_report: OnReport,
-    on_gang: OnGang,
-    *,
-    has_more: bool,
-) -> protocol.Ended | protocol.Refused | None:
-    """Receive the records of an order until it ends or is refused. Return the last record, or None if the process died.
-
-    `has_more` is True if the process has more orders to run.
-    """
-    while (record := process.receive(GATHER_SECONDS if has_more else 0.0)) is not None:
-        if isinstance(record, protocol.Ready) or record.order != number:
-            continue
-        if isinstance(record, protocol.Reported):
-            on_report(record)
-        elif isinstance(record, protocol.Gang):
-            if limit is not None:
-                limit.pause(paused=not record.call.assembled)
-            on_gang(record.call)
-        else:
-            return record
-    return None

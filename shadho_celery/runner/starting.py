@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import IO, Any, TypeAlias
@@ -97,9 +97,6 @@ log = logging.getLogger(__name__)
 #: environment variable that sets how a worker starts the processes of its slots: fork (the default) or spawn
 START = "SHADHO_START"
 
-#: prefixes of variables that a program reads only when it starts
-_FIXED = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
-
 #: Python's arguments for the processes; -u (unbuffered) makes a trial's output complete even if it crashes
 _REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
 _SERVER = ("-u", "-m", "shadho_celery.runner.fork_server")
@@ -108,14 +105,14 @@ _SERVER = ("-u", "-m", "shadho_celery.runner.fork_server")
 #: failure
 FORK_SECONDS, RETRY_SECONDS = 60.0, 60.0
 
-#: seconds that a prepared process has to fork if it has forked before, so that its imports are over
-FORK_AGAIN_SECONDS = 20.0
-
 #: seconds after which a thread that waits for a message checks whether another thread has received it
 AGAIN_SECONDS = 0.1
 
 #: seconds that a prepared process that does not start a reaper has to end by itself
 END_SECONDS = 0.5
+
+#: maximum bytes of complaints
+_MOST = 100_000
 
 
 #: handle of a reaper process
@@ -184,7 +181,7 @@ class _Forked:
     """
 
     def __init__(self, status: socket.socket, server: _Server, servers: ForkServers) -> None:
-        """`server` is the prepared process, one of `servers`."""
+        """`server` is the prepared process, which `servers` has started."""
         self._status, self._server, self._servers = status, server, servers
         self._pidfd: int | None = None
         self._code: int | None = None
@@ -226,14 +223,10 @@ class _Forked:
         return self._status.fileno()
 
     def await_start(self) -> bool:
-        seconds = FORK_AGAIN_SECONDS if self._server.has_forked else FORK_SECONDS
-        self._receive(seconds, lambda: self._pidfd is not None or self._code is not None)
-        if self._pidfd is not None and not self._server.has_forked:
-            self._servers.note_first(self._server)
-            # Set this after the call, so that no other slot's trial begins before the call has returned.
-            self._server.has_forked = True
-        elif self._pidfd is None and not self._was_given_up:
+        self._receive(FORK_SECONDS, lambda: self._pidfd is not None or self._code is not None)
+        if self._pidfd is None and not self._was_given_up:
             self._servers.give_up(self._server)
+        self._servers.on_complaints()
         return self._pidfd is not None
 
     def _receive(self, seconds: float | None, is_done: Callable[[], bool]) -> bool:
@@ -266,46 +259,27 @@ class _Forked:
 class _Server:
     """A prepared process."""
 
-    def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
-        #: True after the prepared process has forked a reaper
-        self.has_forked = False
+    def __init__(self, environment: Mapping[str, str], preload: Sequence[str], complaints: int) -> None:
+        """`complaints` is the descriptor of the file to which it appends complaints, one a line."""
         # SOCK_SEQPACKET keeps the boundaries of messages.
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(FORK_SECONDS)
         with control, shielded():
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, *_SERVER, *preload],
                 stdin=control.fileno(),
+                stdout=complaints,
                 env=environment,
                 start_new_session=True,
             )
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def complaints(self) -> Iterator[str]:
-        """Yield the complaints that the process has sent since the last call. Do not wait."""
-        # Check first: because of the socket's timeout, `recv` would wait even with MSG_DONTWAIT.
-        while is_readable(self.control, 0.0):
-            try:
-                text = self.control.recv(protocol.MAX_START)
-            except ConnectionResetError:
-                # The process has ended without reading all requests. The system first raises this error, then returns
-                # what it sent.
-                continue
-            except OSError:
-                return
-            if not text:
-                return
-            yield text.decode(errors="replace")
 
     def close(self, seconds: float = 0.0) -> int:
         """End the process: wait `seconds`, then kill it. Return its exit code, which is negative if it was killed."""
         self.control.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        self._process.kill()
-        return self._process.wait()
+            self.process.wait(seconds)
+        self.process.kill()
+        return self.process.wait()
 
 
 def start_method() -> str:
@@ -323,16 +297,15 @@ def _can_fork() -> bool:
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
+        os.close(os.memfd_create("complaints"))
     except (AttributeError, OSError):
-        # Python was built without `pidfd_open`, or this kernel does not have or allow it.
+        # Python was built without these functions, or this kernel does not have or allow them.
         return False
     return True
 
 
 class ForkServers:
-    """Starts reapers by forking prepared processes.
-
-    There is one prepared process for each set of values of the variables that a program reads only when it starts.
+    """Starts reapers by forking a prepared process.
 
     A prepared process has imported the modules that all trials need, so a slot's process begins within hundredths of a
     second. If a prepared process fails, reapers are started in new interpreters for RETRY_SECONDS.
@@ -341,44 +314,30 @@ class ForkServers:
     def __init__(self, preload: Sequence[str] = (), complain: Callable[[str], None] = log.warning) -> None:
         """Prepared processes also import `preload`. `complain` is called with the reason if such a process fails."""
         self.preload = preload
-        #: called in a slot's thread, before the slot's trial begins, if there may be new complaints
+        #: called in a slot's thread, before the slot's trial begins, because there may be new complaints
         self.on_complaints: Callable[[], object] = lambda: None
         self._complain = complain
-        self._servers: dict[frozenset[tuple[str, str]], _Server] = {}
+        self._server: _Server | None = None
         #: time from which on prepared processes are used
         self._used_from = -math.inf if _can_fork() else math.inf
         self._is_closed = False
-        #: complaints of prepared processes and about them, without duplicates, in order; at most MAX_COMPLAINTS
-        self._complaints: list[str] = []
+        #: file in memory with the complaints of prepared processes and about them; it stays open
+        self._complaints = -1 if self._used_from == math.inf else os.memfd_create("complaints")
         self._lock = threading.Lock()
 
     def complaints(self) -> Sequence[str]:
-        """Return the complaints of prepared processes and about them so far. Each is one printable line.
-
-        If another thread is just using or ending a prepared process, this does not wait for it; new complaints of that
-        process are then returned by a later call.
+        """Return the complaints of prepared processes and about them so far, at most MAX_COMPLAINTS, without
+        duplicates. Each is one printable line. This does not wait.
         """
-        if self._lock.acquire(blocking=False):
-            try:
-                for server in self._servers.values():
-                    self._note(*server.complaints())
-            finally:
-                self._lock.release()
-        return [*self._complaints]
-
-    def _note(self, *complaints: str) -> None:
-        for each in complaints:
-            line = one_line(each, protocol.MAX_COMPLAINT)
-            if line not in self._complaints and len(self._complaints) < protocol.MAX_COMPLAINTS:
-                self._complaints.append(line)
+        text = b"" if self._complaints < 0 else os.pread(self._complaints, _MOST, 0)
+        lines = text.decode(errors="replace").splitlines()
+        return [*dict.fromkeys(one_line(each, protocol.MAX_COMPLAINT) for each in lines)][: protocol.MAX_COMPLAINTS]
 
     def prepare(self) -> None:
-        """Start the prepared process for the environment of this process early, so that it is ready when a slot needs
-        it.
-        """
+        """Start the prepared process early, so that it is ready when a slot needs it."""
         with self._lock, suppress(OSError):
             if SystemClock().now() > self._used_from:
-                self._server({})
+                self._living()
 
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
@@ -392,7 +351,7 @@ class ForkServers:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 try:
-                    server = self._server(environment)
+                    server = self._living()
                     descriptors = [lifeline, pipe, output.fileno(), theirs.fileno()]
                     socket.send_fds(server.control, [request], descriptors)
                 except OSError:
@@ -401,50 +360,34 @@ class ForkServers:
         return _Forked(ours, server, self)
 
     def close(self) -> None:
-        """End the prepared processes. Reapers that have started continue."""
+        """End the prepared process. Reapers that have started continue."""
         with self._lock:
             self._is_closed = True
-            for server in self._servers.values():
-                server.close()
-            self._servers.clear()
+            if self._server is not None:
+                self._server.close()
 
-    def _server(self, environment: Mapping[str, str]) -> _Server:
-        whole = {**without_credentials(os.environ), **environment}
-        fixed = frozenset((name, value) for name, value in whole.items() if name.startswith(_FIXED))
-        server = self._servers.get(fixed)
-        if server is not None and not server.is_alive():
-            self._note(*server.complaints())
-            server.close()
-            server = None
-        if server is None:
+    def _living(self) -> _Server:
+        if self._server is not None and self._server.process.poll() is not None:
+            self._server.close()
+            self._server = None
+        if self._server is None:
             # Limit libraries to one thread: those imported before the fork must not start threads. Each fork sets its
             # own number.
-            server = _Server({**whole, **thread_variables(1), MARK: UNMARKED}, self.preload)
-            self._servers[fixed] = server
-        return server
-
-    def note_first(self, server: _Server) -> None:
-        """Record the complaints of a prepared process that has started its first reaper, so its imports are over."""
-        with self._lock:
-            self._note(*server.complaints())
-        self.on_complaints()
+            environment = {**without_credentials(os.environ), **thread_variables(1), MARK: UNMARKED}
+            self._server = _Server(environment, self.preload, self._complaints)
+        return self._server
 
     def give_up(self, server: _Server) -> None:
         """End a prepared process that has failed to start a reaper, and start reapers in new interpreters instead."""
-        self._end(server)
-        self.on_complaints()
-
-    def _end(self, server: _Server) -> None:
         with self._lock:
-            if self._is_closed or server not in self._servers.values():
+            if self._is_closed or server is not self._server:
                 return
-            self._servers = {key: each for key, each in self._servers.items() if each is not server}
-            self._note(*server.complaints())
+            self._server = None
             is_unfit = server.close(END_SECONDS) == protocol.UNFIT
             self._used_from = math.inf if is_unfit else SystemClock().now() + RETRY_SECONDS
             preload, self.preload = self.preload, ()
         if is_unfit:
-            # The prepared process has already sent the reason as a complaint.
+            # The prepared process has already said the reason in a complaint.
             return
         left_out = f"; afterwards it does not import {', '.join(preload)}" if preload else ""
         complaint = (
@@ -452,5 +395,4 @@ class ForkServers:
             f"which takes longer ({START}=spawn does without it always){left_out}"
         )
         self._complain(complaint)
-        with self._lock:
-            self._note(complaint)
+        os.write(self._complaints, f"{complaint}\n".encode())

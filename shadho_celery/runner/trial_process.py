@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.system import SystemClock
 from shadho_celery.core.trial import Memory
 from shadho_celery.objective.call import system_kills
 from shadho_celery.runner import protocol
@@ -46,6 +48,10 @@ class BrokenRecord(Exception):
     """Raised if a slot's process has sent something that is not a record."""
 
 
+class TimeUp(Exception):
+    """Raised if a slot's process has sent no record in time."""
+
+
 class TrialProcess:
     """One process of a slot, with its reaper, pipe and output. The process starts when the object is created."""
 
@@ -64,8 +70,9 @@ class TrialProcess:
         self.was_killed = False
         #: version of each study module that the process has imported; empty until it is ready
         self.codes: Mapping[str, CodeVersion] = {}
+        #: True once it has sent `Ready`
+        self.is_ready = False
         self._code: int | None = None
-        self._ready = threading.Event()
         #: waits for a record or for the end of the reaper
         self._poll: select.poll | None = None
         self._received = bytearray()
@@ -100,7 +107,7 @@ class TrialProcess:
             return False
         with suppress(BrokenRecord, OSError, ValueError):
             while self._received or is_readable(self._pipe, 0.0):
-                if self._ready.is_set() or self.receive() is None:
+                if self.is_ready or self.receive() is None:
                     return False
             return True
         return False
@@ -121,11 +128,14 @@ class TrialProcess:
         with self._sending, suppress(OSError):
             self._pipe.sendall(lines)
 
-    def receive(self, gather: float = 0.0) -> protocol.FromChild | None:
-        """Return the process's next record, or None after it has ended. Raises BrokenRecord.
+    def receive(self, gather: float = 0.0, until: float = math.inf) -> protocol.FromChild | None:
+        """Return the process's next record, or None after it has ended. Raises BrokenRecord, and TimeUp at the time
+        `until` of the system clock.
 
         If no complete record has been received yet, wait `gather` seconds before reading, so that several arrive.
         """
+        if SystemClock.now() >= until:
+            raise TimeUp
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             searched = len(self._received)
@@ -134,7 +144,7 @@ class TrialProcess:
             if gather:
                 time.sleep(gather)
             try:
-                part = self._part()
+                part = self._part(until)
             except (OSError, ValueError):
                 # Another thread has closed the pipe.
                 part = b""
@@ -149,20 +159,19 @@ class TrialProcess:
             raise BrokenRecord(
                 f"the trial's process sent something that is not a record ({type(error).__name__})"
             ) from error
-        if isinstance(record, protocol.Ready) and not self._ready.is_set():
-            self.codes = record.codes
-            self._ready.set()
+        if isinstance(record, protocol.Ready) and not self.is_ready:
+            self.codes, self.is_ready = record.codes, True
         return record
 
-    def _part(self) -> bytes:
+    def _part(self, until: float) -> bytes:
         """Wait for bytes from the process, and return them, or b"" after its end."""
         with suppress(BlockingIOError):
             # If trials are short, the next record has usually arrived already.
             return self._pipe.recv(1 << 16, socket.MSG_DONTWAIT)
-        return self._pipe.recv(1 << 16) if self._await_record() else b""
+        return self._pipe.recv(1 << 16) if self._await_record(until) else b""
 
-    def _await_record(self) -> bool:
-        """Wait until there is something to receive. Return False if the reaper ends before that.
+    def _await_record(self, until: float) -> bool:
+        """Wait until there is something to receive. Return False if the reaper ends before that. Raises TimeUp.
 
         The end of the pipe is not enough: if a trial has killed its reaper, its forks may keep the pipe open.
         """
@@ -172,17 +181,16 @@ class TrialProcess:
             if (reaper := self._reaper.fileno()) >= 0:
                 self._poll.register(reaper, select.POLLIN)
         pipe = self._pipe.fileno()
-        while pipe not in (ready for ready, _ in self._poll.poll()):
+        while True:
+            # `poll` cannot wait for longer than some weeks.
+            seconds = min(max(0.0, until - SystemClock.now()), 3600.0)
+            if pipe in [ready for ready, _ in self._poll.poll(1000 * seconds)]:
+                return True
             if self._reaper.poll() is not None:
                 # A record may have arrived just before.
                 return is_readable(pipe, 0.0)
-        return True
-
-    def await_ready(self, seconds: float, over: threading.Event) -> None:
-        """Wait until the process is ready, `over` is set, or `seconds` have passed."""
-        for _ in range(int(seconds / 0.05)):
-            if self._ready.is_set() or over.wait(0.05):
-                return
+            if SystemClock.now() >= until:
+                raise TimeUp
 
     def kill(self) -> None:
         """Kill the process and its process tree."""

@@ -59,7 +59,7 @@ def test_where_the_system_refuses_threads_a_trial_is_stopped_without_time_to_sto
         leases.stop(held, "prune")
     runner = held.runner
     assert isinstance(runner, MagicMock)
-    assert [call[0] for call in runner.mock_calls] == ["stop_trial", "stop_trial", "start_next", "replace"]
+    assert [call[0] for call in runner.mock_calls] == ["stop_trial", "stop_trial", "kill"]
 
 
 def test_what_runs_is_renewed_study_by_study_and_replicas_by_their_seat(
