@@ -96,22 +96,16 @@ class ShippedCode:
                 for name, digest in sources.inputs.items():
                     if not self._copy(below(folder, name), payload.study, digest):
                         return f"the file {name} of its study is not in Redis"
-                self._write(folder, sources.files)
+                for name, content in sources.files.items():
+                    # A script can be the program of a command. Other users must not be able to write: a function that
+                    # is sent by value is then not loaded.
+                    _put(below(folder, name), content, 0o755 if content.startswith(b"#!") else 0o644)
             except UsageError as error:
                 return str(error)
             except OSError as error:
                 return f"its study's code cannot be written to this disk: {error.strerror}"
             self._written.add(place)
         return ""
-
-    def _write(self, folder: Path, files: dict[str, bytes]) -> None:
-        for name, content in files.items():
-            path = below(folder, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Each file appears in one step, because a process may be reading the folder. A script can be the program of
-            # a command. Other users must not be able to write: a function that is sent by value is then not loaded.
-            with replacing(path, 0o755 if content.startswith(b"#!") else 0o644) as file:
-                file.write(content)
 
     def _copy(self, path: Path, study: str, digest: FullDigest) -> bool:
         """Copy a file from the cache, after it was fetched if needed. Return False if Redis does not have it."""
@@ -120,13 +114,16 @@ class ShippedCode:
         if content is None or hashlib.sha256(content).hexdigest() != digest:
             if (content := self._shipping.fetch_input(study, digest)) is None:
                 return False
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(kept, READ_ONLY) as file:
-                file.write(content)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, READ_ONLY) as file:
-            file.write(content)
+            _put(kept, content, READ_ONLY)
+        _put(path, content, READ_ONLY)
         return True
+
+
+def _put(path: Path, content: bytes, mode: int) -> None:
+    """Write a file. It appears in one step, because a process may be reading the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, mode) as file:
+        file.write(content)
 
 
 class Codes:
@@ -231,20 +228,16 @@ def storage_id(folder: Path) -> str:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         if not token.exists():
-            _make(token)
+            # Another process may be faster. The hard link makes the file appear complete, in one step.
+            draft = token.with_name(f"{STORAGE_TOKEN}.{uuid.uuid4().hex}")
+            try:
+                draft.write_text(uuid.uuid4().hex)
+                with suppress(FileExistsError):
+                    os.link(draft, token)
+            finally:
+                draft.unlink(missing_ok=True)
         return _read(token)
     return ""
-
-
-def _make(token: Path) -> None:
-    """Create a token file unless another process is faster. The hard link makes it appear complete, in one step."""
-    draft = token.with_name(f"{STORAGE_TOKEN}.{uuid.uuid4().hex}")
-    try:
-        draft.write_text(uuid.uuid4().hex)
-        with suppress(FileExistsError):
-            os.link(draft, token)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _read(token: Path) -> str:

@@ -14,6 +14,7 @@ import re
 import resource
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,12 +33,7 @@ from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.result import Unreadable, read
 
 _RESET = Path("/proc/self/clear_refs")
-_ROLLUP = Path("/proc/self/smaps_rollup")
-_SHARED = re.compile(rb"^Shared_Dirty: *(\d+) kB$", re.MULTILINE)
-_STATUS = Path("/proc/self/status")
-_STATUS_LINE = re.compile(rb"^(VmHWM|RssFile):\s+(\d+) kB$", re.MULTILINE)
-_VMSTAT = Path("/proc/vmstat")
-_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+_NUMBER = re.compile(rb"^(\w+):?\s+(\d+)", re.MULTILINE)
 
 #: error messages about RAM: those of torch on the CPU and of numpy; then those of joblib, DataLoader and subprocess
 #: about a child process that was killed by the system
@@ -148,10 +144,8 @@ def own_peak() -> int:
 
     `getrusage` is not used, because its peak may be that of the process that has started this one.
     """
-    with suppress(OSError):
-        found = {name: 1024 * int(kilobytes) for name, kilobytes in _STATUS_LINE.findall(_STATUS.read_bytes())}
-        return max(0, found.get(b"VmHWM", 0) - found.get(b"RssFile", 0))
-    return 0
+    found = _numbers("/proc/self/status")
+    return 1024 * max(0, found[b"VmHWM"] - found[b"RssFile"])
 
 
 def shared_memory() -> int:
@@ -159,10 +153,19 @@ def shared_memory() -> int:
 
     Mapped files, such as libraries, are not included.
     """
+    return 1024 * _numbers("/proc/self/smaps_rollup")[b"Shared_Dirty"]
+
+
+def system_kills() -> int:
+    """Return the number of processes that the system has killed so far because memory ran out; 0 if unknown."""
+    return _numbers("/proc/vmstat")[b"oom_kill"]
+
+
+def _numbers(path: str) -> Mapping[bytes, int]:
+    """Return the numbers in a file of the system by name, with 0 for unknown ones. Sizes are in kB."""
     with suppress(OSError):
-        found = _SHARED.search(_ROLLUP.read_bytes())
-        return 1024 * int(found[1]) if found else 0
-    return 0
+        return Counter({name: int(number) for name, number in _NUMBER.findall(Path(path).read_bytes())})
+    return Counter()
 
 
 def _cuda() -> Any:
@@ -209,14 +212,6 @@ def _text(error: BaseException) -> str:
     with suppress(Exception):
         return str(error)[:10_000] if isinstance(error, Exception) else ""
     return ""
-
-
-def system_kills() -> int:
-    """Return the number of processes that the system has killed so far because memory ran out; 0 if unknown."""
-    with suppress(OSError):
-        found = _KILLS.search(_VMSTAT.read_bytes())
-        return int(found[1]) if found else 0
-    return 0
 
 
 Objective = Callable[..., Any]

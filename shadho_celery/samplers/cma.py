@@ -117,11 +117,8 @@ class CmaSampler(Learner):
 
     def _draw(self, generator: np.random.Generator) -> Params:
         """Draw params that the space's `where` allows: from the Gaussian, but after REFUSED draws from the prior."""
-        if self._numbers:
-            draws = (self._of_gaussian(generator) for _ in range(REFUSED))
-            if (found := next(self._subspace.space.allowed(draws), None)) is not None:
-                return found
-        return self._subspace.sample(generator, 1)[0]
+        draws = (self._of_gaussian(generator) for _ in range(REFUSED if self._numbers else 0))
+        return self._subspace.first_allowed(draws, generator)
 
     def _of_gaussian(self, generator: np.random.Generator) -> Params:
         params = {**self._subspace.fixed}

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params, Trial
-from shadho_celery.samplers.random import Stream
+from shadho_celery.samplers.random import Learner
 from shadho_celery.space.split import Subspace
 
 #: binary digits of a coordinate
@@ -136,9 +136,11 @@ def _directions(dimensions: int) -> NDArray[np.int64]:
 
 #: number of points computed at a time
 BLOCK = 64
+#: maximum number of further draws to find a point that was not tried
+REDRAWN = 16
 
 
-class QmcSampler(Stream):
+class QmcSampler(Learner):
     """Quasi-random search.
 
     The trials of a subspace are the first points of one sequence, however they are requested.
@@ -152,10 +154,18 @@ class QmcSampler(Stream):
         self._sequence: PointSequence | None = None
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        return [self.point(place) for place in self._places(n, pending)]
-
-    def tell(self, trials: Sequence[Trial]) -> None:
-        self._told += len(trials)
+        asked: list[Params] = []
+        taken = {self._subspace.key(trial.params) for trial in pending}
+        for place in self._places(n, pending):
+            params = self.point(place)
+            if self._subspace.space.where is not None and not self._is_new(params, taken):
+                # Draws have replaced points that `where` refuses, and they may repeat each other.
+                generator = np.random.default_rng([*self._entropy, place, REDRAWN])
+                others = (self._subspace.sample(generator, 1)[0] for _ in range(REDRAWN))
+                params = next((each for each in others if self._is_new(each, taken)), params)
+            taken.add(self._subspace.key(params))
+            asked.append(params)
+        return asked
 
     def point(self, index: int, within: Subspace | None = None, medians: Collection[str] = ()) -> Params:
         """Return the params at a place of the sequence: the quantiles of the active labels at the point's coordinates.
@@ -174,9 +184,7 @@ class QmcSampler(Stream):
         part = within or self._subspace
         masses = dict(zip(domains, self._points[index], strict=True)) | dict.fromkeys(medians, 0.5)
         params = part.at(np.array([masses[label] for label in part.domains]))
-        if part.space.allows(params):
-            return params
-        return part.sample(np.random.default_rng([*self._entropy, index]), 1)[0]
+        return part.first_allowed([params], np.random.default_rng([*self._entropy, index]))
 
     def outlook(self, parts: Sequence[Subspace], index: int) -> Mapping[str, float]:
         """Return 1 for the part of the space with the point at this place of the sequence, and 0 for the

@@ -142,11 +142,8 @@ class OwnSampler:
                 raise UsageError(f"sampler {self._name} proposed {short(params, 200)}: {error}") from None
             if not self._subspace.contains(params):
                 raise UsageError(f"sampler {self._name} left subspace {self._subspace.name}: {short(params, 200)}")
-        if self._subspace.space.where is None:
-            return asked
         # The user's sampler may not know the bounds between params, and would propose the same point again.
-        draws = iter(self._subspace.sample(self._generator, len(asked)))
-        return [params if self._subspace.space.allows(params) else next(draws) for params in asked]
+        return [self._subspace.first_allowed([params], self._generator) for params in asked]
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Pass results to the user's sampler. Raises UsageError if the user's code raises an exception."""

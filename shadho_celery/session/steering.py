@@ -109,16 +109,13 @@ class Steering:
         match deed:
             case records.Stop():
                 self.has_stopped = True
-                if not was_stopping:
-                    scheduler.stop()
+                scheduler.stop()
                 return f"{'already stopping' if was_stopping else 'stopping'}: {self._running()}"
             case records.Pause():
-                if not was_paused:
-                    scheduler.pause()
+                scheduler.pause()
                 return f"{'already paused' if was_paused else 'paused'}: {self._running()}, no others start"
             case records.Unpause():
-                if was_paused:
-                    scheduler.unpause()
+                scheduler.unpause()
                 return "unpaused: trials start again" if was_paused else "the study is not paused"
             case records.Cancel(number):
                 return self._cancel(number)

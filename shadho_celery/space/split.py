@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -55,6 +55,10 @@ class Subspace:
     def sample(self, generator: np.random.Generator, size: int) -> list[dict[str, Value]]:
         """Draw `size` sets of params from the prior within the subspace. Pinned labels are included."""
         return self.space.sample(generator, size, self.fixed)
+
+    def first_allowed(self, proposals: Iterable[Params], generator: np.random.Generator) -> Params:
+        """Return the first of these params that `where` allows, otherwise a draw from the prior within the subspace."""
+        return next(self.space.allowed(proposals), None) or self.sample(generator, 1)[0]
 
     def at(self, masses: NDArray[np.float64]) -> dict[str, Value]:
         """Return the params whose values are quantiles of the active labels. `masses`, in [0, 1], are by domain."""

@@ -77,3 +77,12 @@ def test_many_exhausted_subspaces_hold_nothing_up() -> None:
     with Study(space, seed=0, sampler="tpe") as study:
         study.add([{"kind": kind, f"a{kind}": a} for kind in range(60) for a in range(2)], [1.0] * 120)
         assert study.ask().number == 120
+
+
+@pytest.mark.parametrize("sampler", ["qmc", "tpe", "gp"])
+def test_few_allowed_points_are_not_repeated(sampler: str) -> None:
+    """Although `where` allows 100 of 10,000 points, so that nearly all proposals are replaced by draws."""
+    space = {"x": hp.randint("x", 100), "y": hp.randint("y", 100)}
+    arguments = {"where": lambda values: values["x"] == values["y"], "seed": 0, "progress": False}
+    study = minimize(lambda values: float(values["x"]), space, trials=25, sampler=sampler, **arguments)
+    assert len({trial.params["x"] for trial in study.trials}) == 25
