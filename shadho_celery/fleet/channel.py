@@ -85,26 +85,16 @@ FORGED_HOLDERS = 5
 #: JSON escapes characters
 MAX_EVENT = 50_000_000
 
-#: keys that schedulers and workers use, and their types
-_TYPES = {
-    "shadho:workers": "set",
-    "shadho:studies": "set",
-    "shadho:drains": "hash",
-    "shadho:{}:events": "stream",
-    "shadho:{}:inbox": "stream",
-    "shadho:{}:attempts": "hash",
-    "shadho:{}:leases": "zset",
-    "shadho:{}:cancel": "set",
-    "shadho:{}:breakers": "hash",
-    "shadho:{}:known": "set",
-    "shadho:{}:gangs": "hash",
-    "shadho:{}:seats": "hash",
-    "shadho:{}:yields": "set",
-    "shadho:{}:done": "string",
-    "shadho:{}:holder": "string",
-    "shadho:{}:sources": "string",
-    "shadho:{}:inputs": "hash",
+#: types of a study's keys, and names of the keys of each type
+_OF_STUDY = {
+    "stream": ("events", "inbox"),
+    "hash": ("attempts", "breakers", "gangs", "seats", "inputs"),
+    "zset": ("leases",),
+    "set": ("cancel", "known", "yields"),
+    "string": ("done", "holder", "sources"),
 }
+#: keys of the fleet, and their types
+_OF_FLEET = {"shadho:workers": "set", "shadho:studies": "set", "shadho:drains": "hash"}
 
 #: maximum of the first part of an event's id (ms). No clock reaches it; an entry with this id, which somebody else has
 #: added, prevents further entries
@@ -165,25 +155,40 @@ class Claim(Enum):
     BREAKER_OPEN = -1
 
 
-class WorkerChannel:
+class _Channel:
+    """What both ends of the channel have."""
+
+    def __init__(self, client: Redis, signer: Signer) -> None:
+        self._client, self._signer = client, signer
+
+    def _take_back(
+        self, study: str, mode: str, attempts: Iterable[tuple[int, int]], reason: str, **facts: bool
+    ) -> None:
+        """Take back attempts in a mode of the script `cancel`. `facts` are fields of their Lost events."""
+        parts: list[int | str] = []
+        for number, attempt in attempts:
+            lost = Lost(number=number, attempt=attempt, reason=reason, **({"claimed": False} | facts))
+            parts += (number, attempt, self._signer.seal(study, lost))
+        run(self._client, "cancel", study, mode, *parts)
+
+
+class WorkerChannel(_Channel):
     """A worker's end of the channel: claim or decline, renew, report, finish."""
 
     def __init__(
         self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
     ) -> None:
         """Claim attempts under the name `worker`. By default, leases last as configured."""
-        self._client = client
+        super().__init__(client, signer)
         self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
         self.worker = worker
-        self._signer = signer
 
     def decline(self, study: str, number: int, attempt: int, reason: str, *, is_too_long: bool = False) -> None:
         """Give back an attempt that this worker has not claimed. It ends LOST, which does not count against its trial.
 
         `is_too_long` is as in `Lost`.
         """
-        lost = _lost(self._signer, study, [(number, attempt)], reason, is_too_long=is_too_long)
-        run(self._client, "cancel", study, "keep", *lost)
+        self._take_back(study, "keep", [(number, attempt)], reason, is_too_long=is_too_long)
 
     def exchange(
         self, study: str, results: Sequence[Result], claims: Sequence[Started], delivery: str, *, watched: bool = False
@@ -209,7 +214,7 @@ class WorkerChannel:
         """Give back claimed attempts that this worker cannot finish. They end LOST, which does not count against their
         trials.
         """
-        run(self._client, "cancel", study, "revoke", *_lost(self._signer, study, attempts, reason, given_back=True))
+        self._take_back(study, "revoke", attempts, reason, given_back=True)
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs. Return an answer for each pair.
@@ -256,7 +261,7 @@ class WorkerChannel:
         return event.number, event.attempt, self._signer.seal(study, event)
 
 
-class SchedulerChannel:
+class SchedulerChannel(_Channel):
     """A scheduler's end of the channel: it drains events, finds ended leases and takes attempts back.
 
     The study has a lock in Redis besides the one in the store. Without it, schedulers with copies of the same store
@@ -269,9 +274,8 @@ class SchedulerChannel:
         """Create the channel. `fence` is the fencing number of the scheduler's lock in its store. `inbox` receives
         requests.
         """
-        self._client = client
+        super().__init__(client, signer)
         self._study = study
-        self._signer = signer
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
         self._fence = fence
         self._inbox = inbox
@@ -417,15 +421,14 @@ class SchedulerChannel:
         With `pruned`, their workers learn that the trials are pruned.
         """
         mode = "prune" if running and pruned else "stop" if running else "keep"
-        run(self._client, "cancel", self._study, mode, *_lost(self._signer, self._study, attempts, "taken back"))
+        self._take_back(self._study, mode, attempts, "taken back")
 
     def give_up(self, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False) -> None:
         """Take back attempts, claimed or not, because their worker is gone or must stop. Ended trials do not change.
 
         With `claimed`, the loss counts against the trials.
         """
-        lost = _lost(self._signer, self._study, attempts, reason, claimed=claimed)
-        run(self._client, "cancel", self._study, "revoke", *lost)
+        self._take_back(self._study, "revoke", attempts, reason, claimed=claimed)
 
     def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Take back ``void`` attempts whose results never arrived, even if Redis has recorded that they ended.
@@ -434,7 +437,7 @@ class SchedulerChannel:
         which an earlier scheduler may have sent.
         """
         reason = "Redis has no record that it runs, and no result arrived"
-        run(self._client, "cancel", self._study, "void", *_lost(self._signer, self._study, attempts, reason))
+        self._take_back(self._study, "void", attempts, reason)
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Allow later attempts of these trials to be claimed, although Redis has recorded that these attempts ended
@@ -448,7 +451,8 @@ class SchedulerChannel:
 
     def repair(self) -> None:
         """Remove keys of a wrong type. Any command on such a key fails, so all workers of the study would stop."""
-        expected = {key.format(self._study): kind for key, kind in _TYPES.items()}
+        ours = {key: kind for kind, names in _OF_STUDY.items() for key in keys(self._study, *names)}
+        expected = {**_OF_FLEET, **ours}
         with self._client.pipeline(transaction=False) as pipe:
             for key in expected:
                 pipe.type(key)
@@ -488,27 +492,7 @@ class SchedulerChannel:
 
 def _keys(study: str) -> list[str]:
     """Return all keys of a study."""
-    return [key.format(study) for key in _TYPES if "{}" in key]
-
-
-def _lost(
-    signer: Signer,
-    study: str,
-    attempts: Sequence[tuple[int, int]],
-    reason: str,
-    *,
-    claimed: bool = False,
-    **facts: bool,
-) -> list[int | str]:
-    """Return the arguments of the script `cancel` for these attempts: number, attempt and sealed Lost event of each.
-
-    `facts` are further fields of `Lost`.
-    """
-    parts: list[int | str] = []
-    for number, attempt in attempts:
-        lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed, **facts)
-        parts += (number, attempt, signer.seal(study, lost))
-    return parts
+    return keys(study, *chain.from_iterable(_OF_STUDY.values()))
 
 
 def _fence(holder: str) -> int:

@@ -42,7 +42,7 @@ MAX_REQUESTS, MAX_REQUEST, MAX_ANSWER = 20, 1_000_000, 100_000
 VALID_SECONDS, MOST_VALID_SECONDS = 10.0, 60.0
 
 #: seconds for which an inbox is kept after its last request, and an answer after it was given
-KEPT_SECONDS = 120
+KEPT_SECONDS = 30
 
 #: seconds for which a sender still waits for the answer after its request has expired, because the scheduler may have
 #: read it just before; and seconds between two checks for the answer
@@ -69,19 +69,13 @@ Request = Asked[OfStudy]
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Generic[D, A]):
-    """A kind of requests: how its requests and answers are decoded, and how long they are kept."""
+    """A kind of requests: how its requests and answers are decoded."""
 
     requests: Sealed[Asked[D]]
     answers: Sealed[A]
-    #: seconds for which an inbox is kept after its last request, and an answer after it was given
-    kept_seconds: int
 
 
-CONTROL = Kind(
-    requests=Sealed[Request](Request, MAX_REQUEST),
-    answers=Sealed[Answer](Answer, MAX_ANSWER),
-    kept_seconds=KEPT_SECONDS,
-)
+CONTROL = Kind(requests=Sealed[Request](Request, MAX_REQUEST), answers=Sealed[Answer](Answer, MAX_ANSWER))
 
 
 class Requests(Generic[D, A]):
@@ -114,7 +108,7 @@ class Requests(Generic[D, A]):
     def answer(self, request: Asked[D], answer: A) -> None:
         """Answer a request. Raises redis-py's errors."""
         key = _answer_key(request)
-        self._client.set(key, self._signer.seal(key, answer), ex=self._kind.kept_seconds)
+        self._client.set(key, self._signer.seal(key, answer), ex=KEPT_SECONDS)
 
 
 class Inbox(Requests[OfStudy, Answer]):
@@ -187,7 +181,7 @@ class Client(Generic[D, A]):
         sealed = self.signer.seal(key, request)
         if len(sealed) > (most := self._kind.requests.most):
             raise ValueError(f"it has {len(sealed)} characters, and may have {most}")
-        return str(run(self._client, "put_request", request.to, sealed, MAX_REQUESTS, self._kind.kept_seconds)) or None
+        return str(run(self._client, "put_request", request.to, sealed, MAX_REQUESTS, KEPT_SECONDS)) or None
 
     def ask(self, workers: Iterable[str], by: str, deed: D) -> list[Asked[D]]:
         """Send a request to workers. Return the requests, without those for workers whose inboxes are full.
@@ -304,7 +298,6 @@ class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 TO_WORKERS = Kind(
     requests=Sealed[Asked[WorkerDeed]](Asked[WorkerDeed], MAX_REQUEST),
     answers=Sealed[WorkerAnswer](WorkerAnswer, 7 * MAX_SENT),
-    kept_seconds=30,
 )
 
 WorkerRequests = Requests[WorkerDeed, WorkerAnswer]

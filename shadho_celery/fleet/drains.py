@@ -16,12 +16,11 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Annotated
 
-import redis
 from msgspec import Meta, Struct
 
 from shadho_celery.core.files import MAX_WORKERS
 from shadho_celery.core.trial import Moment, Name, Number
-from shadho_celery.fleet.redis import Redis, is_spoilt, server_time
+from shadho_celery.fleet.redis import Redis, server_time, spoilt_keys_pass
 from shadho_celery.fleet.signing import Sealed, Signer
 
 KEY = "shadho:drains"
@@ -62,12 +61,10 @@ class Drains:
 
     def latest(self, place: str) -> Drain | None:
         """Return the latest record of a place, or None if there is none with our signature."""
-        try:
-            return self._read(place, self._client.hget(KEY, place))
-        except redis.ResponseError as error:
-            if not is_spoilt(error):
-                raise
-            return None
+        text = None
+        with spoilt_keys_pass():
+            text = self._client.hget(KEY, place)
+        return self._read(place, text)
 
     def _read(self, place: str, text: str | None) -> Drain | None:
         return None if text is None else _DRAINS.read(_about(place), text, self._signer)
@@ -78,12 +75,9 @@ class Drains:
         Records without our signature are left out, and so are records that are older than the one that workers of the
         place already obey. `obeyed` has the sequences that workers announce, by place.
         """
-        try:
+        texts: dict[str, str] = {}
+        with spoilt_keys_pass():
             texts = self._client.hgetall(KEY)
-        except redis.ResponseError as error:
-            if not is_spoilt(error):
-                raise
-            return {}
         found = {place: self._read(place, text) for place, text in texts.items()}
         return {
             place: drain
@@ -91,8 +85,11 @@ class Drains:
             if drain is not None and drain.is_drained and not drain.ends and drain.sequence >= obeyed.get(place, 0)
         }
 
-    def put(self, place: str, by: str, *, is_drained: bool, after: int = 0, alone: bool = False) -> None:
-        """Drain or undrain the workers of a place, or with `alone` the worker with this full name.
+    def put(
+        self, place: str, by: str, *, is_drained: bool = True, after: int = 0, alone: bool = False, ends: bool = False
+    ) -> None:
+        """Drain or undrain the workers of a place, or with `alone` the worker with this full name. With `ends`, tell it
+        to end after its running trials.
 
         `by` is the user and host. `after` is the greatest sequence that these workers have obeyed, in case Redis has
         lost their record.
@@ -100,16 +97,8 @@ class Drains:
         now, before = server_time(self._client), self.latest(place)
         known = max(after, 0 if before is None else before.sequence)
         sequence = max(int(1000 * now), known + 1)
-        drain = Drain(by=by, at=now, sequence=sequence, is_drained=is_drained, alone=alone)
+        drain = Drain(by=by, at=now, sequence=sequence, is_drained=is_drained, alone=alone, ends=ends)
         self._client.hset(KEY, place, self._signer.seal(_about(place), drain))
-
-    def end(self, worker: str, by: str) -> None:
-        """Tell the worker with this full name to take no more trials, and to end after its running ones. `by` is user
-        and host.
-        """
-        now = server_time(self._client)
-        drain = Drain(by=by, at=now, sequence=int(1000 * now), alone=True, ends=True)
-        self._client.hset(KEY, worker, self._signer.seal(_about(worker), drain))
 
     def forget(self, workers: Collection[str]) -> None:
         """Remove the records of workers that have ended, by their full names."""
@@ -189,13 +178,10 @@ class StartRecords:
 
     def latest(self, name: str) -> Starts | None:
         """Return the record of a class, or None if there is none."""
-        try:
-            text: str | None = self._client.get(_key(name))
-        except redis.ResponseError as error:
-            if not is_spoilt(error):
-                raise
-            return None
-        return None if text is None else _SEALED.read(_key(name), text, self._signer)
+        text = None
+        with spoilt_keys_pass():
+            text = self._client.get(_key(name))
+        return _SEALED.read(_key(name), text or "", self._signer)
 
     def put(self, name: str, record: Starts, seconds: float) -> None:
         """Store the record of a class; it expires after `seconds`."""

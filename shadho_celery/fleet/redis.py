@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -187,22 +187,28 @@ def flush(calls: list[Callable[[], object]]) -> None:
 
 
 @contextmanager
-def outages_pass() -> Iterator[None]:
-    """Ignore a temporary error of Redis; the caller tries again later. Raises ServiceError for any other error."""
+def refusals(is_ignored: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
+    """Raise ServiceError for an error of Redis in the `with` block, unless it is ignored."""
     try:
         yield
     except redis.RedisError as error:
-        if not is_outage(error):
+        if not is_ignored(error):
             raise unusable(error) from error
 
 
+#: ignores a temporary error of Redis; the caller tries again later. Raises ServiceError for any other error
+outages_pass = partial(refusals, is_outage)
+
+
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Raise ServiceError for every error of Redis in the `with` block."""
+def spoilt_keys_pass(repair: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Ignore the error that a key has a wrong type, which only another client can cause, and call `repair`."""
     try:
         yield
-    except redis.RedisError as error:
-        raise unusable(error) from error
+    except redis.ResponseError as error:
+        if not is_spoilt(error):
+            raise
+        repair()
 
 
 def unusable(error: redis.RedisError) -> ServiceError:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
 
-import redis
 from msgspec import Meta, Struct
 
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
@@ -24,7 +23,7 @@ from shadho_celery.core.names import BY_VALUE
 from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive, Price
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
-from shadho_celery.fleet.redis import Redis, is_spoilt
+from shadho_celery.fleet.redis import Redis, spoilt_keys_pass
 from shadho_celery.fleet.signing import UNSIGNED, Sealed, Signer
 from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
 
@@ -419,37 +418,16 @@ class Host:
         self._index = f"shadho:host:{machine.pool}"
         self._workers = Registry(client, Worker, signer, index=self._index)
 
-    def join(self) -> None:
-        """Make this worker visible to the other workers of the host for the next ANNOUNCE_SECONDS.
+    def neighbours(self, *, joins: bool) -> dict[str, Worker]:
+        """Return the other live workers that share the host's cores, by name.
 
-        Announce the worker first.
+        With `joins`, make this worker visible to them for the next ANNOUNCE_SECONDS; announce it first.
         """
-        if self._pool:
-            with self._repairing(), self._client.pipeline(transaction=False) as pipe:
-                pipe.sadd(self._index, self._name)
-                pipe.pexpire(self._index, int(ANNOUNCE_SECONDS * 1000))
-                pipe.execute()
-
-    def leave(self) -> None:
-        """Make this worker invisible to the other workers of the host."""
-        if self._pool:
-            with self._repairing():
-                self._client.srem(self._index, self._name)
-
-    def neighbours(self) -> dict[str, Worker]:
-        """Return the other live workers that share the host's cores, by name."""
         living: dict[str, Worker] = {}
-        if self._pool:
-            with self._repairing():
-                living = self._workers.living()
+        # Schedulers do not repair this key.
+        with spoilt_keys_pass(partial(self._client.delete, self._index)):
+            if joins and self._pool:
+                with self._client.pipeline(transaction=False) as pipe:
+                    pipe.sadd(self._index, self._name).pexpire(self._index, int(ANNOUNCE_SECONDS * 1000)).execute()
+            living = self._workers.living() if self._pool else {}
         return {name: each for name, each in living.items() if name != self._name and each.machine.pool == self._pool}
-
-    @contextmanager
-    def _repairing(self) -> Iterator[None]:
-        """If the host's key has a wrong type, remove it and ignore the error. Schedulers do not repair this key."""
-        try:
-            yield
-        except redis.ResponseError as error:
-            if not is_spoilt(error):
-                raise
-            self._client.delete(self._index)

@@ -206,7 +206,6 @@ class Heartbeat:
         try:
             self._workers.note_leaving(self._name)
             self._workers.withdraw(self._name)
-            self._host.leave()
         except redis.RedisError:
             log.warning("could not withdraw the announcement; it expires by itself")
 
@@ -319,9 +318,7 @@ class Heartbeat:
 
         Raises redis-py's errors.
         """
-        if self._is_announced.is_set():
-            self._host.join()
-        neighbours = self._host.neighbours()
+        neighbours = self._host.neighbours(joins=self._is_announced.is_set())
         self.neighbours = neighbours.values()
         self._warn_of_shared_gpus(neighbours)
 

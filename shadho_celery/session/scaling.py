@@ -327,7 +327,7 @@ class ScaledFleet:
         """Ask workers to finish their trials, to take no more, and to end."""
         with refusals():
             for name in names:
-                self._drains.end(name, self._by)
+                self._drains.put(name, self._by, alone=True, ends=True)
         self._ending.update(names)
 
     def warn(self, text: str) -> None:

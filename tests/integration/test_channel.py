@@ -981,25 +981,26 @@ def test_the_workers_of_one_hosts_cores_find_each_other_as_long_as_they_live(
         machine = Machine(cores=2, pool=pool)
         host = Host(client, name, machine)
         Registry(client, Worker).announce(name, Worker(slots=3, machine=machine))
-        host.join()
+        host.neighbours(joins=True)
         return host
 
     first, second, elsewhere = join("a", "p"), join("b", "p"), join("c", "q")
-    assert [each.slots for each in first.neighbours().values()] == [3]
-    assert second.neighbours().keys() == {"a"}
-    assert elsewhere.neighbours() == {}
+    assert [each.slots for each in first.neighbours(joins=False).values()] == [3]
+    assert second.neighbours(joins=False).keys() == {"a"}
+    assert elsewhere.neighbours(joins=False) == {}
     client.sadd("shadho:host:p", "c")
-    assert first.neighbours().keys() == {"b"}, "another host's worker may be named by anybody"
-    second.leave()
-    assert first.neighbours() == {}
+    assert first.neighbours(joins=False).keys() == {"b"}, "another host's worker may be named by anybody"
+    Registry(client, Worker).withdraw("b")
+    assert first.neighbours(joins=False) == {}
     client.set("shadho:host:p", "of a wrong type")
-    assert first.neighbours() == {}
-    first.join()
-    assert second.neighbours().keys() == {"a"}
+    assert first.neighbours(joins=False) == {}
+    join("b", "p")
+    first.neighbours(joins=True)
+    assert second.neighbours(joins=False).keys() == {"a"}
     monkeypatch.setattr(registry_module, "ANNOUNCE_SECONDS", SHORT)
     join("a", "p")
     services.wait_until(lambda: not client.exists("shadho:host:p"), seconds=5)
-    assert second.neighbours() == {}
+    assert second.neighbours(joins=False) == {}
     join("of an earlier version", "")
     assert keys_of(client) >= {"shadho:host:q"}
     assert not client.exists("shadho:host:")

@@ -67,12 +67,12 @@ def test_a_worker_that_is_asked_to_end_takes_nothing_more_and_its_neighbours_go_
     asked: list[str] = []
     with serving(client, "cpu@h.1.aaaa") as (heartbeat, consumer), serving(client, "cpu@h.2.bbbb") as (_, other):
         heartbeat.on_end = asked.append
-        Drains(client, UNSIGNED).end("cpu@h.1.aaaa", "mallory")
-        Drains(client, SIGNER).end("cpu@h.2.bbbb", "me@here")
+        Drains(client, UNSIGNED).put("cpu@h.1.aaaa", "mallory", alone=True, ends=True)
+        Drains(client, SIGNER).put("cpu@h.2.bbbb", "me@here", alone=True, ends=True)
         client.hset(KEY, "cpu@h.1.aaaa", client.hget(KEY, "cpu@h.2.bbbb"))
         until(lambda: announced(client, "cpu@h.2.bbbb").drained, 10)
         assert not asked
-        Drains(client, SIGNER).end("cpu@h.1.aaaa", "me@here")
+        Drains(client, SIGNER).put("cpu@h.1.aaaa", "me@here", alone=True, ends=True)
         until(lambda: announced(client, "cpu@h.1.aaaa").drained, 10)
         assert asked == ["me@here"]
         consumer.pause.assert_called_once_with("drain")
@@ -166,7 +166,7 @@ def test_status_names_a_drained_worker_also_when_redis_has_lost_the_record(
         control.drain("gpu@h")
         control.undrain("gpu@h")
         control.drain("cpu@h")
-        Drains(client, SIGNER).end("gpu@h.2.bbbb", "me@here")
+        Drains(client, SIGNER).put("gpu@h.2.bbbb", "me@here", alone=True, ends=True)
         until(lambda: ending.is_drained and announced(client, "gpu@h.2.bbbb").drained, 10)
         said = CliRunner().invoke(commands, ["status"]).output
         assert re.findall("(.*) is drained, by .*; shadho-celery undrain cpu@h lets it", said) == ["cpu@h"]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.system import ManualClock
 from shadho_celery.fleet.control import (
+    KEPT_SECONDS,
     MAX_REQUEST,
     MAX_REQUESTS,
     TO_WORKERS,
@@ -138,12 +139,12 @@ def test_of_many_requests_a_worker_gets_some_and_all_expire(client: Any, tmp_pat
     for _ in range(MAX_REQUESTS + 5):
         asked(client)
     assert client.xlen(INBOX) == MAX_REQUESTS
-    assert 0 < client.ttl(INBOX) <= TO_WORKERS.kept_seconds
+    assert 0 < client.ttl(INBOX) <= KEPT_SECONDS
     serve(client, tmp_path)
     assert client.xlen(INBOX) == 0
     answers = client.keys("shadho:worker:cpu@h.1:answer:*")
     assert len(answers) == MAX_REQUESTS
-    assert all(0 < client.ttl(key) <= TO_WORKERS.kept_seconds for key in answers)
+    assert all(0 < client.ttl(key) <= KEPT_SECONDS for key in answers)
 
 
 def test_a_request_whose_reader_has_given_up_is_not_answered(client: Any, tmp_path: Path) -> None:

@@ -323,9 +323,7 @@ def test_a_redis_user_of_a_class_can_neither_announce_workers_of_another_nor_tak
     with redis.Redis.from_url(redis_with_users.replace("ROLE", "worker-cpu"), decode_responses=True) as client:
         Registry(client, Worker).announce("cpu@node.2", Worker(compute_class="cpu"))
         host = Host(client, "cpu@node.2", Machine(pool="0123456789abcdef"))
-        host.join()
-        assert host.neighbours() == {}
-        host.leave()
+        assert host.neighbours(joins=True) == {}
         assert set(Registry(client, Worker).living()) == {"cpu@node.2"}
         assert client.get("shadho:worker:gpu_large@node.1") == "{}"
         Registry(client, StudyWants).living()
