@@ -26,7 +26,7 @@ from shadho_celery.core.files import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.names import FORMS
 from shadho_celery.core.system import BROKER_CONNECT_SECONDS
-from shadho_celery.errors import ShadhoError
+from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.fleet import broker
 from shadho_celery.fleet.celery_settings import configuration
 from shadho_celery.fleet.redis import connect, own_address
@@ -48,19 +48,14 @@ from shadho_celery.runner.starting import ForkServers, start_method
 log = logging.getLogger(__name__)
 
 
-def _refusal(message: str) -> SystemExit:
-    """Print an error in one line, and return the exception that ends the command with exit code 2."""
-    sys.stderr.write(f"shadho_celery: {message}\n")
-    return SystemExit(2)
-
-
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """At a ShadhoError, end the command with one line instead of a traceback."""
+    """At a ShadhoError, end the command with one line instead of a traceback, and with exit code 2."""
     try:
         yield
     except ShadhoError as error:
-        raise _refusal(str(error)) from None
+        sys.stderr.write(f"shadho_celery: {error}\n")
+        raise SystemExit(2) from None
 
 
 prefer_own()
@@ -112,7 +107,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     machine = hardware.detect()
     names = _listed(options.get("queues"))
     if len(names) > 1:
-        raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
+        raise UsageError(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
     name = names[0] if names else machine.compute_class
     hardware.check_class_name(name, "-Q")
     conf.task_default_queue = name

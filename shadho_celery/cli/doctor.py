@@ -32,7 +32,7 @@ from shadho_celery.errors import ServiceError, ShadhoError
 from shadho_celery.fleet import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.fleet.limits import BrokerFacts, RabbitLimits, RedisFacts
+    from shadho_celery.fleet.limits import BrokerFacts, RedisFacts
     from shadho_celery.fleet.registry import Worker
 
 #: expected seconds of the longest trial, if --longest-trial is not given
@@ -113,7 +113,6 @@ class Site:
     longest: float
     machine: hardware.Machine
     broker: BrokerFacts | ShadhoError = NO_FLEET
-    rabbitmq: RabbitLimits | None = None
     #: a client of Redis, and below it the facts about the server
     redis: Any | ShadhoError = NO_FLEET
     redis_facts: RedisFacts | ShadhoError = NO_FLEET
@@ -138,7 +137,7 @@ def look(store: str, longest: float) -> Site:
     if not urls.is_fleet({}):
         return site
     # Imported here, because Celery's libraries take half a second to import, and read the environment.
-    from shadho_celery.fleet.limits import broker_facts, rabbit_limits, redis_facts
+    from shadho_celery.fleet.limits import broker_facts, redis_facts
     from shadho_celery.fleet.redis import connect
 
     broker, client = _asked(broker_facts), _asked(lambda: connect(urls.url(urls.REDIS)))
@@ -146,11 +145,9 @@ def look(store: str, longest: float) -> Site:
         client = broker
     has_broker = not isinstance(broker, ShadhoError)
     fleet = client if isinstance(client, ShadhoError) else _asked(lambda: read_fleet(has_broker=has_broker))
-    is_rabbitmq = not isinstance(broker, ShadhoError) and broker.is_rabbitmq
     return replace(
         site,
         broker=broker,
-        rabbitmq=rabbit_limits() if is_rabbitmq else None,
         redis=client,
         redis_facts=client if isinstance(client, ShadhoError) else _asked(lambda: redis_facts(client)),
         fleet=fleet,
@@ -179,13 +176,12 @@ def broker(site: Site) -> Finding:
 
 def broker_alarms(site: Site) -> Finding | None:
     """RabbitMQ accepts messages, which it does not do if its memory or disk is nearly full."""
-    facts, limits = needed(site.broker), site.rabbitmq
-    if limits is None:
+    facts = needed(site.broker)
+    if not facts.is_rabbitmq:
         return None
     if facts.accepts is False:
-        which = " and ".join(limits.alarms or ("memory or disk",))
         remedy = "free it, or raise vm_memory_high_watermark or lower disk_free_limit; see rabbitmq-diagnostics alarms"
-        return _wrong(f"the broker takes no messages, because its {which} is nearly full", remedy)
+        return _wrong("the broker takes no messages, because its memory or disk is nearly full", remedy)
     if facts.accepts is None:
         return _unknown(
             "this user may not publish a message", "give the scheduler's user, or rabbitmq-diagnostics alarms"
@@ -195,11 +191,11 @@ def broker_alarms(site: Site) -> Finding | None:
 
 def consumer_timeout(site: Site) -> Finding | None:
     """RabbitMQ lets a message stay unacknowledged for as long as a trial takes."""
-    needed(site.broker)
-    if (limits := site.rabbitmq) is None:
+    facts = needed(site.broker)
+    if not facts.is_rabbitmq:
         return None
     remedy = "set consumer_timeout as in deploy/rabbitmq/rabbitmq.conf, and restart the broker"
-    if (allowed := limits.consumer_timeout) is None:
+    if (allowed := facts.consumer_timeout) is None:
         return _unknown(
             "only rabbitmqctl on the broker's machine tells it; by default it is 30 min",
             f"run doctor there as the broker's user; {remedy}",

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -31,14 +30,12 @@ from shadho_celery.fleet.redis import Redis
 #: names that mean this machine in a broker's URL
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 
-#: Erlang expression that returns the consumer timeout in milliseconds, the names of the alarms, and the ports that the
-#: node listens on
+#: Erlang expression that returns the consumer timeout in milliseconds, and the ports that the node listens on
 _ASKED = (
     "{application:get_env(rabbit, consumer_timeout, 1800000), "
-    "[case A of {{resource_limit, R, _}, _} -> R; _ -> other end || A <- rabbit_alarm:get_alarms()], "
     "[element(6, L) || L <- rabbit_networking:active_listeners()]}."
 )
-_ANSWER = re.compile(r"\{(\w+),\s*\[([\w,\s]*)\],\s*\[([\d,\s]*)\]\}")
+_ANSWER = re.compile(r"\{(\w+),\s*\[([\d,\s]*)\]\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +48,8 @@ class BrokerFacts:
     seconds: float
     #: False if RabbitMQ accepts no messages, because its memory or disk is nearly full; None if unknown
     accepts: bool | None = None
+    #: seconds after which RabbitMQ takes back an unacknowledged message; infinite if it never does; None if unknown
+    consumer_timeout: float | None = None
     #: seconds after which a worker takes an unacknowledged message again from Redis, by our settings; None for RabbitMQ
     visibility: float | None = None
 
@@ -58,16 +57,6 @@ class BrokerFacts:
     def is_rabbitmq(self) -> bool:
         """True for a broker that speaks AMQP."""
         return self.visibility is None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RabbitLimits:
-    """Facts about RabbitMQ that only rabbitmqctl can read."""
-
-    #: seconds after which RabbitMQ takes back an unacknowledged message; infinite if it never does
-    consumer_timeout: float | None = None
-    #: names of the resources that are nearly used up, such as ``memory``
-    alarms: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +87,10 @@ def broker_facts() -> BrokerFacts:
                 return BrokerFacts(product="Redis", seconds=seconds, visibility=float(visibility))
             told = connection.connection.server_properties
             product = one_line(f"{told.get('product', 'AMQP')} {told.get('version', '')}")
-            return BrokerFacts(product=product, seconds=seconds, accepts=_accepts(connection))
+            parts = urlsplit(connection.as_uri())
+            timeout = _consumer_timeout(parts.hostname or "localhost", parts.port or 5672)
+            accepts = _accepts(connection)
+            return BrokerFacts(product=product, seconds=seconds, accepts=accepts, consumer_timeout=timeout)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, ValueError) as error:
         raise unusable(settings["broker_url"], error) from error
 
@@ -120,14 +112,6 @@ def _accepts(connection: kombu.Connection) -> bool | None:
     return True
 
 
-def rabbit_limits() -> RabbitLimits:
-    """Return the facts that rabbitmqctl reads from the configured broker; they are None if it fails."""
-    parts = urlsplit(configured().as_uri())
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
-        return _of_rabbitmqctl(parts.hostname or "localhost", parts.port or 5672)
-    return RabbitLimits()
-
-
 def redis_facts(client: Redis) -> RedisFacts:
     """Return facts about a Redis server. Raises ServiceError if INFO fails or is not permitted."""
     try:
@@ -144,23 +128,25 @@ def redis_facts(client: Redis) -> RedisFacts:
         raise ServiceError(f"its INFO cannot be read: {one_line(error)}") from error
 
 
-def _of_rabbitmqctl(host: str, port: int) -> RabbitLimits:
-    """Run rabbitmqctl if the broker is on this machine. Its facts are used only if its node listens on the broker's
-    port.
+def _consumer_timeout(host: str, port: int) -> float | None:
+    """Run rabbitmqctl if the broker is on this machine, and return the consumer timeout in seconds. Return None if that
+    fails, or if the node of rabbitmqctl does not listen on the broker's port.
     """
     command = shutil.which("rabbitmqctl") if host in _HERE else None
     if command is None:
-        return RabbitLimits()
-    done = subprocess.run(
-        [command, "-q", "eval", _ASKED],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RABBITMQCTL_SECONDS,
-    )
+        return None
+    try:
+        done = subprocess.run(
+            [command, "-q", "eval", _ASKED],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RABBITMQCTL_SECONDS,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
     found = _ANSWER.search(done.stdout)
-    if found is None or str(port) not in re.findall(r"\d+", found[3]):
-        return RabbitLimits()
-    milliseconds = float(found[1]) if found[1].isdecimal() else math.inf
-    return RabbitLimits(consumer_timeout=milliseconds / 1000, alarms=tuple(re.findall(r"\w+", found[2])))
+    if found is None or str(port) not in re.findall(r"\d+", found[2]):
+        return None
+    return float(found[1]) / 1000 if found[1].isdecimal() else math.inf

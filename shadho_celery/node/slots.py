@@ -275,16 +275,13 @@ class Slots:
     def _run_bundle(self, slot: int, bundle: Bundle) -> None:
         """Claim and run the attempts of a message one after another, and send the results."""
         self._bundles[slot], runner = bundle, self._devices.runners[slot]
-        while bundle.unclaimed:
-            if self.leases.preempted.is_set():
-                self._give_back(runner, bundle)
-                return
+        while bundle.unclaimed and not self.leases.preempted.is_set():
             if slot in self._quick:
                 self._exchange(bundle, len(bundle.unclaimed))
                 runner.send_ahead([self._order(slot, bundle.payload, each) for each in bundle.waiting()])
             else:
                 self._exchange(bundle, 1)
-            while (attempt := bundle.next()) is not None:
+            while not self.leases.preempted.is_set() and (attempt := bundle.next()) is not None:
                 try:
                     outcome, stopped = self._drive(slot, bundle.payload, attempt, bundle.delivery)
                 except OtherCode as other:
@@ -305,10 +302,10 @@ class Slots:
                     self._quick.add(slot)
                 if (result := self._result(bundle.payload, attempt, outcome, stopped)) is not None:
                     bundle.add(result)
-                if self.leases.preempted.is_set():
-                    self._give_back(runner, bundle)
-                    return
-        self._exchange(bundle, 0)
+        if self.leases.preempted.is_set():
+            self._give_back(runner, bundle)
+        else:
+            self._exchange(bundle, 0)
 
     def _give_back(self, runner: Runner, bundle: Bundle, attempt: Attempt | None = None, reason: str = "") -> None:
         """Send a bundle's results. Give back `attempt`, if any, and all attempts after it.

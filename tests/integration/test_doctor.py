@@ -115,7 +115,7 @@ def test_a_broker_with_an_alarm_takes_no_messages(
     finally:
         private_rabbitmq.ctl("set_vm_memory_high_watermark", "0.6")
     assert wrong(findings) == {"broker alarms"}
-    assert "its memory is nearly full" in findings["broker alarms"]["text"]
+    assert "its memory or disk is nearly full" in findings["broker alarms"]["text"]
 
 
 def test_a_redis_that_loses_what_it_has(fleet: services.RedisServer) -> None:

@@ -28,7 +28,7 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
-from shadho_celery.fleet.limits import BrokerFacts, RabbitLimits, RedisFacts
+from shadho_celery.fleet.limits import BrokerFacts, RedisFacts
 from shadho_celery.fleet.registry import StudyWants, Worker
 
 DAY = 86400.0
@@ -36,7 +36,7 @@ WORKER = Worker(protocol=PROTOCOL, compute_class="cpu", slots=2, imports=["m"], 
 FLEET = FleetState(
     workers={"cpu@a.1.x": WORKER}, studies={}, refused=0, drained={}, depths={"cpu": {"cpu": 3}}, ages={}
 )
-RABBITMQ = BrokerFacts(product="RabbitMQ 3.12", seconds=0.01, accepts=True)
+RABBITMQ = BrokerFacts(product="RabbitMQ 3.12", seconds=0.01, accepts=True, consumer_timeout=14 * DAY)
 REDIS = RedisFacts(version="7.0", policy="noeviction", used=2**20, most=0, appends=True, is_saved=True)
 
 
@@ -57,7 +57,6 @@ def site(**facts: Any) -> Site:
         longest=DAY,
         machine=Machine(host="here", cores=2),
         broker=RABBITMQ,
-        rabbitmq=RabbitLimits(consumer_timeout=14 * DAY, alarms=()),
         redis=_Server(),
         redis_facts=REDIS,
         fleet=FLEET,
@@ -84,12 +83,12 @@ def gpu_worker(**facts: Any) -> Worker:
 
 #: what is wrong, or not known, in a fleet
 CASES: dict[str, dict[str, Any]] = {
-    "alarm": {"broker": replace(RABBITMQ, accepts=False), "rabbitmq": RabbitLimits(alarms=("disk",))},
+    "alarm": {"broker": replace(RABBITMQ, accepts=False)},
     "no right": {"broker": replace(RABBITMQ, accepts=None)},
-    "half an hour": {"rabbitmq": RabbitLimits(consumer_timeout=1800.0)},
-    "short trials": {"rabbitmq": RabbitLimits(consumer_timeout=1800.0), "longest": 600.0},
-    "untold": {"rabbitmq": RabbitLimits()},
-    "no timeout": {"rabbitmq": RabbitLimits(consumer_timeout=math.inf)},
+    "half an hour": {"broker": replace(RABBITMQ, consumer_timeout=1800.0)},
+    "short trials": {"broker": replace(RABBITMQ, consumer_timeout=1800.0), "longest": 600.0},
+    "untold": {"broker": replace(RABBITMQ, consumer_timeout=None)},
+    "no timeout": {"broker": replace(RABBITMQ, consumer_timeout=math.inf)},
     "visibility": {"broker": BrokerFacts(product="Redis", seconds=0.1, visibility=3600.0)},
     "eviction": {"redis_facts": replace(REDIS, policy="allkeys-lru")},
     "memory": {"redis_facts": replace(REDIS, most=2**20)},
@@ -158,7 +157,7 @@ def test_where_nothing_is_wrong_every_check_says_so() -> None:
 
 def test_what_depends_on_a_server_that_is_down_is_unknown_and_only_the_server_is_wrong() -> None:
     down = ServiceError("the broker at amqp://x cannot be used (refused); start it")
-    findings = {each.name: each for each in examine(site(broker=down, rabbitmq=None))}
+    findings = {each.name: each for each in examine(site(broker=down))}
     wrong = [each for each in findings.values() if each.state is State.WRONG]
     assert [(each.name, each.text, each.remedy) for each in wrong] == [
         ("broker", "the broker at amqp://x cannot be used (refused)", "start it")
@@ -175,7 +174,7 @@ def test_a_server_that_is_down_is_one_line_with_the_checks_that_need_it(
     """Redis may be the broker too."""
     down = ServiceError("Redis at redis://x cannot be used (refused); start it")
     lost: dict[str, Any] = {"redis": down, "redis_facts": down, "fleet": down}
-    lost |= {"broker": down, "rabbitmq": None} if is_broker else {}
+    lost |= {"broker": down} if is_broker else {}
     monkeypatch.setattr(doctor, "look", lambda store, longest: site(**lost))
     result = CliRunner().invoke(commands, ["doctor"])
     assert result.exit_code == 1
@@ -235,7 +234,11 @@ def test_without_a_fleet_this_machine_is_checked() -> None:
 @cases(
     "facts, code, last",
     [
-        ({"rabbitmq": RabbitLimits(alarms=())}, 0, "nothing wrong was found (18 checks); 1 of them could not be made"),
+        (
+            {"broker": replace(RABBITMQ, consumer_timeout=None)},
+            0,
+            "nothing wrong was found (18 checks); 1 of them could not be made",
+        ),
         (
             {
                 "redis_facts": ServiceError("its INFO cannot be read: no permission"),
@@ -245,7 +248,7 @@ def test_without_a_fleet_this_machine_is_checked() -> None:
             "nothing wrong was found (18 checks); 3 of them could not be made",
         ),
         (
-            {"redis_facts": replace(REDIS, appends=False), "rabbitmq": RabbitLimits()},
+            {"redis_facts": replace(REDIS, appends=False), "broker": replace(RABBITMQ, consumer_timeout=None)},
             1,
             "1 of 18 checks found something wrong; 1 of them could not be made",
         ),
