@@ -35,9 +35,12 @@ SlotsSetting = int | str | Callable[[Any], int] | Sequence[int]
 Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
-#: relative paths or globs, and the words of a command
-_Paths = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1000)], ...], Meta(max_length=1000)]
-_Words = Annotated[tuple[Annotated[str, Meta(max_length=10_000)], ...], Meta(min_length=1, max_length=1000)]
+#: part of a relative path or glob; a list of these; and the words of a command
+_PART = r"(\*\*|(?!\.{1,2}(/|\Z))([^/*\0]|\*(?!\*))+)"
+_Path = Annotated[str, Meta(pattern=rf"^(\./)?{_PART}(/{_PART})*/?\Z", max_length=1000)]
+_Paths = Annotated[tuple[_Path, ...], Meta(max_length=1000)]
+_Word = Annotated[str, Meta(pattern=r"^[^\0]*\Z", max_length=10_000)]
+_Words = Annotated[tuple[_Word, ...], Meta(min_length=1, max_length=1000)]
 
 #: settings that a study has only with a command
 OF_COMMANDS = ("arg", "loss", "inputs", "outputs")
@@ -344,14 +347,17 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _Words | None, _about("a program and its arguments, a list of texts such as ['python', 'train.py', '{args}']")
     ] = None
     arg: Annotated[
-        _Name | None, _about("form of the arguments in place of {args} in the command, such as '--{label}={value}'")
+        Annotated[str, Meta(pattern=r"^[^{}]*\{label\}[^{}]*\{value\}[^{}]*\Z")] | None,
+        _about("form of the arguments in place of {args} in the command, such as '--{label}={value}'"),
     ] = None
     loss: Annotated[
         _Name | Mapping[str, Any] | None,
         _about("name before the loss in the output of the command, or {'pattern': a regular expression with a group}"),
     ] = None
-    inputs: Annotated[_Paths, _about("files that the command reads, a list of relative paths or globs")] = ()
-    outputs: Annotated[_Paths, _about("files of the command that are kept, a list of relative paths or globs")] = ()
+    inputs: Annotated[_Paths, _about("files that the command reads, a list of paths or globs below its folder")] = ()
+    outputs: Annotated[
+        _Paths, _about("files of the command that are kept, a list of paths or globs below its folder")
+    ] = ()
     gang_wait_seconds: Annotated[
         Positive, _about("seconds after which a trial whose slots do not come together waits again")
     ] = 60.0

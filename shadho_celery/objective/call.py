@@ -35,10 +35,10 @@ from shadho_celery.objective.result import Unreadable, read
 _RESET = Path("/proc/self/clear_refs")
 _NUMBER = re.compile(rb"^(\w+):?\s+(\d+)", re.MULTILINE)
 
-#: error messages about RAM: those of torch on the CPU and of numpy; then those of joblib, DataLoader and subprocess
-#: about a child process that was killed by the system
+#: error messages about RAM: those of torch on the CPU, of numpy and of a Python process; then those of joblib,
+#: DataLoader and subprocess about a child process that was killed by the system
 _OF_HOST = re.compile(
-    r"can't allocate memory|unable to allocate|cannot allocate memory"
+    r"can't allocate memory|unable to allocate|cannot allocate memory|(?m:^MemoryError\b)"
     r"|SIGKILL\(-9\)|killed by signal: Killed|died with <Signals.SIGKILL",
     re.IGNORECASE,
 )

@@ -11,13 +11,13 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, guess, one_line, short
+from shadho_celery.core.checks import as_record, guess, one_line, short, similar
 from shadho_celery.core.code import Digest, digest_of
 from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.names import RUN_COMMAND, named
@@ -41,6 +41,9 @@ MOST_FILES, MAX_INPUTS = 1000, 2**26
 
 #: a part of a word that is not text: an escaped brace, a placeholder, or a brace that is neither
 _PART = re.compile(r"\{\{|\{([^{}]*)\}|\{")
+
+#: a program that runs the script in its first argument; and the name of a script
+_INTERPRETER, _SCRIPT = re.compile(r"(.*/)?(python[\d.]*|(ba|z|da)?sh)"), re.compile(r"[^{-][^{]*\.(py|sh)")
 
 
 class LossPattern(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,12 +90,17 @@ class Command:
 
     def arguments(self, values: Mapping[str, Any], context: LocalContext) -> list[str]:
         """Return the program and its arguments for a trial. Raises UsageError for a value that no argument can hold."""
+
+        def filled(part: re.Match[str]) -> str:
+            name = part[1]
+            return "{" if name is None else _text(name, getattr(context, name) if name in FACTS else values[name])
+
         found: list[str] = []
         for word in self.words:
             if word == f"{{{ARGS}}}":
                 found += (part for label, value in values.items() for part in self._of(label, value))
             else:
-                found.append(_PART.sub(lambda part: _filled(part, values, context), word))
+                found.append(_PART.sub(filled, word))
         return found
 
     def _of(self, label: str, value: Any) -> list[str]:
@@ -106,38 +114,46 @@ class Command:
             if not value:
                 return []
             form = form.partition("{value}")[0].rstrip("= ")
-        texts = {"{label}": label, "{value}": _text(label, value)}
-        return [re.sub(r"\{label\}|\{value\}", lambda found: texts[found[0]], part) for part in form.split()]
+        return [part.replace("{label}", label).replace("{value}", _text(label, value)) for part in form.split()]
 
     def check(self, space: Space, *, has_budgets: bool) -> None:
         """Raise UsageError unless every trial of `space` has a value for each placeholder."""
         from shadho_celery.space.flat import FlatValues
 
         nested = FlatValues(space).nested
-        placed = [part[1] for word in self.words for part in _PART.finditer(word) if part[1] is not None]
         for label in space.domains:
             if label in RESERVED:
                 raise UsageError(f"label {label!r} has the name of a placeholder of commands; give it another name")
-            if label in nested and (label in placed or ARGS in placed):
-                hint = "give its options names, or read the file that SHADHO_PARAMS names"
-                raise UsageError(f"label {label!r} has an option that is no text or number; {hint}")
-        for name in placed:
-            if name == "budget" and not has_budgets:
-                raise UsageError("{budget} is in the command, but trials have no budgets; set fidelity")
-            if name in RESERVED:
-                continue
-            if name not in space.domains:
-                hint = f"{guess(name, [*space.domains, *RESERVED])}{{{{ stands for a brace"
-                raise UsageError(f"{{{one_line(name, 60)}}} in the command is no label; {hint}")
-            if space.conditions[name] != ((),):
-                raise UsageError(f"{{{name}}} in the command has no value in some trials; use {{{ARGS}}}")
+        for word in self.words:
+            for part in _PART.finditer(word):
+                if part[0] == "{":
+                    raise UsageError(f"{short(word)} in the command has an open brace; {{{{ stands for a brace")
+                if part[1] == ARGS and word != part[0]:
+                    raise UsageError(f"{short(word)} in the command: {part[0]} must be a word of its own")
+                if part[1] == "budget" and not has_budgets:
+                    raise UsageError(f"{part[0]} is in the command, but trials have no budgets; set fidelity")
+                if unfit := nested if part[1] == ARGS else nested & {part[1]}:
+                    hint = "give its options names, or read the file that SHADHO_PARAMS names"
+                    raise UsageError(f"label {min(unfit)!r} has an option that is no text or number; {hint}")
+                if part[1] is None or part[1] in RESERVED:
+                    continue
+                if part[1] not in space.domains:
+                    hint = f"{guess(part[1], [*space.domains, *RESERVED])}{{{{ stands for a brace"
+                    raise UsageError(f"{one_line(part[0], 60)} in the command is no label; {hint}")
+                if space.conditions[part[1]] != ((),):
+                    raise UsageError(f"{part[0]} in the command has no value in some trials; use {{{ARGS}}}")
 
     def check_program(self) -> None:
-        """Raise UsageError if this machine cannot run the program."""
-        program = self.words[0]
+        """Raise UsageError if this machine cannot run the program, or the script that follows an interpreter."""
+        program, script = (*self.words, "")[:2]
         if "{" not in program and not shutil.which(self.folder / program if "/" in program else program):
             hint = f"install it, or for a file in {self.folder} write ./NAME, and run chmod +x NAME"
             raise UsageError(f"there is no program {short(program, 200)} that can be run; {hint}")
+        if _INTERPRETER.fullmatch(program) and _SCRIPT.fullmatch(script) and not (self.folder / script).exists():
+            known = [path.name for path in islice(self.folder.glob("*.*"), MOST_FILES)]
+            raise UsageError(
+                f"there is no file {short(script, 200)} in {self.folder}; {similar(script, known)}correct it"
+            )
 
 
 def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
@@ -149,19 +165,9 @@ def command_of(stated: Mapping[str, Any], folder: Path) -> Command:
             raise UsageError(f"loss.pattern: {short(error)}; give a regular expression") from None
         if loss.groups != 1:
             raise UsageError(f"loss.pattern has {loss.groups} groups; give it one, around the number")
-    names = ("inputs", "outputs")
-    paths = {name: tuple(stated.get(name) or ()) for name in names}
-    for name in names:
-        for each in map(PurePosixPath, paths[name]):
-            is_glob = all(part == "**" or "**" not in part for part in each.parts)
-            if each.is_absolute() or ".." in each.parts or each == PurePosixPath() or not is_glob:
-                raise UsageError(f"{name}: {short(str(each))} is no relative path or glob inside the study's folder")
+    inputs, outputs = (tuple(stated.get(name) or ()) for name in ("inputs", "outputs"))
     words, arg = tuple(stated["command"]), stated.get("arg") or ARG
-    command = Command(
-        words=words, arg=arg, loss=loss, folder=folder.absolute(), inputs=paths["inputs"], outputs=paths["outputs"]
-    )
-    _check_template(command)
-    return command
+    return Command(words=words, arg=arg, loss=loss, inputs=inputs, outputs=outputs, folder=folder.absolute())
 
 
 def files_of(command: Command) -> dict[str, Digest]:
@@ -170,7 +176,7 @@ def files_of(command: Command) -> dict[str, Digest]:
     For a Python file, the sources that it imports from the folder are included. Raises UsageError for invalid inputs.
     """
     files: dict[str, Digest] = {}
-    for before, word in zip(("", *command.words), command.words, strict=False):
+    for before, word in pairwise(("", *command.words)):
         for name in (f"{word.replace('.', '/')}.py",) if before == "-m" else {word, word.rpartition("=")[2]}:
             place = PurePosixPath(name)
             path = command.folder / place
@@ -206,37 +212,10 @@ def is_users(path: Path, folder: Path) -> bool:
     return path.is_file() and path.relative_to(folder).parts[0] != CHECKPOINTS.parts[0]
 
 
-def _check_template(command: Command) -> None:
-    """Raise UsageError for a template that is invalid with any space."""
-    if not command.words[0] or "\0" in "".join(command.words):
-        raise UsageError("command: its first word is the name of a program, and no word has a zero byte")
-    for word in command.words:
-        for part in _PART.finditer(word):
-            if part[0] == "{":
-                raise UsageError(f"{short(word)} in the command has an open brace; {{{{ stands for a brace")
-            if part[1] == ARGS and word != f"{{{ARGS}}}":
-                raise UsageError(f"{short(word)} in the command: {{{ARGS}}} must be a word of its own")
-    found = sorted(part[0] for part in _PART.finditer(command.arg))
-    if found != ["{label}", "{value}"]:
-        raise UsageError(f"arg: {short(command.arg)} must have {{label}} and {{value}} once each, such as {ARG}")
-
-
-def _filled(part: re.Match[str], values: Mapping[str, Any], context: LocalContext) -> str:
-    """Return the text that replaces a placeholder or an escaped brace in a word."""
-    if (name := part[1]) is None:
-        return "{"
-    if name in FACTS:
-        fact = getattr(context, name)
-        return str(fact.absolute()) if isinstance(fact, Path) else _text(name, fact)
-    if name not in values:
-        raise UsageError(f"{{{name}}} in the command has no value in this trial")
-    return _text(name, values[name])
-
-
 def _text(label: str, value: Any) -> str:
-    """Return a value as text. True, False and None are written as in JSON."""
+    """Return a value as text. True, False and None are written as in JSON, and a path is absolute."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, (str, int, float)):
-        return str(value)
+    if isinstance(value, (str, int, float, Path)):
+        return str(value.absolute() if isinstance(value, Path) else value)
     raise UsageError(f"{{{label}}} in the command is {short(value, 60)}, which is no number and no text")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -18,6 +19,9 @@ from shadho_celery.core.names import LAUNCH, elsewhere, named
 from shadho_celery.core.trial import ReplicaSeat, turned_first
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.result import Unreadable, number, scalar
+
+#: signal that interrupts an objective at its time limit; few libraries use it
+INTERRUPT = signal.SIGVTALRM
 
 #: number of reports up to which all reports of an attempt are sent; with more, they are thinned out
 MAX_REPORTS = 1000

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from shadho_celery.core.checks import short
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import Unreadable
+from shadho_celery.objective.script import REPORTS
 
 #: maximum bytes of a line that is searched
 MAX_LINE = 64 * 1024
@@ -35,20 +37,14 @@ class Lines:
     """Divides output into lines. A line ends with a line feed or a carriage return."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        #: True if the beginning of the current line was dropped, because the line is longer than MAX_LINE
-        self._is_cut = False
-        self._tail = b""
+        self._rest = self._tail = b""
 
     def feed(self, part: bytes) -> list[str]:
         """Return the lines whose end is in `part`. Lines of more than MAX_LINE bytes are left out."""
         self._tail = (self._tail + part)[-_TAIL:]
         *lines, rest = _END.split(self._rest + part)
-        if lines and self._is_cut:
-            lines[0], self._is_cut = b"", False
-        self._rest = rest
-        if len(rest) > MAX_LINE:
-            self._rest, self._is_cut = b"", True
+        # One byte more than a line may have, so that its end does not look like a line.
+        self._rest = rest[: MAX_LINE + 1]
         return [line.decode(errors="replace") for line in lines if 0 < len(line) <= MAX_LINE]
 
     @property
@@ -71,33 +67,34 @@ def loss_pattern(name: str) -> re.Pattern[str]:
 
 
 class Printed:
-    """Reads the lines of a command, makes its reports, and keeps its result."""
+    """Reads the output and the file of reports of a command, makes its reports, and keeps its result."""
 
     def __init__(self, loss: str | re.Pattern[str] | None, context: LocalContext) -> None:
         """`loss` is the name or the pattern of the loss in standard output. If it is None, only JSON lines are read."""
         self._context, self._loss = context, loss
         self._pattern = loss_pattern(loss) if isinstance(loss, str) else loss
+        self.lines = {stream: Lines() for stream in ("stdout", "stderr", REPORTS)}
         #: the last line with a loss; a line without a step is preferred
         self._last: Mapping[str, Any] | None = None
 
-    def read(self, line: str) -> None:
-        """Read a line of standard output. Raises CommandFailed."""
-        line = _COLOUR.sub("", line)
-        record = _record(line)
-        if self._pattern is None:
-            if record is not None:
-                self._keep(line, record)
-        elif (found := self._found(line)) is not None:
-            self._keep(line, {**(record or {}), **self._losses(found)})
+    def feed(self, stream: str, part: bytes) -> None:
+        """Read a part of the standard output ("stdout" or "stderr") or of the file REPORTS. Raises CommandFailed."""
+        for line in self.lines[stream].feed(part):
+            if stream != "stderr":
+                self._read(stream, _COLOUR.sub("", line))
 
-    def read_report(self, line: str) -> None:
-        """Read a line of the file of reports. Raises CommandFailed, also if the line is not a JSON object."""
-        if (record := _record(line)) is None:
+    def _read(self, stream: str, line: str) -> None:
+        record = _record(line)
+        if stream == REPORTS and record is None and line.strip():
             raise CommandFailed(
                 f"a line in the file that SHADHO_REPORTS names is not a JSON object: {short(line)}; append lines such "
                 'as {"step": 1, "loss": 0.3}'
             )
-        self._keep(line, record)
+        if stream == "stdout" and self._pattern is not None:
+            found = self._found(line)
+            record = None if found is None else {**(record or {}), "loss": found}
+        if record is not None:
+            self._keep(line, record)
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -128,7 +125,8 @@ class Printed:
         try:
             self._context.report(step, record.get("loss", losses))
         except (TypeError, ValueError) as error:
-            raise CommandFailed(f"{error}, in the line {short(line)}") from None
+            what = str(error).removeprefix("context.report: ").partition(": write ")[0]
+            raise CommandFailed(f"{what}, in the line {short(line)}") from None
 
     def _found(self, line: str) -> float | None:
         """Return the loss in a line, or None. Raises CommandFailed for two losses, or if the loss is no number."""
@@ -144,17 +142,9 @@ class Printed:
         except (TypeError, ValueError):
             raise CommandFailed(f"the pattern of loss has found {short(found[0])}, which is not a number") from None
 
-    def _losses(self, found: float) -> dict[str, Any]:
-        names = [*(self._context.objectives or ())]
-        return {"losses": {names[0]: found}} if len(names) == 1 and names != ["loss"] else {"loss": found}
-
 
 def _record(line: str) -> dict[str, Any] | None:
     """Return the JSON object in a line, or None."""
-    if line.lstrip()[:1] != "{":
-        return None
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    with suppress(ValueError, RecursionError):
+        return found if isinstance(found := json.loads(line), dict) else None
+    return None

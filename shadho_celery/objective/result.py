@@ -135,9 +135,8 @@ def _losses(returned: Mapping[Any, Any], objectives: Mapping[str, str]) -> dict[
 
     Raises Unreadable unless there is a number for each objective.
     """
-    if [*objectives] == ["loss"] and "losses" not in returned:
-        # A study of one loss with the setting `direction`: its objective returns the loss without a name.
-        return _minimised({"loss": _loss(returned)}, objectives)
+    if len(objectives) == 1 and "losses" not in returned:
+        return _minimised(dict.fromkeys(objectives, _loss(returned)), objectives)
     if "loss" in returned or "losses" not in returned:
         has = "with 'loss'" if "loss" in returned else "without 'losses'"
         raise Unreadable(f"the objective returned a dict {has}; return {_form(objectives)}")

@@ -31,16 +31,12 @@ from shadho_celery.core.trial import GangCall, Memory, Outcome, Params, TrialSta
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, PeakMemory, call, describe, joined, shared_memory, wants_context
-from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
+from shadho_celery.objective.context import INTERRUPT, LocalContext, ReplicaDone, TrialStopped, TrialTimeout
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity, seed_generators
 from shadho_celery.runner.process_tree import MARK
-
-#: signal that interrupts a trial at its time limit; few libraries use it
-_INTERRUPT = signal.SIGVTALRM
-
 
 #: libraries whose number of threads threadpoolctl cannot set; it can for BLAS and OpenMP
 _THREADED = ("torch", "numexpr")
@@ -99,7 +95,7 @@ class Child:
         os.environ[study_file.WITHIN] = study_file.IN_A_TRIAL
         faulthandler.enable()
         _set_up_output()
-        signal.signal(_INTERRUPT, self._interrupt)
+        signal.signal(INTERRUPT, self._interrupt)
         threading.Thread(target=self._listen, daemon=True).start()
         for name in modules:
             # A module that cannot be imported makes only its own trials fail.
@@ -194,7 +190,7 @@ class Child:
         else:
             if record.what == "time up":
                 self._timed_out.set()
-            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+            signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
 
     def _interrupt(self, _: object = None, frame: FrameType | None = None) -> None:
         if not self._is_in_objective:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from shadho_celery.space.describe import option_names, option_tags, outermost_ca
 from shadho_celery.space.space import Space
 
 #: types of the values that an argument can hold
-SCALARS = (bool, int, float, str, type(None))
+SCALARS = (bool, int, float, str, type(None), np.generic)
 
 
 class FlatValues:
@@ -27,35 +27,28 @@ class FlatValues:
     def __init__(self, space: Space) -> None:
         #: labels of choices with an option that is not a plain value and has no name
         self.nested: set[str] = set()
-        self._options = {label: self._plain(label, switch.options) for label, switch in space.switches.items()}
+        #: by label of a choice: the plain value or the name of each option
+        self._options: dict[str, list[Any]] = {}
+        for label, switch in space.switches.items():
+            values = [getattr(tree.unshared(option), "value", option) for option in switch.options]
+            names, tags = option_names(label, switch.options), option_tags(label, switch.options, with_numbers=True)
+            kinds = [isinstance(value, SCALARS) for value in values]
+            self._options[label] = [v if plain else name for v, plain, name in zip(values, kinds, names, strict=True)]
+            if not all(plain or tag is not None for plain, tag in zip(kinds, tags, strict=True)):
+                self.nested.add(label)
         calls = {label: {*found} for label, found in outermost_calls(space.root).items() if label not in self._options}
         self._calls = {label: found.pop() for label, found in calls.items() if len(found) == 1}
         self._whole = space.whole
 
     def __call__(self, params: Params) -> Mapping[str, Any]:
         memo: tree.Memo = {}
-        return {label: self._value(label, drawn, params, memo) for label, drawn in params.items()}
-
-    def _value(self, label: str, drawn: Any, params: Params, memo: tree.Memo) -> Any:
-        if (options := self._options.get(label)) is not None:
-            return options[drawn]
-        if (call := self._calls.get(label)) is None:
-            return int(drawn) if label in self._whole else drawn
-        value = tree.evaluate(call, params, memo)
-        return value.item() if isinstance(value, np.generic) else value
-
-    def _plain(self, label: str, options: Sequence[tree.Node]) -> list[Any]:
-        """Return the plain value or the name of each option of a choice.
-
-        If an option has neither, the choice's label is added to `nested`.
-        """
-        values: list[Any] = []
-        tags, names = option_tags(label, options, with_numbers=True), option_names(label, options)
-        for option, tag, name in zip(map(tree.unshared, options), tags, names, strict=True):
-            value = option.value if isinstance(option, tree.Literal) else tree
-            value = value.item() if isinstance(value, np.generic) else value
-            is_plain = isinstance(value, SCALARS)
-            values.append(value if is_plain else name)
-            if tag is None and not is_plain:
-                self.nested.add(label)
-        return values
+        found: dict[str, Any] = {}
+        for label, drawn in params.items():
+            if label in self._options:
+                value = self._options[label][drawn]
+            elif label in self._calls:
+                value = tree.evaluate(self._calls[label], params, memo)
+            else:
+                value = int(drawn) if label in self._whole else drawn
+            found[label] = value.item() if isinstance(value, np.generic) else value
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from services.cases import cases
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.command import Command, command_of, files_of
 from shadho_celery.objective.context import LocalContext
+from shadho_celery.objective.study_file import checked
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.space import Space
 
@@ -106,6 +108,8 @@ def test_values_are_flat_and_as_the_objective_gets_them(space: Space) -> None:
         (["x", "{l}"], "{l} in the command is no label; did you mean lr? {{ stands for a brace"),
         (["x", "{sed}"], "did you mean seed?"),
         (["x", "{}"], "{} in the command is no label"),
+        (["x", "{lr"], "'{lr' in the command has an open brace; {{ stands for a brace"),
+        (["x", "--a={args}"], "'--a={args}' in the command: {args} must be a word of its own"),
         (["x", "{m}"], "{m} in the command has no value in some trials; use {args}"),
         (["x", "{shape}"], "label 'shape' has an option that is no text or number"),
         (["x", "{args}"], "label 'shape' has an option that is no text or number"),
@@ -127,24 +131,31 @@ def test_no_label_has_the_name_of_a_placeholder() -> None:
 @cases(
     "stated, says",
     [
-        ({"command": ["x", "{lr"]}, "'{lr' in the command has an open brace; {{ stands for a brace"),
-        ({"command": ["x", "--a={args}"]}, "{args} must be a word of its own"),
-        ({"command": ["", "y"]}, "its first word is the name of a program"),
-        ({"command": ["x", "\0"]}, "no word has a zero byte"),
-        ({"command": ["x"], "arg": "--{label}"}, "must have {label} and {value} once each"),
-        ({"command": ["x"], "arg": "{label}={value}={value}"}, "must have {label} and {value} once each"),
+        ({"command": ["x", "\0"]}, "command: ['x', '\\x00'] is not allowed; a program and its arguments"),
+        ({"command": ["x"], "arg": "--{label}"}, "arg: '--{label}' is not allowed; form of the arguments"),
+        ({"command": ["x"], "arg": "{label}={value}={value}"}, "arg: '{label}={value}={value}' is not allowed"),
         ({"command": ["x"], "loss": {"pattern": "("}}, "loss.pattern: missing ), unterminated"),
         ({"command": ["x"], "loss": {"pattern": "loss"}}, "loss.pattern has 0 groups; give it one"),
-        ({"command": ["x"], "inputs": ["../a"]}, "inputs: '../a' is no relative path or glob inside the study's"),
-        ({"command": ["x"], "outputs": ["/a"]}, "outputs: '/a' is no relative path or glob inside the study's"),
-        ({"command": ["x"], "outputs": ["."]}, "outputs: '.' is no relative path or glob inside the study's"),
-        ({"command": ["x"], "inputs": ["a**"]}, "inputs: 'a**' is no relative path or glob inside the study's"),
+        (
+            {"command": ["x"], "inputs": ["../a"]},
+            "inputs: ['../a'] is not allowed; files that the command reads, a list",
+        ),
+        ({"command": ["x"], "inputs": ["a", "b/..", "c"]}, "of paths or globs below its folder"),
+        ({"command": ["x"], "inputs": ["a**"]}, "inputs: ['a**'] is not allowed"),
+        ({"command": ["x"], "outputs": ["/a"]}, "outputs: ['/a'] is not allowed"),
+        ({"command": ["x"], "outputs": ["."]}, "outputs: ['.'] is not allowed"),
+        ({"command": ["x"], "outputs": [""]}, "outputs: [''] is not allowed"),
     ],
 )
 def test_a_command_that_is_not_valid_is_refused(stated: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as refused:
-        command_of(stated, Path())
+        command_of(checked("STUDY", stated), Path())
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["a", "./a.csv", "data/**/*.csv", "**/[ab]?.txt", ".env", "...", "a b/", "..a/b.."])
+def test_paths_and_globs_below_the_folder_are_accepted(path: str) -> None:
+    assert command_of(checked("STUDY", {"command": ["x"], "outputs": [path]}), Path()).outputs == (path,)
 
 
 def test_a_program_that_cannot_run_is_refused_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +173,30 @@ def test_a_program_that_cannot_run_is_refused_with_a_remedy(tmp_path: Path, monk
         )
     for program in ("python", "bin/python", "{program}"):
         command(program, folder=tmp_path).check_program()
+
+
+@cases(
+    "words, is_refused",
+    [
+        (["python", "trian.py", "{args}"], True),
+        (["sh", "data/go.sh"], True),
+        (["python", "train.py"], False),
+        (["python", "{x}.py"], False),
+        (["python", "-m", "trian.py"], False),
+        (["sh", "-c", "trian.py"], False),
+        (["python", "trian"], False),
+        (["ls", "trian.py"], False),
+    ],
+)
+def test_a_script_that_is_missing_is_refused_with_a_similar_name(
+    tmp_path: Path, words: list[str], is_refused: bool
+) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UsageError) if is_refused else nullcontext() as refused:
+        command(*words, folder=tmp_path).check_program()
+    if words[1] == "trian.py" and refused is not None:
+        says = f"there is no file 'trian.py' in {tmp_path}; did you mean train.py? correct it"
+        assert str(refused.value) == says
 
 
 def test_the_files_of_a_command_are_those_that_it_names_what_they_import_and_its_inputs(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from services.cases import cases
 
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.printed import MAX_LINE, CommandFailed, Lines, Printed
+from shadho_celery.objective.result import read
+from shadho_celery.objective.script import REPORTS
 
 
 def printed(*lines: str, loss: str | re.Pattern[str] | None = None, **context: Any) -> Printed:
     found = Printed(loss, LocalContext(**context))
     for line in lines:
-        found.read(line)
+        found.feed("stdout", f"{line}\n".encode())
     return found
 
 
@@ -127,23 +129,24 @@ def test_of_several_losses_the_first_one_is_reported() -> None:
 
 def test_a_named_loss_is_that_of_the_only_objective() -> None:
     result = printed("accuracy: .9", loss="accuracy", objectives={"accuracy": "maximize"}).result
-    assert result == {"losses": {"accuracy": 0.9}}
+    assert result == {"loss": 0.9}
+    assert read(result, {"accuracy": "maximize"}).losses == {"accuracy": -0.9}
 
 
 @pytest.mark.parametrize("line", ['{"step": 1.5, "loss": 3}', '{"step": 1, "loss": "low"}', '{"step": "a", "loss": 3}'])
 def test_a_report_that_is_not_one_is_refused_with_its_line(line: str) -> None:
-    with pytest.raises(CommandFailed, match=r"context.report: .*, in the line "):
+    with pytest.raises(CommandFailed, match=r"^the (step|loss) (is not|must be) .*, in the line "):
         printed(line)
 
 
 def test_a_result_without_a_step_wins_and_then_the_file_of_reports() -> None:
     found = printed('{"step": 1, "loss": 1}')
-    found.read_report('{"step": 1, "loss": 2}')
+    found.feed(REPORTS, b'{"step": 1, "loss": 2}\n')
     assert found.result == {"loss": 2}
-    found.read('{"loss": 3}')
+    found.feed("stdout", b'{"loss": 3}\n')
     assert found.result == {"loss": 3}
 
 
 def test_the_file_of_reports_has_json_objects_only() -> None:
     with pytest.raises(CommandFailed, match=r"SHADHO_REPORTS names is not a JSON object: 'loss: 1'; append lines"):
-        printed().read_report("loss: 1")
+        printed().feed(REPORTS, b"loss: 1\n")
