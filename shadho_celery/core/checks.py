@@ -335,9 +335,11 @@ def _in_words(what: str, value: object) -> str:
         return f"{shown} is not allowed; it must be {_BOUNDS[bound['sign']]} {float(bound['bound']):g}"
     if length := _LENGTH.fullmatch(what):
         return f"{shown} is not allowed; its length must be {_BOUNDS[length['sign']]} {length['bound']}"
+    kind = _KINDS.get(type(value), type(value).__name__)
     for wanted, noun in (("object", "table"), ("array", "list")):
-        if what.startswith(f"Expected `{wanted}"):
-            return f"this is not a {noun} but {_KINDS.get(type(value), type(value).__name__)}"
+        # The value may also be a table with a value of the wrong type.
+        if what.startswith(f"Expected `{wanted}") and kind != f"a {noun}":
+            return f"this is not a {noun} but {kind}"
     if what.startswith("Expected `int"):
         return f"{shown} is not a whole number"
     if isinstance(value, int) and what == "Number out of range":

@@ -1,7 +1,8 @@
 """Studies in TOML: a file with the settings of STUDY, a command, and a space in short forms of domains.
 
-A command that is given without a study file has such short forms in its placeholders, such as ``{lr:log:1e-4:1e-1}``.
-`write_command` writes it as a study in TOML, so that workers can read it from a file on their own disk.
+The short forms are in the table [space], or in placeholders of the command, such as ``{lr:log:1e-4:1e-1}``.
+`write_command` writes a command that is given without a study file as a study in TOML, so that workers can read it from
+a file on their own disk.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shadho_celery.core.checks import check_name, short
+from shadho_celery.core.checks import as_record, check_name, short
 from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.files import COMMANDS, below, read_toml, replacing
 from shadho_celery.core.payload import MODULE_NAME
@@ -20,10 +21,10 @@ from shadho_celery.core.settings import SETTINGS
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.study_file import StudyFile
-from shadho_celery.space.forms import DOMAIN, Reader, form_of_placeholder
+from shadho_celery.space.forms import DOMAIN, Domain, Known, form_of, nodes_of
 
 #: a placeholder that declares a label, or an escaped brace
-_DECLARED = re.compile(r"\{\{|\{([^{}:]*):([^{}]*)\}")
+_DECLARED = re.compile(r"\{\{|\{([^{}:]+):([^{}]*)\}")
 
 
 class TomlStudy:
@@ -34,7 +35,7 @@ class TomlStudy:
             raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
         if (path := study_file.file_of(name)) is None:
             raise study_file.no_file(name)
-        given, space = read_toml(path, name, lambda content: (_stated(content), _space(content)))
+        given, space = read_toml(path, name, _read)
         stated = study_file.checked(name, given)
         return study_file.with_command(
             StudyFile(module=name, space=space, objective=None, stated=stated, code=self.version(name))
@@ -54,23 +55,31 @@ class TomlStudy:
         return CodeVersion(root=str(root), files={name: "" if path is None else digest_of(path.read_bytes())})
 
 
-def _stated(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings in the content of a file.
-
-    Raises UsageError for a key that is neither a setting nor `space`.
-    """
+def _stated(content: Mapping[str, object]) -> dict[str, Any]:
+    """Return the settings in a file. Raises UsageError for a key that is neither a setting nor `space`."""
     for key in content:
         check_name("key", key, ["space", *SETTINGS])
     return {key: value for key, value in content.items() if key != "space"}
 
 
-def _space(content: Mapping[str, object]) -> dict[str, Any]:
-    """Return the space in the content of a file. Raises UsageError with the path of an invalid entry."""
-    if not isinstance(table := content.get("space"), Mapping) or not table:
-        raise UsageError(f"it lacks the table [space] with a domain for each label, {DOMAIN}")
-    if not content.get("command"):
+def _read(content: Mapping[str, object]) -> tuple[dict[str, object], dict[str, Any]]:
+    """Return the settings and the space in a file. Raises UsageError with the path of an invalid entry."""
+    stated, forms = _stated(content), content.get("space", {})
+    if not (words := stated.get("command")):
         raise UsageError('it lacks command, such as command = ["python", "train.py", "{args}"]')
-    return Reader().labels(table, "space")
+    declared: list[tuple[str, Any]] = []
+    if isinstance(words, list):
+        stated["command"] = [_declare(word, declared) if isinstance(word, str) else word for word in words]
+    if not isinstance(forms, Mapping) or not (declared or forms):
+        raise UsageError(f"it lacks the table [space] with a domain for each label, {DOMAIN}")
+    known: Known = {}
+    return stated, nodes_of(declared, "command", known) | nodes_of(forms.items(), "space", known)
+
+
+def _declare(word: str, forms: list[tuple[str, Any]]) -> str:
+    """Return a word of a command without the domains in its placeholders. Add each label with its form to `forms`."""
+    forms += [(label, form_of(form)) for label, form in _DECLARED.findall(word) if label]
+    return _DECLARED.sub(lambda found: found[0] if found[1] is None else f"{{{found[1]}}}", word)
 
 
 def write_command(words: Sequence[str], loss: str | None = None) -> str:
@@ -78,27 +87,20 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
 
     The path is the same whenever the command and `loss` are the same. Raises UsageError for an invalid placeholder.
     """
-    forms: dict[str, Any] = {}
-
-    def declare(found: re.Match[str]) -> str:
-        if (label := found[1]) is None:
-            return found[0]
-        form = form_of_placeholder(label, found[2].split(":"), found[0])
-        if forms.setdefault(label, form) != form:
-            raise UsageError(f"{short(found[0])}: {label} has another domain before; write {{{label}}} here")
-        return f"{{{label}}}"
-
-    template = [_DECLARED.sub(declare, word) for word in words]
-    if not words or not forms:
+    forms: list[tuple[str, Any]] = []
+    template = [_declare(word, forms) for word in words]
+    if not forms:
         raise UsageError(
             "after -- follows a command with a domain in at least one placeholder, such as "
             "shadho-celery run -- python train.py --lr {lr:log:1e-4:1e-1} --opt {opt:choice:adam:sgd}"
         )
-    lines = ["# Written by: shadho-celery run -- COMMAND", f"command = {_toml(template)}"]
-    lines += [*([] if loss is None else [f"loss = {_toml(loss)}"]), "", "[space]"]
-    lines += [f"{_toml(label)} = {_toml(form)}" for label, form in forms.items()]
-    # A word that is not text in UTF-8 is refused when the file is read.
-    content = "\n".join([*lines, ""]).encode(errors="surrogateescape")
+    for label, form in forms:
+        as_record(form, Domain, label, f"write {{{label}:log:LOW:HIGH}}, and :STEP for multiples of it")
+    lines = ["# Written by: shadho-celery run -- COMMAND", f"command = {json.dumps(words, ensure_ascii=False)}"]
+    lines += [] if loss is None else [f"loss = {json.dumps(loss, ensure_ascii=False)}"]
+    # TOML refuses the one control character that JSON does not escape. A word that is not text in UTF-8 is refused when
+    # the file is read.
+    content = "\n".join(lines).replace("\x7f", "\\u007f").encode(errors="surrogateescape")
     parts = [word for word in template[1:] if not word.startswith("-") and "{" not in word]
     stem = re.sub(r"[^\w-]+", "-", Path((parts or template)[0]).name.removesuffix(".py").removesuffix(".sh")).strip("-")
     path = below(COMMANDS, digest_of(content)) / f"{stem[:50] or 'command'}.toml"
@@ -109,11 +111,3 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; make room, or run in another folder") from None
     return path.as_posix()
-
-
-def _toml(value: Any) -> str:
-    """Return a text, a number, a list or a mapping as TOML in one line."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in value.items())}}}"
-    # TOML refuses the one control character that JSON does not escape.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
