@@ -376,7 +376,9 @@ def headline(data: StudyData) -> Html:
     ended = "trial ended" if report.ended == 1 else "trials ended"
     numbers = {
         f"best {name}": "–" if best is None else digits(best),
-        ended if report.asked is None else f"of {counted(report.asked, 'trial')} ended": f"{report.ended:,}",
+        ended
+        if report.asked is None
+        else f"of {counted(max(report.asked, report.ended), 'trial')} ended": f"{report.ended:,}",
         "of trials": took(report.active_seconds),
         **({"of money": money(sum(report.money.values()))} if report.money else {}),
     }

@@ -73,7 +73,7 @@ def again(name: str, number: int, store: str) -> None:
             objectives=objectives,
         )
         seed_generators(trial.seed)
-        make = space.evaluate if file.values is None else file.values(space)
+        make = file.maker(space)
         outcome = call(file.objective, lambda: make(trial.params), context, objectives=objectives)
     if outcome.warning is not None:
         say(f"Warning: {outcome.warning}", err=True)

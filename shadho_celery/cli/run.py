@@ -6,7 +6,6 @@ The dashboard (`run --dashboard`) is a separate process, which ends with the run
 from __future__ import annotations
 
 import gc
-import json
 import shlex
 import subprocess
 import sys
@@ -26,14 +25,14 @@ from rich.console import Console
 from shadho_celery.cli import shared_options, tables
 from shadho_celery.cli.live import Fleet, LiveView, PlainView, ShownOutput, WorkerLines
 from shadho_celery.cli.messages import readable_warnings, say
-from shadho_celery.core.checks import printable, printable_json
+from shadho_celery.core.checks import printable
 from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
 from shadho_celery.objective.command import FACTS, Command
 from shadho_celery.results.report import report_of, run_of, state_at_rest
-from shadho_celery.results.schema import plain_json, study_json
+from shadho_celery.results.schema import study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.scheduler import known_points
 from shadho_celery.session.opening import Opening
@@ -145,31 +144,22 @@ def dry_run(options: RunOptions, number: int) -> int:
         check_command(file, plan, is_fleet=options.fleet)
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if options.seed is None else options.seed
         found = known_points.first(plan, options.points, seed, number)
-        make = plan.space.evaluate if file.values is None else file.values(plan.space)
-        values = [_as_command(file.objective, value, trial) for trial, value in enumerate(map(make, found))]
+        values = [*map(file.maker(plan.space), found)]
+        if isinstance(file.objective, Command):
+            for trial, value in enumerate(values):
+                # The other facts are not known before the trial is sent.
+                facts: Any = SimpleNamespace(**{name: f"{{{name}}}" for name in FACTS} | {"trial": trial})
+                values[trial] = shlex.join(file.objective.arguments(value.by_label, facts))
     if plan.warning is not None:
         say_beside(f"Warning: {plan.warning}")
     if options.as_json:
         shared_options.print_json({"study_file": file.module, "values": values})
-    else:
-        say("\n".join(map(shown, values)))
+    for value in () if options.as_json else values:
+        if isinstance(value, str):
+            say(printable(value))
+        else:
+            shared_options.print_json(value)
     return 0
-
-
-def _as_command(objective: object, value: Any, trial: int) -> object:
-    """Return the command that a trial with this value runs, or the value itself if the objective is a function."""
-    if not isinstance(objective, Command):
-        return value
-    # These facts are not known before the trial is sent.
-    unknown: Any = SimpleNamespace(trial=trial, **{name: f"{{{name}}}" for name in FACTS if name != "trial"})
-    return shlex.join(objective.arguments(value.by_label, unknown))
-
-
-def shown(values: object) -> str:
-    """Return what a trial gets as one line: a command as a shell reads it, else JSON."""
-    if isinstance(values, str):
-        return printable(values)
-    return printable_json(json.dumps(plain_json(values), ensure_ascii=False, allow_nan=False))
 
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:

@@ -355,8 +355,8 @@ def confirm(question: str) -> None:
     raise SystemExit(1)
 
 
-def print_json(found: Mapping[str, Any]) -> None:
-    """Print one JSON object in one line."""
+def print_json(found: Any) -> None:
+    """Print one JSON value in one line."""
     from shadho_celery.results.schema import plain_json
 
     say(printable_json(json.dumps(plain_json(found), ensure_ascii=False, allow_nan=False)))

@@ -17,6 +17,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from shadho_celery.cli.shared_options import moment
 from shadho_celery.core.checks import listed, one_line, printable, unbroken
 from shadho_celery.core.failures import FailureCount, read_failure
 from shadho_celery.core.names import NO_PRUNER
@@ -195,8 +196,8 @@ def summary(
 def action_lines(actions: Sequence[Action]) -> list[str]:
     """Return a line for each of the latest ACTIONS requests of users, and a line with the number of earlier ones."""
     lines = [
-        f"{each.action}, asked by {one_line(each.by)}{'' if each.answer.is_done else ', refused'}: "
-        f"{one_line(each.answer.text)}"
+        f"{each.action}, asked by {one_line(each.by)} at {moment(each.at)}"
+        f"{'' if each.answer.is_done else ', refused'}: {one_line(each.answer.text)}"
         for each in actions[-ACTIONS:]
     ]
     earlier = len(actions) - ACTIONS
@@ -232,7 +233,8 @@ def counts_line(report: Overview) -> str:
     counts = report.counts
     pruned = f", {counts[_S.PRUNED]} pruned" if counts[_S.PRUNED] else ""
     words = f"{counts[_S.COMPLETE]} complete{pruned}, {counts[_S.FAILED]} failed"
-    return f"{words} of {counted(report.asked, 'trial')}" if report.asked else words
+    # Failed trials that run again may exceed the limit.
+    return f"{words} of {counted(max(report.asked, report.ended), 'trial')}" if report.asked else words
 
 
 def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:

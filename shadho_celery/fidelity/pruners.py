@@ -282,7 +282,10 @@ class Pruning:
     repeats steps. No trial is stopped at the greatest step of the COMPLETE trials, because that would save no time.
     """
 
-    def __init__(self, settings: PrunerSettings) -> None:
+    def __init__(self, settings: PrunerSettings, *, is_command: bool = False) -> None:
+        """`is_command` is True if the trials run a command."""
+        #: how a trial makes a report, in words
+        self._how = 'print lines such as {"step": 1, "loss": 0.3}' if is_command else "call context.report(step, loss)"
         #: by budget: its pruner
         self._pruners: defaultdict[float | None, Pruner] = defaultdict(settings.make)
         #: by budget: the greatest step of all COMPLETE trials
@@ -305,11 +308,11 @@ class Pruning:
         if self._without_growth is not None:
             return (
                 f"the pruner ignores reports whose step does not grow, such as those of trial "
-                f"{self._without_growth}: count up in context.report(step, loss)"
+                f"{self._without_growth}: {self._how}, and count up"
             )
         if self._has_reports or self._silent < ENOUGH:
             return None
-        return "no trial has reported a loss, so the pruner stops none: call context.report(step, loss)"
+        return f"no trial has reported a loss, so the pruner stops none: {self._how}"
 
     def tell(self, trial: Trial | Attempt, report: Report) -> bool:
         """Record a report. Return whether the trial should stop.

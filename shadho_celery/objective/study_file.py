@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 WITHIN = "SHADHO_WITHIN"
 #: the value in the process of a slot
 IN_A_TRIAL = "a trial"
+#: matches a source that may be meant as a study
+_STUDY = re.compile(rb"space|objective|study|import +\*", re.IGNORECASE)
 #: maximum number of files among which a module of a similar name is looked for
 MOST_FILES = 1000
 
@@ -68,6 +71,10 @@ class StudyFile:
     reads_disk: bool = False
     #: content of files that are shipped to workers together with the sources, by path
     data: Mapping[str, bytes] = field(default_factory=dict)
+
+    def maker(self, space: Space) -> Callable[[Params], Any]:
+        """Return the function that makes the objective's values from a params. `space` is the compiled space."""
+        return space.evaluate if self.values is None else self.values(space)
 
     @property
     def recorded_module(self) -> str:
@@ -116,7 +123,9 @@ def load(module: str) -> StudyFile:
     """Import a study file and check it. If it is not valid, raises UsageError with cause and remedy."""
     if form := form_of(name := module_name(module)):
         return form.load(name)
-    found = import_file(module, ("SPACE", "objective"), "study file", "see the README's first study")
+    script = f"shadho-celery run -- python {name.replace('.', '/')}.py --lr {{lr:log:1e-4:1e-1}}"
+    remedy = f"see the README's first study, or run a script as it is: {script}"
+    found = import_file(module, ("SPACE", "objective"), "study file", remedy)
     file = StudyFile(
         module=found.module,
         space=found.names["SPACE"],
@@ -160,6 +169,10 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
         raise no_module(name)
     # Read before the import, which then uses these sources.
     code = _read(name, spec)
+    lacks = f"{name} is not a {kind}: it lacks"
+    if "SPACE" in needed and spec.has_location and not _STUDY.search(Path(str(spec.origin)).read_bytes()):
+        # It may be a script that takes hours.
+        raise UsageError(f"{lacks} {' and '.join(needed)}; {remedy}")
     if edited := sources.edited_since_import(code):
         # Its workers would have other code than this process, which takes SPACE from what it has imported.
         raise UsageError(
@@ -193,7 +206,7 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
     missing = [part for part in needed if part not in names and part not in instead]
     if missing:
         hint = "".join(similar(part, names) for part in missing)
-        raise UsageError(f"{name} is not a {kind}: it lacks {' and '.join(missing)}; {hint}{remedy}")
+        raise UsageError(f"{lacks} {' and '.join(missing)}; {hint}{remedy}")
     if not any(code.files.values()):
         raise UsageError(
             f"the source of {name} cannot be read, because {spec.origin} is not a Python file; workers must compare it"

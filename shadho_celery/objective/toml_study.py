@@ -8,7 +8,9 @@ a file on their own disk.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.space.forms import DOMAIN, Domain, Known, form_of, nodes_of
+
+#: maximum number of files of commands in a folder; with more, the oldest ones are deleted
+MOST_COMMANDS = 1000
 
 #: a placeholder that declares a label, or an escaped brace
 _DECLARED = re.compile(r"\{\{|\{([^{}:]+):([^{}]*)\}")
@@ -85,7 +90,8 @@ def _declare(word: str, forms: list[tuple[str, Any]]) -> str:
 def write_command(words: Sequence[str], loss: str | None = None) -> str:
     """Write a command with domains in its placeholders as a study in TOML. Return the path of the file.
 
-    The path is the same whenever the command and `loss` are the same. Raises UsageError for an invalid placeholder.
+    The path is the same whenever the command and `loss` are the same. Only the latest MOST_COMMANDS files are kept.
+    Raises UsageError for an invalid placeholder.
     """
     forms: list[tuple[str, Any]] = []
     template = [_declare(word, forms) for word in words]
@@ -108,6 +114,8 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
+        for old in sorted(COMMANDS.iterdir(), key=os.path.getmtime)[:-MOST_COMMANDS]:
+            shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; make room, or run in another folder") from None
     return path.as_posix()

@@ -357,7 +357,7 @@ class Child:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
             objective: Objective = file.objective
-            values = space.evaluate if file.values is None else file.values(space)
+            values = file.maker(space)
             if file.space is None:
                 # Imported here, because few objectives ask for their labels.
                 from shadho_celery.objective.suggest import Suggesting

@@ -84,16 +84,23 @@ def failed(trials: Iterable[Trial]) -> list[Trial]:
 def first(plan: Plan, points: Sequence[object], seed: int, number: int) -> list[Params]:
     """Return the params of the first `number` trials of a new study: the known points, then proposals of its samplers.
 
-    The proposals are divided among the subspaces by their probabilities. Raises the same errors as `completed`.
+    The proposals are divided among the subspaces by their probabilities. There are fewer than `number` only if the
+    samplers have no further points. Raises the same errors as `completed`.
     """
     found = completed(plan, points, [seed, _STREAM, 0])[:number]
-    shares = UniformShares({each.name: each.probability for each in plan.subspaces})
-    parts = {WHOLE: number - len(found), **shares.quotas(number - len(found))}
-    for name, sampler in make_samplers(plan.make_sampler, plan.subspaces, (seed,)).items():
-        sees_all = name == WHOLE or learns_whole(sampler)
-        pending = [Trial(number=place, subspace=each, params=params) for place, (each, params) in enumerate(found)]
-        own = [trial for trial in pending if sees_all or trial.subspace == name]
-        found += [(name, params) for params in (sampler.ask(parts[name], own) if parts[name] else ())]
+    samplers = make_samplers(plan.make_sampler, plan.subspaces, (seed,))
+    while samplers and (left := number - len(found)):
+        weights = {each.name: each.probability for each in plan.subspaces if each.name in samplers}
+        parts = UniformShares(weights).quotas(left) if weights else {WHOLE: left}
+        for name, count in parts.items():
+            sampler, sees_all = samplers[name], name == WHOLE or learns_whole(samplers[name])
+            pending = [Trial(number=place, subspace=each, params=params) for place, (each, params) in enumerate(found)]
+            own = [trial for trial in pending if sees_all or trial.subspace == name]
+            proposed = sampler.ask(count, own) if count else []
+            found += [(name, params) for params in proposed]
+            if len(proposed) < count:
+                # It has no further points, and the others propose the rest.
+                del samplers[name]
     return [params for _, params in found]
 
 

@@ -100,7 +100,7 @@ class Plan:
 
     def make_pruning(self) -> Pruning | None:
         """Return a new `Pruning` for one run of the study, or None if the study has no pruner."""
-        return None if self.pruner is None else Pruning(self.pruner)
+        return None if self.pruner is None else Pruning(self.pruner, is_command=self.settings.command is not None)
 
     @property
     def spans_space(self) -> bool:

@@ -27,6 +27,7 @@ from shadho_celery.cli.live import (
     class_table,
     progress_line,
 )
+from shadho_celery.cli.shared_options import moment
 from shadho_celery.core.failures import Failure, FailureCount
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.records import Action, Answer
@@ -338,7 +339,7 @@ def test_requests_beyond_those_that_are_listed_are_counted() -> None:
     )
     for count, line in ((5, None), (6, "and 1 earlier request;"), (7, "and 2 earlier requests;")):
         lines = tables.action_lines([request] * count)
-        assert lines[0] == "pause, asked by me@one: paused"
+        assert lines[0] == f"pause, asked by me@one at {moment(0.0)}: paused"
         assert lines[5:] == ([] if line is None else [f"{line} all: show --json"])
 
 

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from services.cases import cases
 
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import NO_OUTCOME, Outcome, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.pruners import ENOUGH, Pruning, percentile, read_pruner
+from shadho_celery.scheduler.plan import Plan
+from shadho_celery.space.compile import compile_space
 
 NAMES = ["median", "percentile", "patience", "threshold:1e9", "asha"]
 
@@ -255,6 +258,14 @@ def test_that_nothing_is_reported_is_said_after_some_trials() -> None:
     assert "call context.report(step, loss)" in str(judge.notice)
     judge.tell(trial(99), report(99, 1, 0.5))
     assert judge.notice is None
+
+
+def test_a_notice_about_a_command_speaks_of_its_output() -> None:
+    judge = Plan.of(compile_space({}), StudySettings(trials=9, pruner="median", command=("x",))).make_pruning()
+    assert judge is not None
+    for number in range(ENOUGH):
+        judge.end(trial(number, TrialState.COMPLETE))
+    assert str(judge.notice).endswith('the pruner stops none: print lines such as {"step": 1, "loss": 0.3}')
 
 
 def test_the_short_form_and_the_dict_are_one() -> None:

@@ -84,10 +84,14 @@ def refusal(module: str) -> str:
             "SPACE = hp.unifrom('x', 0, 1)); did you mean uniform?",
         ),
         ("SPCE = {}\ndef objective(values): return 0.0\n", "it lacks SPACE; did you mean SPCE? see"),
-        ("import sklaern_\n", "line 1: import sklaern_); install what it needs"),
+        ("import sklaern_\nSPACE = {}\n", "line 1: import sklaern_); install what it needs"),
         ("SPACE = 1\n", "lacks objective"),
         ("def objective(params): return 0\n", "lacks SPACE"),
         ("", "lacks SPACE and objective"),
+        (
+            "import argparse, sys\nsys.exit(argparse.ArgumentParser())\n",
+            "run a script as it is: shadho-celery run -- python a_study_of_mine.py --lr {lr:log:1e-4:1e-1}",
+        ),
     ],
 )
 def test_what_a_study_file_lacks_or_misspells_is_named_with_its_line_and_a_similar_name(

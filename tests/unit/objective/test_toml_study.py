@@ -12,7 +12,7 @@ from services import golden
 
 from shadho_celery.core.names import FORMS
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.objective import study_file
+from shadho_celery.objective import study_file, toml_study
 from shadho_celery.objective.command import Command
 from shadho_celery.objective.sources import contents
 from shadho_celery.objective.study_file import cores_per_trial, literal_settings, load, module_name, read_sources
@@ -254,3 +254,9 @@ def test_a_command_with_domains_is_the_same_study_as_the_toml_that_is_written_fo
     names = {"bash -x ./run.sh {x:int:1:2}": "run", "./go {x:int:1:2}": "go", "python -m a.b {x:int:1:2}": "a-b"}
     for command, stem in names.items():
         assert Path(write_command(command.split())).stem == stem
+
+
+def test_the_oldest_files_of_commands_are_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toml_study, "MOST_COMMANDS", 2)
+    names = [write_command(["x", f"{{x:int:0:{high}}}"]) for high in (1, 2, 3)]
+    assert [(folder / name).exists() for name in names] == [False, True, True]

@@ -307,7 +307,7 @@ def test_reports_that_do_not_count_up_are_named(step: Any) -> None:
             context.report(step(count), params["x"] ** 2 + 1 / count)
         return params["x"] ** 2
 
-    with pytest.warns(UserWarning, match=r"such as those of trial 0: count up in context.report\(step, loss\)"):
+    with pytest.warns(UserWarning, match=r"such as those of trial 0: call context.report\(step, loss\), and count up"):
         found = shadho_celery.minimize(confused, SPACE, trials=3, seed=0, pruner="asha")
     for trial in found.trials:
         # Of several reports of one step the first one counts.
