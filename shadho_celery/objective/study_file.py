@@ -170,7 +170,7 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
     # Read before the import, which then uses these sources.
     code = _read(name, spec)
     lacks = f"{name} is not a {kind}: it lacks"
-    if "SPACE" in needed and spec.has_location and not _STUDY.search(Path(str(spec.origin)).read_bytes()):
+    if "SPACE" in needed and any(code.files.values()) and not _STUDY.search(Path(str(spec.origin)).read_bytes()):
         # It may be a script that takes hours.
         raise UsageError(f"{lacks} {' and '.join(needed)}; {remedy}")
     if edited := sources.edited_since_import(code):

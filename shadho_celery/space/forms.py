@@ -79,7 +79,7 @@ def _node(label: str, form: Any, where: str, known: Known) -> Any:
         return hp.choice(label, options)
     low, high = ends = getattr(domain, law)
     if low >= high:
-        raise UsageError(f"{where}: {low:g} is not below {high:g}; give [low, high]")
+        raise UsageError(f"{where}: {low:g} is not below {high:g}; give the lower end first")
     is_whole, is_log = law in {"int", "logint"}, law in {"log", "logint"}
     step = domain.step or (1.0 if is_whole else None)
     if step and not all(

@@ -126,7 +126,7 @@ def test_a_command_without_a_file_is_a_study_that_only_the_same_command_continue
         (["--", "no_such_program", "{x:int:1:2}"], "there is no program 'no_such_program' that can be run; install it"),
         (["--", "train.py", "{x:int:1:2}"], "there is no program 'train.py' that can be run; install it, or"),
         (["--", "./train.py", "{x:int:1:2}"], "there is no program './train.py' that can be run; install it, or for a"),
-        (["--", "python", "{x:int:2:1}"], "space.x.int: 2 is not below 1; give [low, high]"),
+        (["--", "python", "{x:int:2:1}"], "command.x.int: 2 is not below 1; give the lower end first"),
         (["--", "python", "{x:int:1:2}", "{y}"], "{y} in the command is no label; {{ stands for a brace"),
         (["--", "python", "{seed:int:1:2}"], "label 'seed' has the name of a placeholder of commands"),
         (["studdy.toml"], "there is no file studdy.toml here; did you mean study.toml?"),
@@ -147,7 +147,7 @@ def test_what_is_wrong_with_a_command_is_one_line_before_anything_starts(
 
 def test_the_name_of_the_loss_belongs_to_a_command_without_a_file(desk: Desk) -> None:
     told = desk.told("run", "--loss", "val_loss", "--", "python", "{x:int:2:1}")
-    assert told.messages[-1].endswith("space.x.int: 2 is not below 1; give [low, high]")
+    assert told.messages[-1].endswith("command.x.int: 2 is not below 1; give the lower end first")
     [path] = desk.folder.glob(".shadho/commands/*/python.toml")
     assert 'loss = "val_loss"' in path.read_text()
 
