@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -77,6 +78,11 @@ class Series(Struct, frozen=True, kw_only=True):
     #: so on. `number` is the number of the trial that a click on the mark opens
     columns: Mapping[str, Sequence[Cell]]
 
+    @classmethod
+    def of(cls, name: str, mark: Mark, colour: str, form: str = "filled", /, **columns: Any) -> Series:
+        """Return marks with these columns, each an array or a sequence of `Cell`."""
+        return cls(name=name, mark=mark, colour=colour, form=form, columns={n: cells(c) for n, c in columns.items()})
+
     def __len__(self) -> int:
         """Return the number of marks."""
         return len(next(iter(self.columns.values()), ()))
@@ -85,13 +91,13 @@ class Series(Struct, frozen=True, kw_only=True):
 class Chart(Struct, frozen=True, kw_only=True):
     """A chart: its axes and series, with a title that says what it shows."""
 
-    #: identifier, such as "history"
-    name: str
+    #: identifier, such as "history", which the registry sets
+    name: str = ""
     #: sentence that says what the chart shows
     title: str
     #: the axes of x and y; of parallel coordinates, one axis for each column
     axes: Sequence[Axis]
-    series: Sequence[Series]
+    series: Sequence[Series] = ()
     #: sentences about marks that were joined or left out, and about the method
     note: str = ""
     #: sentence that is shown instead of marks, and says why there are none; "" if there are marks
@@ -102,15 +108,10 @@ class Chart(Struct, frozen=True, kw_only=True):
         return sum(map(len, self.series))
 
 
-def empty_chart(name: str, title: str, empty: str, *axes: Axis) -> Chart:
-    """Return a chart without marks. `empty` is the sentence that says why."""
-    return Chart(name=name, title=title, axes=axes, series=(), empty=empty)
-
-
-def cells(values: Array | Indices) -> list[Cell]:
-    """Return numbers as a column. Infinite numbers and NaN become gaps, because JSON lacks them."""
-    if values.dtype.kind == "i":
-        return [*values.tolist()]
+def cells(values: Array | Indices | Sequence[Cell]) -> list[Cell]:
+    """Return a column as a list. Infinite numbers and NaN in arrays become gaps, because JSON lacks them."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind == "i":
+        return [*(values.tolist() if isinstance(values, np.ndarray) else values)]
     return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]
 
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.charts.chart import Array, Cell, Indices, Mark, Series, cells, shortened
+from shadho_celery.charts.chart import Array, Cell, Indices, Mark, Series, shortened
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.records import CLASS_BYTES
@@ -233,14 +233,10 @@ def points_by_class(
     appended to the series' names.
     """
     for name, is_infeasible, own in trials.by_class(within):
-        columns = {"x": cells(x[own]), "y": cells(trials.loss[own]), "number": cells(trials.number[own])}
-        yield Series(
-            name=f"{name}{INFEASIBLE if is_infeasible else state}",
-            mark=Mark.POINTS,
-            colour=f"class {name}",
-            form="dash" if is_infeasible else form,
-            columns={**columns, **{column: make(own) for column, make in more.items()}},
-        )
+        look = (f"{name}{INFEASIBLE}", "dash") if is_infeasible else (f"{name}{state}", form)
+        columns = {column: make(own) for column, make in more.items()}
+        points = {"x": x[own], "y": trials.loss[own], "number": trials.number[own]}
+        yield Series.of(look[0], Mark.POINTS, f"class {name}", look[1], **points, **columns)
 
 
 class Session(NamedTuple):

@@ -25,7 +25,6 @@ from shadho_celery.charts.chart import (
     Scale,
     Series,
     cells,
-    empty_chart,
     scale_of,
     thin_points,
     thin_rows,
@@ -72,7 +71,7 @@ def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
     if not has_loss.any():
         said = f"{counted(len(failed), 'trial has', 'trials have')} failed, and none has a loss yet."
         empty = said if len(failed) else "No trial has ended yet."
-        return empty_chart("history", "The loss of each trial", empty, axis, loss)
+        return Chart(title="The loss of each trial", axes=(axis, loss), empty=empty)
     drawn, note = thin_points(x[has_loss], trials.loss[has_loss], _POINTS)
     shown = np.flatnonzero(has_loss)[drawn]
     series: list[Series] = []
@@ -82,15 +81,13 @@ def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
         series += points_by_class(trials, x, within, more, state=f", {state.lower()}", form=form)
     if len(failed):
         drawn = failed[thin_rows(len(failed), _FAILED)[0]]
-        columns = {"x": cells(x[drawn]), "number": cells(trials.number[drawn]), "sampler": more["sampler"](drawn)}
-        columns["y"] = [None] * len(drawn)
-        series.append(Series(name="failed", mark=Mark.POINTS, colour="state FAILED", form="cross", columns=columns))
+        facts = {"number": trials.number[drawn], "sampler": more["sampler"](drawn), "y": [None] * len(drawn)}
+        series.append(Series.of("failed", Mark.POINTS, "state FAILED", "cross", x=x[drawn], **facts))
     when, best = best_so_far(trials, x)
     if len(when):
         changes = thin_steps(when, best, _LINE)
-        columns = {"x": cells(when[changes]), "y": cells(best[changes])}
-        series.append(Series(name="best so far", mark=Mark.STEPS, colour="best", columns=columns))
-    return Chart(name="history", title=_title(trials, best), axes=(axis, loss), series=series, note=note)
+        series.append(Series.of("best so far", Mark.STEPS, "best", x=when[changes], y=best[changes]))
+    return Chart(title=_title(trials, best), axes=(axis, loss), series=series, note=note)
 
 
 def best_so_far(trials: TrialColumns, x: Array) -> tuple[Array, Array]:
@@ -124,8 +121,7 @@ def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
             last = float(trials.number[trials.state.is_in(*COUNTED)].max())
             if last > when[-1]:
                 when, steps = np.append(when, last), np.append(steps, best[-1])
-            columns = {"x": cells(when), "y": cells(steps)}
-            series.append(Series(name=name, mark=Mark.STEPS, colour=f"study {name}", columns=columns))
+            series.append(Series.of(name, Mark.STEPS, f"study {name}", x=when, y=steps))
             said.append(f"{digits(float(best[-1]))} in {name}")
             values.append(best)
     names = {_loss_name(trials) for trials in studies.values()}
@@ -133,9 +129,9 @@ def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
     direction = "maximize" if any(trials.is_maximized for trials in studies.values()) else "minimize"
     best_axis = Axis(name=f"best {loss} so far ({direction})", scale=scale_of(np.concatenate([*values, np.empty(0)])))
     axes = Axis(name="trial"), best_axis
-    if not series:
-        return empty_chart("comparison", "The best loss of each study", "No trial has completed yet.", *axes)
-    return Chart(name="comparison", title=f"The best {loss} is {', '.join(said)}", axes=axes, series=series)
+    title = f"The best {loss} is {', '.join(said)}" if series else "The best loss of each study"
+    empty = "" if series else "No trial has completed yet."
+    return Chart(name="comparison", title=title, axes=axes, series=series, empty=empty)
 
 
 @StudyChart(section="Search", place=6, depth=Depth.LOSSES, is_shown=lambda trials, chart: len(trials.sampler.names) > 1)
@@ -144,24 +140,18 @@ def samplers(trials: TrialColumns) -> Chart:
     axes = Axis(name="trial"), Axis(name="sampler", scale=Scale.CATEGORY, categories=trials.sampler.names)
     codes = trials.sampler.codes
     if not (codes >= 0).any():
-        return empty_chart("samplers", "The sampler of each trial", "The store has no samplers.", *axes)
+        return Chart(title="The sampler of each trial", axes=axes, empty="The store has no samplers.")
     starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
     ends = np.append(starts[1:], len(codes))
     runs, note = thin_rows(len(starts), MOST)
     series = []
     for code, name in enumerate(trials.sampler.names):
         own = runs[codes[starts[runs]] == code]
-        columns: dict[str, list[Cell]] = {
-            "y": [code] * len(own),
-            "start": cells(trials.number[starts[own]]),
-            "end": cells(trials.number[ends[own] - 1] + 1),
-        }
-        series.append(Series(name=name, mark=Mark.SPANS, colour=f"sampler {name}", columns=columns))
+        spans = {"start": trials.number[starts[own]], "end": trials.number[ends[own] - 1] + 1}
+        series.append(Series.of(name, Mark.SPANS, f"sampler {name}", y=[code] * len(own), **spans))
     counts = {name: int((codes == code).sum()) for code, name in enumerate(trials.sampler.names)}
     chosen = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda pair: -pair[1]))
-    return Chart(
-        name="samplers", title=f"Trials by the sampler that chose them: {chosen}", axes=axes, series=series, note=note
-    )
+    return Chart(title=f"Trials by the sampler that chose them: {chosen}", axes=axes, series=series, note=note)
 
 
 def _position(trials: TrialColumns, along: Along) -> tuple[Array, Axis]:
@@ -228,7 +218,7 @@ def front(trials: TrialColumns) -> Chart:
     """Return the first two losses of all COMPLETE trials, with the trials on the front in a series of their own."""
     names = [*trials.losses][:2]
     if len(names) < 2:
-        return empty_chart("front", "The front of the losses", _ONE_LOSS)
+        return Chart(title="The front of the losses", axes=(), empty=_ONE_LOSS)
     x, y = (trials.losses[name] for name in names)
     axes = tuple(
         Axis(name=f"{name} ({trials.objectives[name]})", scale=scale_of(values[trials.is_complete]))
@@ -245,15 +235,14 @@ def front(trials: TrialColumns) -> Chart:
         drawn, note = thin_points(x[places], y[places], MOST // 3)
         places = places[drawn]
         notes.append(note)
-        columns = {"x": cells(x[places]), "y": cells(y[places]), "number": cells(trials.number[places])}
         if len(places) or label != "infeasible":
-            series.append(Series(name=label, mark=Mark.POINTS, colour=colour, form=form, columns=columns))
+            found = {"x": x[places], "y": y[places], "number": trials.number[places]}
+            series.append(Series.of(label, Mark.POINTS, colour, form, **found))
     if not any(map(len, series)):
-        return empty_chart("front", "The front of the losses", "No trial has completed yet.", *axes)
-    title = (
-        f"{int(is_front.sum()):,} of {counted(int(trials.is_complete.sum()), 'trial is', 'trials are')} on the front"
-    )
-    return Chart(name="front", title=title, axes=axes, series=series, note=" ".join(filter(None, notes)))
+        return Chart(title="The front of the losses", axes=axes, empty="No trial has completed yet.")
+    complete = counted(int(trials.is_complete.sum()), "trial is", "trials are")
+    title = f"{int(is_front.sum()):,} of {complete} on the front"
+    return Chart(title=title, axes=axes, series=series, note=" ".join(filter(None, notes)))
 
 
 @StudyChart(section="Search", place=3, is_shown=lambda trials, chart: len(trials.losses) > 1)
@@ -262,16 +251,14 @@ def hypervolume(trials: TrialColumns) -> Chart:
     axes = Axis(name="ended trials"), Axis(name="hypervolume")
     covered = _coverage(trials)
     if covered is None:
-        return empty_chart("hypervolume", "The hypervolume of the front", _NO_FRONT, *axes)
+        return Chart(title="The hypervolume of the front", axes=axes, empty=_NO_FRONT)
     ended, volumes = (np.array(column, float) for column in zip(*covered.history, strict=True))
     drawn, note = thin_rows(len(ended), MOST)
-    columns = {"x": cells(ended[drawn]), "y": cells(volumes[drawn])}
     point = ", ".join(f"{name} {digits(value)}" for name, value in covered.reference.items())
     return Chart(
-        name="hypervolume",
         title=f"The front covers a hypervolume of {digits(covered.hypervolume)}",
         axes=axes,
-        series=[Series(name="hypervolume", mark=Mark.STEPS, colour="best", columns=columns)],
+        series=[Series.of("hypervolume", Mark.STEPS, "best", x=ended[drawn], y=volumes[drawn])],
         note=f"{note} The reference point is {point}.".strip(),
     )
 
@@ -296,21 +283,24 @@ def failures(trials: TrialColumns) -> Chart:
     names = [_words(trials, int(kind)) for kind in kinds[shown]]
     axes = Axis(name="trials"), Axis(name="failure", scale=Scale.CATEGORY, categories=names)
     if not names:
-        return empty_chart("failures", "Failures by kind", f"{_NONE_NOW} {before}" if before else _NONE, *axes)
-    numbers = cells(trials.number[failed[firsts[shown]]])
-    columns: dict[str, list[Cell]] = {"x": cells(sizes[shown]), "y": [*range(len(shown))], "number": numbers}
+        return Chart(title="Failures by kind", axes=axes, empty=f"{_NONE_NOW} {before}" if before else _NONE)
+    numbers = trials.number[failed[firsts[shown]]]
     most = int(sizes.max())
     share = "all" if most == len(failed) else f"{most:,}"
     like = f", {share} of them like trial {numbers[0]}" if len(failed) > 1 else ""
     left = len(kinds) - len(shown)
     rarer = f"{counted(left, 'rarer kind is', 'rarer kinds are')} left out." if left else ""
     return Chart(
-        name="failures",
         title=f"{len(failed):,} of {counted(int(trials.is_current.sum()), 'trial')} failed{like}: {names[0]}",
         axes=axes,
-        series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
+        series=[_failed(sizes[shown], number=numbers)],
         note=f"{rarer} {before}".strip(),
     )
+
+
+def _failed(x: Array | Indices, **columns: Array | Indices) -> Series:
+    """Return bars about failed trials, one in each row."""
+    return Series.of("failed", Mark.BARS, "state FAILED", x=x, y=range(len(x)), **columns)
 
 
 def _words(trials: TrialColumns, kind: int) -> str:
@@ -327,12 +317,12 @@ def failures_by_label(trials: TrialColumns) -> Chart:
     Fisher's exact test ("Statistical Methods for Research Workers", 1934), times the number of groups of all labels
     (Bonferroni). No label is named if it is above `CHANCE`. Trials under earlier code do not count.
     """
-    name, title = "failures by label", "Where in the space trials fail"
+    title = "Where in the space trials fail"
     is_failed = trials.state.is_in(TrialState.FAILED)
     is_ended = trials.state.is_in(*COUNTED) & trials.is_current
     axes = Axis(name="share of failed trials", most=1.0), Axis(name="label", scale=Scale.CATEGORY)
     if not (is_failed & is_ended).any():
-        return empty_chart(name, title, _NONE_NOW if is_failed.any() else _NONE, *axes)
+        return Chart(title=title, axes=axes, empty=_NONE_NOW if is_failed.any() else _NONE)
     found, looked_at = [], 0
     for label in trials.labels.values():
         places = np.flatnonzero(is_ended & label.is_active)
@@ -340,23 +330,17 @@ def failures_by_label(trials: TrialColumns) -> Chart:
         looked_at += len(np.unique(group))
         found.append((_chance(group, is_failed[places].astype(float)), label, places, group))
     if not found or looked_at * min(chance for chance, *_ in found) > CHANCE:
-        return empty_chart(name, title, "No param clearly explains the failures so far.", *axes)
+        return Chart(title=title, axes=axes, empty="No param clearly explains the failures so far.")
     _, label, places, group = min(found, key=lambda each: each[0])
     sizes = np.bincount(group)
     shares = np.bincount(group, is_failed[places]) / np.maximum(sizes, 1)
     used = np.flatnonzero(sizes)[:MOST_CATEGORIES]
     names = interval_names(label, places, group)
     worst = int(used[shares[used].argmax()])
-    columns: dict[str, list[Cell]] = {
-        "x": shares[used].tolist(),
-        "y": [*range(len(used))],
-        "trials": sizes[used].tolist(),
-    }
     return Chart(
-        name=name,
         title=f"{100 * shares[worst]:.0f} % of the trials with {label.name} {names[worst]} fail",
         axes=(axes[0], Axis(name=label.name, scale=Scale.CATEGORY, categories=[names[place] for place in used])),
-        series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
+        series=[_failed(shares[used], trials=sizes[used])],
         note="The label is the one whose failures are least likely by chance; other params may have a part in them.",
     )
 
@@ -390,7 +374,7 @@ def rungs(trials: TrialColumns) -> Chart:
     axes = Axis(name="budget", scale=Scale.LOG), Axis(name="loss", scale=scale_of(trials.loss[trials.is_complete]))
     found = _agreements(trials)
     if not found:
-        return empty_chart("rungs", "The losses by budget", "This study has no budgets.", *axes)
+        return Chart(title="The losses by budget", axes=axes, empty="This study has no budgets.")
     places = np.flatnonzero(trials.is_complete & (trials.rung >= 0))
     drawn, note = thin_points(trials.budget[places], trials.loss[places])
     origin = np.where(trials.origin >= 0, trials.origin, np.nan)
@@ -398,7 +382,6 @@ def rungs(trials: TrialColumns) -> Chart:
     known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
     said = f"the order of trials agrees by {', '.join(known)}" if known else "too few trials to compare their order"
     return Chart(
-        name="rungs",
         title=f"Losses on {len(found)} budgets; {said}",
         axes=axes,
         series=series,
@@ -437,9 +420,8 @@ def curves(trials: TrialColumns, study: StudyResults) -> Chart:
     values = sign * np.array([report.loss for each in by_trial.values() for report in each], float)
     axes = Axis(name="step"), Axis(name="reported loss", scale=scale_of(values))
     if not by_trial:
-        return empty_chart(
-            "curves", "The reports of trials", "No trial has reported a loss: see context.report.", *axes
-        )
+        empty = "No trial has reported a loss: see context.report."
+        return Chart(title="The reports of trials", axes=axes, empty=empty)
     place = {number: index for index, number in enumerate(trials.number.tolist())}
     chosen = sorted(number for number in by_trial if number in place)
     is_pruned = trials.state.is_in(TrialState.PRUNED)
@@ -450,11 +432,7 @@ def curves(trials: TrialColumns, study: StudyResults) -> Chart:
         own = sorted((report for report in found if report.attempt == last), key=lambda report: report.step)
         steps, losses = np.array([r.step for r in own], float), np.array([r.loss for r in own], float)
         drawn, _ = thin_points(steps, losses, max(4, MOST // (2 * len(chosen))))
-        columns: dict[str, list[Cell]] = {
-            "x": cells(steps[drawn]),
-            "y": cells(sign * losses[drawn]),
-            "number": [number] * len(drawn),
-        }
+        columns = {"x": steps[drawn], "y": sign * losses[drawn], "number": [number] * len(drawn)}
         is_infeasible = bool(trials.is_infeasible[place[number]])
         stopped = bool(is_pruned[place[number]]) or is_infeasible
         name = f"trial {number}{INFEASIBLE if is_infeasible else ', pruned' if stopped else ''}"
@@ -462,13 +440,10 @@ def curves(trials: TrialColumns, study: StudyResults) -> Chart:
         # A line through one point cannot be seen.
         mark = Mark.LINE if len(drawn) > 1 else Mark.POINTS
         form = ("light" if stopped else "filled") if mark is Mark.LINE else "hollow" if stopped else "filled"
-        series.append(Series(name=name, mark=mark, colour=colour, form=form, columns=columns))
+        series.append(Series.of(name, mark, colour, form, **columns))
     left = int(_may_have_reports(trials).sum()) - len(candidates(trials))
     pruned = counted(int(is_pruned.sum()), "trial was", "trials were")
     title = f"Reported losses of {counted(len(chosen), 'trial')}; {pruned} pruned"
-    note = (
-        f"{counted(left, 'other trial is', 'other trials are')} left out; the best and the latest are drawn."
-        if left
-        else ""
-    )
-    return Chart(name="curves", title=title, axes=axes, series=series, note=note)
+    others = counted(left, "other trial is", "other trials are")
+    note = f"{others} left out; the best and the latest are drawn." if left else ""
+    return Chart(title=title, axes=axes, series=series, note=note)

@@ -12,13 +12,10 @@ from shadho_celery.charts.chart import (
     MOST_CATEGORIES,
     Array,
     Axis,
-    Cell,
     Chart,
     Mark,
     Scale,
     Series,
-    cells,
-    empty_chart,
     thin_points,
 )
 from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
@@ -60,7 +57,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
     seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     if not seconds or not _slots(trials, attempts):
-        return empty_chart("throughput", "Completed trials an hour", _why_empty(trials), *axes)
+        return Chart(title="Completed trials an hour", axes=axes, empty=_why_empty(trials))
     edges = _edges(*_extent(trials, attempts), int(trials.is_complete.sum()))
     hours = np.diff(edges) / _HOUR
     series = []
@@ -79,8 +76,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
             free = dict(zip(slots, counts, strict=True))
             known[key] = _HOUR * throughput_bound(seconds, free, mix).rate if any(key) else 0.0
         bounds.append(known[key])
-    columns = {"x": cells(edges), "y": cells(np.array([*bounds, bounds[-1]]))}
-    series.append(Series(name="bound", mark=Mark.STEPS, colour="bound", columns=columns))
+    series.append(Series.of("bound", Mark.STEPS, "bound", x=edges, y=np.array([*bounds, bounds[-1]])))
     completed, possible = int(trials.is_complete.sum()), float((np.array(bounds) * hours).sum())
     title = f"{counted(completed, 'trial')} completed in {took(_live_seconds(trials, attempts))}"
     if possible and are_telling(trials, attempts):
@@ -92,13 +88,12 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
             " Bars are higher than the bound where trials took less than the mean seconds, as those of fast subspaces "
             "do, where fewer were pruned or failed, or where trials began in the bar before."
         )
-    return Chart(name="throughput", title=title, axes=axes, series=series, note=note)
+    return Chart(title=title, axes=axes, series=series, note=note)
 
 
 def _stacked(name: str, edges: Array, base: Array, top: Array) -> Series:
     """Return the bars of a class between `edges`, which stand on the bars of earlier classes (stacked)."""
-    columns = {"x": cells(edges[:-1]), "width": cells(np.diff(edges)), "base": cells(base), "y": cells(top)}
-    return Series(name=name, mark=Mark.BARS, colour=f"class {name}", columns=columns)
+    return Series.of(name, Mark.BARS, f"class {name}", x=edges[:-1], width=np.diff(edges), base=base, y=top)
 
 
 @StudyChart(section="Machines", place=3, depth=Depth.FACTS)
@@ -106,13 +101,13 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     """Return how many more trials an hour one more worker of each class would complete."""
     seconds, slots, mix = mean_seconds(trials, attempts), _slots(trials, attempts), _mix(trials)
     axes = Axis(name="more trials", unit="an hour"), Axis(name="class", scale=Scale.CATEGORY)
-    name, title = "one more worker", "What one more worker of each class would complete"
+    title = "What one more worker of each class would complete"
     if not seconds or not slots:
-        return empty_chart(name, title, _why_empty(trials), *axes)
+        return Chart(title=title, axes=axes, empty=_why_empty(trials))
     is_short = are_short(trials)
     if not is_short and not are_telling(trials, attempts):
         empty = f"This takes {TELLING_TRIALS} completed trials, and {took(TELLING_SECONDS)} in which trials run."
-        return empty_chart(name, title, empty, *axes)
+        return Chart(title=title, axes=axes, empty=empty)
     found = throughput_bound(seconds, slots, mix)
     sizes = {**dict.fromkeys(slots, 1.0), **_worker_slots(attempts)}
     if attempts.has_others:
@@ -121,12 +116,8 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     larger = {each: throughput_bound(seconds, {**slots, each: slots[each] + sizes[each]}, mix) for each in slots}
     gains = {each: _HOUR * (more.rate - found.rate) for each, more in larger.items()}
     shown = sorted(gains, key=lambda each: -gains[each])[:MOST_CATEGORIES]
-    columns: dict[str, list[Cell]] = {
-        "x": [gains[each] for each in shown],
-        "y": [*range(len(shown))],
-        "slots": [sizes[each] for each in shown],
-        "first slot": [_HOUR * found.per_slot[each] for each in shown],
-    }
+    slots_of = {"slots": [sizes[n] for n in shown], "first slot": [_HOUR * found.per_slot[n] for n in shown]}
+    bars = Series.of("gain", Mark.BARS, "bound", x=[gains[n] for n in shown], y=range(len(shown)), **slots_of)
     title = (
         f"One more {shown[0]} worker adds {digits(gains[shown[0]])} completed trials an hour to the "
         f"{digits(_HOUR * found.rate)} of this fleet at full use"
@@ -136,10 +127,9 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     elif (busy := busy_words(attempts)) is not None:
         title += f"; its slots {busy}"
     return Chart(
-        name=name,
         title=title,
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
-        series=[Series(name="gain", mark=Mark.BARS, colour="bound", columns=columns)],
+        series=[bars],
         note=f"{_bound_note(trials, attempts)}{_SHARED * attempts.has_others} A gain is the difference to the bound "
         "with the slots of one more worker. For a small part of a slot it is the dual value of the class's slots. "
         "Trials that are pruned or fail do not count, but their time does.",
@@ -149,25 +139,21 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
 @StudyChart(section="Machines", place=4, depth=Depth.FACTS)
 def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     """Return the predicted seconds of each completed attempt over x, and its actual seconds over y, by class."""
-    axes = (
-        Axis(name="predicted", unit="s", scale=Scale.LOG),
-        Axis(name="actual", unit="s", scale=Scale.LOG),
-    )
+    axes = [Axis(name=name, unit="s", scale=Scale.LOG) for name in ("predicted", "actual")]
     is_done = attempts.end.is_in("complete")
     predicted, seconds = attempts.predicted, _actual(trials, attempts)
     is_known = is_done & (predicted > 0) & (seconds > 0) & np.isfinite(seconds)
-    name = "predictions"
     if not is_known.any():
         empty = _NO_PREDICTIONS if trials.is_complete.any() else _NO_TRIALS
-        return empty_chart(name, "Predicted and actual seconds", empty, *axes)
+        return Chart(title="Predicted and actual seconds", axes=axes, empty=empty)
     places = np.flatnonzero(is_known)
     drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)
     series = []
-    for class_name, own in attempts.compute_class.places(places[drawn]):
-        columns = {"x": cells(predicted[own]), "y": cells(seconds[own]), "number": cells(attempts.number[own])}
-        series.append(Series(name=class_name, mark=Mark.POINTS, colour=f"class {class_name}", columns=columns))
-    ends: list[Cell] = [float(predicted[places].min()), float(predicted[places].max())]
-    series.append(Series(name="as predicted", mark=Mark.LINE, colour="bound", columns={"x": ends, "y": [*ends]}))
+    for name, own in attempts.compute_class.places(places[drawn]):
+        columns = {"x": predicted[own], "y": seconds[own], "number": attempts.number[own]}
+        series.append(Series.of(name, Mark.POINTS, f"class {name}", **columns))
+    ends = np.array([predicted[places].min(), predicted[places].max()])
+    series.append(Series.of("as predicted", Mark.LINE, "bound", x=ends, y=ends))
     # The middle half of the trials lies within this factor.
     factor = float(np.exp(np.median(np.abs(np.log(seconds[places] / predicted[places])))))
     within = "1 %" if factor < EXACT else f"a factor of {factor:.2f}"
@@ -175,7 +161,7 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     if len(places) < TELLING_TRIALS or not are_telling(trials, attempts):
         least, most = took(float(seconds[places].min())), took(float(seconds[places].max()))
         title = f"{counted(len(places), 'trial')} took {least if least == most else f'{least} to {most}'}"
-    return Chart(name=name, title=title, axes=axes, series=series, note=note)
+    return Chart(title=title, axes=axes, series=series, note=note)
 
 
 @StudyChart()
@@ -204,25 +190,19 @@ def costs(
     are the actual seconds of the trial, None if they are not known. `free` has the number of free slots at that time by
     class; classes for which it is not known are missing.
     """
-    name = "why here"
     title = f"Trial {key[0]}, attempt {key[1]}, went to {chosen}"
     axes = Axis(name="time", unit="s"), Axis(name="class", scale=Scale.CATEGORY)
     if not placed:
-        return empty_chart(name, title, "No prediction was recorded for this attempt.", *axes)
+        return Chart(title=title, axes=axes, empty="No prediction was recorded for this attempt.")
     shown = sorted(placed, key=lambda each: _key(placed[each].seconds))[:MOST_CATEGORIES]
-    rows: list[Cell] = [*range(len(shown))]
-    facts: dict[str, list[Cell]] = {
-        "shadow price": [placed[n].price for n in shown],
-        "chosen": [int(n == chosen) for n in shown],
-    }
-    parts: dict[str, dict[str, list[Cell]]] = {
-        "predicted seconds": {"x": [placed[n].seconds for n in shown], "y": rows, **facts},
-        "backlog": {"x": [placed[n].backlog for n in shown], "y": rows},
-    }
-    series = [Series(name=n, mark=Mark.BARS, colour=n, columns=columns) for n, columns in parts.items()]
+    rows, predicted, backlog = range(len(shown)), [placed[n].seconds for n in shown], [placed[n].backlog for n in shown]
+    facts = {"shadow price": [placed[n].price for n in shown], "chosen": [int(n == chosen) for n in shown]}
+    series = [
+        Series.of("predicted seconds", Mark.BARS, "predicted seconds", x=predicted, y=rows, **facts),
+        Series.of("backlog", Mark.BARS, "backlog", x=backlog, y=rows),
+    ]
     if seconds is not None and chosen in shown:
-        columns: dict[str, list[Cell]] = {"x": [seconds], "y": [shown.index(chosen)]}
-        series.append(Series(name="actual seconds", mark=Mark.POINTS, colour="best", columns=columns))
+        series.append(Series.of("actual seconds", Mark.POINTS, "best", x=[seconds], y=[shown.index(chosen)]))
     own = placed.get(str(chosen))
     if own is not None and own.seconds is not None:
         title += f", where it was expected to take {took(own.seconds)}"
@@ -230,7 +210,6 @@ def costs(
     if why:
         title += f", because {why}"
     return Chart(
-        name=name,
         title=title,
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=series,
@@ -286,7 +265,7 @@ def waiting(attempts: AttemptColumns) -> Chart:
     left = np.where(np.isnan(attempts.started_at), attempts.ended_at, attempts.started_at)
     known = np.isfinite(attempts.queued_at)
     if not known.any():
-        return empty_chart("waiting", "Attempts that wait in the queues", "No attempt has been sent yet.", *axes)
+        return Chart(title="Attempts that wait in the queues", axes=axes, empty="No attempt has been sent yet.")
     gone = np.fmax(np.where(np.isnan(left), attempts.now, left), attempts.queued_at)
     start, end = float(attempts.queued_at[known].min()), float(gone[known].max())
     edges = _edges(start, end, int(known.sum()))
@@ -301,7 +280,7 @@ def waiting(attempts: AttemptColumns) -> Chart:
     all_waits = (left - attempts.queued_at)[known & np.isfinite(left)]
     said = f"; half of them waited less than {took(max(0.0, float(np.median(all_waits))))}" if len(all_waits) else ""
     title = f"{counted(len(all_waits), 'attempt has', 'attempts have')} left the queues{said}"
-    return Chart(name="waiting", title=title, axes=axes, series=series)
+    return Chart(title=title, axes=axes, series=series)
 
 
 def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:

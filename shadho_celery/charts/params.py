@@ -24,14 +24,11 @@ from shadho_celery.charts.chart import (
     MOST_CATEGORIES,
     Array,
     Axis,
-    Cell,
     Chart,
     Indices,
     Mark,
     Scale,
     Series,
-    cells,
-    empty_chart,
     scale_of,
     thin_points,
     thin_rows,
@@ -238,7 +235,7 @@ def parallel(trials: TrialColumns) -> Chart:
     shown = [each.label for each in importances(trials, with_seconds=False)][:MOST_AXES]
     places = np.flatnonzero(trials.is_complete & np.isfinite(trials.loss))
     if not shown or not len(places):
-        return empty_chart("parallel", "The params of each trial", "No trial has completed yet.")
+        return Chart(title="The params of each trial", axes=(), empty="No trial has completed yet.")
     loss = Axis(name=next(iter(trials.objectives), "loss"), scale=scale_of(trials.loss[places]))
     axes = [*(_axis(trials.labels[label]) for label in shown), loss]
     # Each line counts as one mark per axis.
@@ -250,10 +247,9 @@ def parallel(trials: TrialColumns) -> Chart:
     for name, is_infeasible, own in trials.by_class(places):
         # Columns are named by the index of the axis, because a label may have any name.
         values = [*(trials.labels[label].values for label in shown), trials.loss]
-        columns: dict[str, list[Cell]] = {f"axis {index}": cells(each[own]) for index, each in enumerate(values)}
-        columns["number"] = cells(trials.number[own])
-        look = {"name": f"{name}{INFEASIBLE}", "form": "dash"} if is_infeasible else {"name": name}
-        series.append(Series(mark=Mark.POLYLINES, colour=f"class {name}", columns=columns, **look))
+        columns = {**{f"axis {index}": each[own] for index, each in enumerate(values)}, "number": trials.number[own]}
+        look = (f"{name}{INFEASIBLE}", "dash") if is_infeasible else (name, "filled")
+        series.append(Series.of(look[0], Mark.POLYLINES, f"class {name}", look[1], **columns))
     if note:
         note = f"{note} The best {BEST} trials are among them. "
     if not all(trials.labels[label].is_active[places].all() for label in shown):
@@ -262,7 +258,7 @@ def parallel(trials: TrialColumns) -> Chart:
     title = f"The params of {counted(len(places), 'complete trial')}" + (
         f"; {counted(more, 'label that matters less is', 'labels that matter less are')} left out" if more else ""
     )
-    return Chart(name="parallel", title=title, axes=axes, series=series, note=note.strip())
+    return Chart(title=title, axes=axes, series=series, note=note.strip())
 
 
 def _most_important(trials: TrialColumns) -> list[str]:
@@ -275,9 +271,9 @@ def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
     found = trials.labels.get(label)
     if found is None and label not in study.space:
         raise UsageError(f"the study has no param {short(label)}")
-    name, title = f"slice {label}", f"The loss over {label}"
+    title = f"The loss over {label}"
     if found is None or not (trials.is_complete & found.is_active).any():
-        return empty_chart(name, title, "No trial with this label has completed yet.")
+        return Chart(title=title, axes=(), empty="No trial with this label has completed yet.")
     axes = (
         _axis(found),
         Axis(name=next(iter(trials.objectives), "loss"), scale=scale_of(trials.loss[trials.is_complete])),
@@ -285,7 +281,7 @@ def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
     places = np.flatnonzero(trials.is_complete & found.is_active)
     drawn, note = thin_points(found.values[places], trials.loss[places])
     series = [*points_by_class(trials, found.values, places[drawn])]
-    return Chart(name=name, title=f"{title}{_where(trials, found)}", axes=axes, series=series, note=note)
+    return Chart(title=f"{title}{_where(trials, found)}", axes=axes, series=series, note=note)
 
 
 @StudyChart(section="Params", place=1)
@@ -299,20 +295,18 @@ def importance(trials: TrialColumns) -> Chart:
         Axis(name="label", scale=Scale.CATEGORY, categories=[each.label for each in found[:MOST_CATEGORIES]]),
     )
     if not found:
-        empty = f"This takes {LEAST} completed trials."
-        return empty_chart("importance", "Which params matter", empty, *axes)
+        return Chart(title="Which params matter", axes=axes, empty=f"This takes {LEAST} completed trials.")
     found = found[:MOST_CATEGORIES]
-    rows: list[Cell] = [*range(len(found))]
     bars = {"loss": [each.loss for each in found], "seconds": [each.seconds for each in found]}
     series = [
-        Series(name=name, mark=Mark.BARS, colour=name, columns={"x": [*values], "y": rows})
+        Series.of(name, Mark.BARS, name, x=values, y=range(len(found)))
         for name, values in bars.items()
         if any(value is not None for value in values)
     ]
     note = _IMPORTANCE
     if any(None in (each.loss, each.seconds) for each in rated):
         note = f"Missing bars need {LEAST} completed trials, {LEAST_ACTIVE} with the label. {note}"
-    return Chart(name="importance", title=_important(losses, seconds), axes=axes, series=series, note=note)
+    return Chart(title=_important(losses, seconds), axes=axes, series=series, note=note)
 
 
 def importances(trials: TrialColumns, *, with_seconds: bool = True) -> list[Importance]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from shadho_celery.charts.chart import Chart
 from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
 from shadho_celery.core.checks import short
@@ -75,7 +77,8 @@ class StudyChart:
         arguments = self.signature.bind(*given, **named).arguments
         depth = self.depth if isinstance(self.depth, Depth) else self.depth(source.study, **arguments)
         needed = inspect.signature(self.make).parameters.keys() & _COLUMNS
-        return self.make(**{name: _COLUMNS[name](source, depth) for name in needed}, **arguments)
+        chart: Chart = self.make(**{name: _COLUMNS[name](source, depth) for name in needed}, **arguments)
+        return replace(chart, name=self.name)
 
     def read(self, texts: Mapping[str, str]) -> dict[str, object]:
         """Return the reader's arguments from texts by name. Raises UsageError if one is unknown, bad or missing."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series, cells, empty_chart
+from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series
 from shadho_celery.charts.columns import AttemptColumns, Depth, Session, TrialColumns
 from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.records import Leaving
@@ -130,7 +130,7 @@ def timeline(
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="slot", scale=Scale.CATEGORY)
     known = np.isfinite(attempts.started_at)
     if not known.any():
-        return empty_chart("timeline", "Which slot ran which trial", "No attempt has started yet.", *axes)
+        return Chart(title="Which slot ran which trial", axes=axes, empty="No attempt has started yet.")
     start, end = _span(attempts)
     start, end = start if since is None else since, end if until is None else until
     end = max(end, start + 1e-3)
@@ -173,12 +173,11 @@ def timeline(
     if (is_shown & attempts.end.is_in("lost")).any():
         note = f"{note.strip()} Lost attempts do not count as busy time."
     note = f"{note.strip()} {_preemptions(attempts)}"
-    columns: dict[str, list[Cell]] = {"y": [*range(len(rows.keys))], "idle": cells(use.idle), **rows.parts}
-    series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
+    series.append(Series.of("idle", Mark.SPANS, "idle", y=range(len(rows.keys)), idle=use.idle, **rows.parts))
     words = Use.of(attempts, rows, np.linspace(start, end, MOMENTS)).words
     title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots {words}"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
-    return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
+    return Chart(title=title, axes=axes, series=series, note=note.strip())
 
 
 def _check(since: float | None, until: float | None) -> None:
@@ -251,12 +250,7 @@ def make_rows(attempts: AttemptColumns) -> Rows:
         sizes[place_of[key[:depth]]] += 1
     of = np.full(len(attempts), -1, np.intp)
     of[known] = np.array([place_of[key[:depth]] for key in keys], np.intp)[kinds]
-    return Rows(
-        fold=fold,
-        keys=shown,
-        slots=sizes,
-        of=of,
-    )
+    return Rows(fold=fold, keys=shown, slots=sizes, of=of)
 
 
 def _distinct(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Indices, Indices]:
@@ -332,7 +326,7 @@ def _outages(attempts: AttemptColumns, rows: Rows, start: float, end: float, lea
     ]
     found = sorted(found, key=lambda each: each[1] - each[2])[: MOST // 10]
     columns = {name: [each[part] for each in found] for part, name in enumerate(("y", "start", "end"))}
-    return Series(name="no worker", mark=Mark.SPANS, colour="other", form="hatched", columns=columns)
+    return Series.of("no worker", Mark.SPANS, "other", "hatched", **columns)
 
 
 def _row_name(key: Sequence[object]) -> str:
@@ -361,20 +355,11 @@ def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[i
                 if not len(own):
                     continue
                 continues: list[Cell] = [before.get(number) for number in attempts.number[own].tolist()]
-                yield Series(
-                    name=f"{name}, {end}{', copy' if is_copy else ''}",
-                    mark=Mark.SPANS,
-                    colour=f"class {name}",
-                    form="outlined" if is_copy else FORMS.get(end, "light"),
-                    columns={
-                        "y": cells(rows.of[own]),
-                        "start": cells(attempts.started_at[own]),
-                        "end": cells(attempts.until[own]),
-                        "number": cells(attempts.number[own]),
-                        "attempt": cells(attempts.attempt[own]),
-                        **({"continues": continues} if any(each is not None for each in continues) else {}),
-                    },
-                )
+                columns = {"y": rows.of[own], "start": attempts.started_at[own], "end": attempts.until[own]}
+                columns |= {"number": attempts.number[own], "attempt": attempts.attempt[own]}
+                columns |= {"continues": continues} if any(each is not None for each in continues) else {}
+                label, form = (", copy", "outlined") if is_copy else ("", FORMS.get(end, "light"))
+                yield Series.of(f"{name}, {end}{label}", Mark.SPANS, f"class {name}", form, **columns)
 
 
 def _busy(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -> Array:
@@ -411,6 +396,5 @@ def _strips(rows: Rows, seconds: Array, edges: Array, name: str, colour: str) ->
         differs = (np.diff(own) != 0) | (np.diff(part) != 1) | (np.abs(np.diff(share)) > EQUAL_SHARE)
         first = np.flatnonzero(np.append(True, differs))
         ends = part[np.append(first[1:], len(own)) - 1] + 1
-        columns = {"y": cells(own[first]), "start": cells(edges[part[first]]), "end": cells(edges[ends])}
-        columns["busy"] = cells(share[first])
-        yield Series(name=name, mark=Mark.SPANS, colour=colour, form="strip", columns=columns)
+        columns = {"y": own[first], "start": edges[part[first]], "end": edges[ends], "busy": share[first]}
+        yield Series.of(name, Mark.SPANS, colour, "strip", **columns)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from shadho_celery.charts import registry
-from shadho_celery.charts.chart import Chart, empty_chart
+from shadho_celery.charts.chart import Chart
 from shadho_celery.cli import control
 from shadho_celery.core import names, records
 from shadho_celery.dashboard.answers import buttons
@@ -133,7 +133,7 @@ def test_a_chart_is_found_by_its_decorator_alone(monkeypatch: pytest.MonkeyPatch
 
     @registry.StudyChart(section="Failures", place=9)
     def mine(study: object) -> Chart:
-        return empty_chart("mine", "My own", "Nothing is drawn.")
+        return Chart(title="My own", axes=(), empty="Nothing is drawn.")
 
     [chart] = registry.CHARTS.values()
     assert (chart.name, chart.draw(SimpleNamespace(study=None)).title) == ("mine", "My own")
