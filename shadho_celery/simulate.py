@@ -23,13 +23,11 @@ import click
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import option
-from shadho_celery.core.files import replacing
 from shadho_celery.core.settings import SETTINGS
 from shadho_celery.errors import UsageError
 
 if TYPE_CHECKING:
-    from shadho_celery.simulation.cluster_file import Cluster
-    from shadho_celery.simulation.simulation import Simulation
+    from shadho_celery.simulation.simulation import Cluster, Simulation
     from shadho_celery.study.state import StudyState
 
 #: text of the example of a cluster file; it is read, not imported, because the import would load hyperopt
@@ -101,8 +99,7 @@ def main(
     The scheduler, its policies and its cost model are the real ones. Only the trials and the clock are simulated. The
     same seed gives exactly the same result.
     """
-    from shadho_celery.simulation.cluster_file import load
-    from shadho_celery.simulation.simulation import simulate
+    from shadho_celery.simulation.simulation import load, simulate
 
     described = load(cluster_file)
     settings = {**described.settings, **{name: value for name, value in given.items() if value is not None}}
@@ -226,13 +223,10 @@ def _kept_in(url: str, title: str) -> Iterator[Callable[[Simulation], str]]:
 @contextmanager
 def _rows_file(target: Path) -> Iterator[Callable[[Simulation], None]]:
     """Yield a function that writes the trials of a simulation to a CSV file. Raises UsageError."""
-    try:
-        with replacing(target) as file, io.TextIOWrapper(file, newline="", encoding="utf-8") as text:
-            writer = csv.writer(text)
-            writer.writerow(COLUMNS)
-            yield lambda found: writer.writerows(found.rows())
-    except OSError as error:
-        raise UsageError(f"--out {target} cannot be written: {error.strerror}") from None
+    with shared_options.new_file(target) as file, io.TextIOWrapper(file, newline="", encoding="utf-8") as text:
+        writer = csv.writer(text)
+        writer.writerow(COLUMNS)
+        yield lambda found: writer.writerows(found.rows())
 
 
 if __name__ == "__main__":

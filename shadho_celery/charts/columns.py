@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shadho_celery.charts.chart import Array, Cell, Indices, Mark, Series, shortened
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import read_failure
-from shadho_celery.core.records import CLASS_BYTES
+from shadho_celery.core.records import CLASS_BYTES, SessionRecord
 from shadho_celery.core.trial import MAX_ATTEMPTS, MAX_COUNT, TrialState, turned_first
 from shadho_celery.results.study import StudyResults
 from shadho_celery.study.table import best_first, collector_paused
@@ -203,13 +203,10 @@ class TrialColumns:
     @cached_property
     def best(self) -> int | None:
         """Number of the best trial, which is COMPLETE and has a loss; None if there is none."""
-        places = np.flatnonzero(self.is_complete & ~np.isnan(self.loss))
-        violation = np.where(np.isnan(self.violation), 0.0, self.violation)
-        budget = np.where(np.isnan(self.budget), math.inf, self.budget)
-        # Much faster than sorting all trials.
-        for key in (violation, -budget, self.merit):
-            places = places[key[places] == key[places].min(initial=math.inf)]
-        return int(self.number[places].min()) if len(places) else None
+        # Much faster than sorting all trials, which is needed as long as none is feasible.
+        places = np.flatnonzero(self.is_rated)
+        places = places[np.argsort(self.merit[places], kind="stable")[:1]] if len(places) else self.ranking[:1]
+        return int(self.number[places[0]]) if (self.is_complete & ~np.isnan(self.loss))[places].any() else None
 
     @cached_property
     def began_at(self) -> float:
@@ -239,20 +236,8 @@ def points_by_class(
         yield Series.of(look[0], Mark.POINTS, f"class {name}", look[1], **points, **columns)
 
 
-class Session(NamedTuple):
-    """A period in which a worker could run trials of a study. Times are in seconds since the epoch."""
-
-    worker: str
-    compute_class: str
-    host: str
-    slots: int
-    since: float
-    #: None while it lasts
-    until: float | None = None
-    #: why it ended, such as "preempted"
-    reason: str | None = None
-    #: pairs of a time and the mean number of slots that ran trials of other studies from this time on
-    others: Sequence[tuple[float, float]] = ()
+class Session(SessionRecord, frozen=True, kw_only=True):
+    """A period in which a worker could run trials of a study, and what happened in intervals of it."""
 
     def seconds(self, edges: Array, now: float) -> Array:
         """Return the seconds of the session within each interval between neighbouring `edges`, shape (edges - 1,)."""
@@ -699,7 +684,7 @@ class GrowingAttempts(Growing):
         """
         facts, keys = self._facts(), self._keys.values[self._keys.order]
         found = self._records.sessions()
-        sessions = [Session(*row) for row in zip(*(found[name] for name in Session._fields), strict=True)]
+        sessions = [Session(**dict(zip(found, row, strict=True))) for row in zip(*found.values(), strict=True)]
         if not is_running:
             moments = [facts[name] for name in ("queued_at", "started_at", "ended_at")]
             latest = [float(np.nanmax(column)) for column in moments if not np.isnan(column).all()]

@@ -31,7 +31,7 @@ from shadho_celery.charts.chart import (
     thin_steps,
 )
 from shadho_celery.charts.columns import INFEASIBLE, Depth, TrialColumns, points_by_class
-from shadho_celery.charts.explained import groups, interval_names
+from shadho_celery.charts.params import groups, interval_names
 from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import COUNTED, Report, TrialState
 from shadho_celery.core.units import counted, digits

@@ -1,4 +1,4 @@
-"""The report of a study as an HTML file, the rules of its advice, and the functions that make HTML.
+"""The report of a study as an HTML file, the rules of its advice, its display in a notebook, and functions for HTML.
 
 The report has a summary in words, advice, charts and the best trials. A rule of the advice ("what to try next") looks
 at a study, and yields no sentence if it does not apply. HTML is made by `element`, which escapes its content. A
@@ -11,7 +11,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -20,16 +20,17 @@ import numpy as np
 
 from shadho_celery import __version__
 from shadho_celery.charts.chart import Chart
-from shadho_celery.charts.explained import scaled
 from shadho_celery.charts.losses import failures, failures_by_label
 from shadho_celery.charts.machines import are_telling, one_more_worker
-from shadho_celery.charts.payload import encoded
-from shadho_celery.charts.study import Figure, StudyData, figures_of
-from shadho_celery.core.checks import listed, one_line, printable
+from shadho_celery.charts.params import scaled
+from shadho_celery.charts.registry import CHARTS
+from shadho_celery.charts.study import Figure, StudyData, encoded, figures_of
+from shadho_celery.core.checks import listed, one_line, printable, short
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, in_words
 from shadho_celery.core.units import counted, digits, money, took
 from shadho_celery.results.report import BEST
+from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult, given
 
 #: least number of rated trials for advice about labels and progress
@@ -144,7 +145,8 @@ _NO_ADVICE = "Nothing stands out so far."
 
 def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[str]]]:
     """Return pairs of a question and the sentences that answer it. Long labels are shortened."""
-    titles = {chart.name: chart.title for chart in _charts(figures) if not chart.empty}
+    charts = (chart for figure in figures for _, chart in figure.charts)
+    titles = {chart.name: chart.title for chart in charts if not chart.empty}
     answers = [
         ("What was searched", [*_searched(data)]),
         ("On what", [*_on_what(data)]),
@@ -209,10 +211,6 @@ def _found(data: StudyData, importance: str | None) -> Iterator[str]:
         yield f"{importance}."
     if data.report.failures:
         yield f"Most frequent failure: {one_line(data.report.failures[0])}."
-
-
-def _charts(figures: Iterable[Figure]) -> Iterator[Chart]:
-    return (chart for figure in figures for _, chart in figure.charts)
 
 
 def _ended(counts: object) -> int:
@@ -424,3 +422,75 @@ def _space(data: StudyData) -> Html:
         element("summary", f"{counted(len(domains), 'label')} with distributions.{said}"),
         element("table", element("tbody", *rows)),
     )
+
+
+#: height in pixels: of a frame with an empty chart, of a frame with marks, and of a category's row
+_EMPTY, _HEIGHT, _ROW = 96, 520, 28
+#: maximum height of a frame in pixels; a taller chart scrolls
+_MOST_HEIGHT = 1000
+
+
+class Picture:
+    """A chart that a notebook displays as a picture. The attribute `chart` has its data."""
+
+    def __init__(self, chart: Chart, classes: Collection[str]) -> None:
+        """`classes` are the names of all compute classes of the study, in the order of their colours."""
+        self.chart = chart
+        self._classes = [*classes]
+
+    def _repr_html_(self) -> str:
+        """Return a frame that may run scripts, but has no access to the notebook."""
+        figure = Figure(section="", charts=[(self.chart.name, self.chart)])
+        data = encoded([figure], self._classes)
+        page = document(self.chart.title, element("main", id="figures"), data, is_embedded=True)
+        frame = element(
+            "iframe",
+            srcdoc=page,
+            sandbox="allow-scripts",
+            title=one_line(self.chart.title),
+            style=f"width: 100%; height: {self._height}px; border: 0",
+        )
+        return str(frame)
+
+    @property
+    def _height(self) -> int:
+        if not len(self.chart):
+            return _EMPTY
+        rows = len(self.chart.axes[1].categories) if len(self.chart.axes) == 2 else 0
+        return min(_MOST_HEIGHT, max(_HEIGHT, 200 + _ROW * rows))
+
+    def __repr__(self) -> str:
+        return f"<chart {one_line(self.chart.title)!r}>"
+
+
+class StudyPictures:
+    """The charts of a study as methods, such as `history()`. Each reads the study and returns a `Picture`."""
+
+    def __init__(self, study: StudyResults) -> None:
+        self._study = study
+
+    def __getattr__(self, name: str) -> Callable[..., Picture]:
+        chart = CHARTS.get(name)
+        if chart is None:
+            raise AttributeError(f"there is no chart {short(name)}; charts: {', '.join(sorted(CHARTS))}")
+
+        def picture(*given: object, **named: object) -> Picture:
+            data = StudyData(self._study)
+            return Picture(chart.draw(data, *given, **named), data.classes)
+
+        # These are shown by `help` and by the completion of a notebook.
+        picture.__name__, picture.__doc__ = name, chart.make.__doc__
+        picture.__signature__ = chart.signature  # type: ignore[attr-defined]
+        return picture
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *CHARTS]
+
+
+def study_html(study: StudyResults) -> str:
+    """Return a study's summary and its best trials as HTML without scripts."""
+    data = StudyData(study)
+    report = data.report
+    said = f"{report.best_words}; {report.counts_words}; they ran for {took(report.active_seconds)}"
+    line = element("p", element("strong", one_line(study.name)), f": {one_line(said, 500)}")
+    return str(joined([line, best_trials(data)]))

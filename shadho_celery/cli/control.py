@@ -7,7 +7,6 @@ read by `run --enqueue` and `enqueue`.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -104,7 +103,7 @@ def command(kind: type[Deed]) -> click.Command:
     parts = [_PARAMETERS[each] for each in kind.__struct_fields__]
     parts = [shared_options.study_argument, *parts] if kind.scope not in {"worker", "fleet"} else parts
     parts = [*parts, shared_options.store_option] if kind.scope != "worker" else parts
-    for add in (*reversed(parts), shared_options.fleet_options, shared_options.json_option):
+    for add in (*reversed(parts), shared_options.on_fleet, shared_options.json_option):
         made = add(made)
     on_fleet = f"{urls.REDIS}=redis://127.0.0.1/0 shadho-celery {kind.examples[0].partition('  ')[0]}"
     texts = {"name": name_of(kind), "help": cleandoc(kind.__doc__ or "")}
@@ -132,10 +131,8 @@ def _points(given: Mapping[str, Any]) -> tuple[list[Any], Answer | None]:
 def _asked(deed: Any, given: Mapping[str, Any]) -> Answer:
     """Ask for an action, and return the answer.
 
-    The request goes to the fleet that the options in `given` name, else to the embedded fleets of this folder.
+    The request goes to the fleet that the environment names, else to the embedded fleets of this folder.
     """
-    connection = {name: given[name] for name in ("broker", "redis", "url_file", "signing_key_file")}
-    os.environ.update(shared_options.environment(**connection))
     # Imported here, so that `--help` stays fast.
     from shadho_celery.session.control import Control
 

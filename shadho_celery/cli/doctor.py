@@ -26,7 +26,6 @@ from shadho_celery.cli.status import FleetState, codes, read_fleet
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask, one_line
 from shadho_celery.core.files import CHECKPOINTS
-from shadho_celery.core.system import overridden
 from shadho_celery.core.units import counted, duration, took
 from shadho_celery.errors import ServiceError, ShadhoError
 from shadho_celery.fleet import urls
@@ -94,15 +93,6 @@ def _wrong(text: str, remedy: str) -> Finding:
     return Finding(state=State.WRONG, text=text, remedy=remedy)
 
 
-class Unknown(Exception):
-    """Raised if a check cannot be made, because `error` occurred when its data was read."""
-
-    def __init__(self, error: ShadhoError) -> None:
-        # Cause and remedy, in brackets, are left out, because the check of the server itself shows them.
-        super().__init__(one_line(error).partition(" (")[0])
-        self.error = error
-
-
 @dataclass(frozen=True, kw_only=True)
 class Site:
     """Data that the checks examine. Where reading failed, a field holds the error."""
@@ -125,9 +115,9 @@ class Site:
 
 
 def needed(found: T | ShadhoError) -> T:
-    """Return a field of a `Site`. Raises Unknown if the field holds an error."""
+    """Return a field of a `Site`. Raises the error that the field holds instead."""
     if isinstance(found, ShadhoError):
-        raise Unknown(found)
+        raise found
     return found
 
 
@@ -144,13 +134,12 @@ def look(store: str, longest: float) -> Site:
     if isinstance(broker, ShadhoError) and isinstance(client, ShadhoError) and _is_one_server():
         client = broker
     has_broker = not isinstance(broker, ShadhoError)
-    fleet = client if isinstance(client, ShadhoError) else _asked(lambda: read_fleet(has_broker=has_broker))
     return replace(
         site,
         broker=broker,
         redis=client,
-        redis_facts=client if isinstance(client, ShadhoError) else _asked(lambda: redis_facts(client)),
-        fleet=fleet,
+        redis_facts=_asked(lambda: redis_facts(needed(client))),
+        fleet=client if isinstance(client, ShadhoError) else _asked(lambda: read_fleet(has_broker=has_broker)),
     )
 
 
@@ -169,9 +158,8 @@ def _asked(ask: Callable[[], T]) -> T | ShadhoError:
 
 def broker(site: Site) -> Finding:
     """The broker accepts a connection."""
-    if isinstance(site.broker, ShadhoError):
-        raise site.broker
-    return _ok(f"{site.broker.product} at {mask(urls.url(urls.BROKER))}, connected in {took(site.broker.seconds)}")
+    facts = needed(site.broker)
+    return _ok(f"{facts.product} at {mask(urls.url(urls.BROKER))}, connected in {took(facts.seconds)}")
 
 
 def broker_alarms(site: Site) -> Finding | None:
@@ -218,10 +206,7 @@ def visibility_timeout(site: Site) -> Finding | None:
 
 def redis(site: Site) -> Finding:
     """Redis answers."""
-    if isinstance(site.redis, ShadhoError):
-        if site.redis is site.broker:
-            raise Unknown(site.redis)
-        raise site.redis
+    needed(site.redis)
     return _ok(f"it answers at {mask(urls.url(urls.REDIS))}")
 
 
@@ -441,12 +426,14 @@ def examine(site: Site) -> list[Finding]:
 def _judged(check: Check, site: Site) -> Finding | None:
     try:
         return check(site)
-    except Unknown as error:
-        servers = (name for name, server in (("broker", site.broker), ("redis", site.redis)) if server is error.error)
-        return replace(_unknown(str(error)), needs=next(servers, ""))
     except OSError as error:
         return _unknown(one_line(error))
     except ShadhoError as error:
+        servers = {"broker": site.broker, "redis": site.redis}
+        owner = next((name for name, server in servers.items() if server is error), "")
+        if (owner or error in (site.redis_facts, site.fleet)) and check.__name__ != owner:
+            # Cause and remedy, in brackets, are left out, because the check of the server itself shows them.
+            return replace(_unknown(one_line(error).partition(" (")[0]), needs=owner)
         # The text of an error is the cause, a semicolon, and the remedy.
         text, _, remedy = one_line(error, 500).partition("; ")
         return _wrong(text, remedy)
@@ -468,15 +455,14 @@ def _judged(check: Check, site: Site) -> Finding | None:
 )
 @shared_options.store_option
 @shared_options.json_option
-@shared_options.fleet_options
-def doctor(*, longest: float, store: str, as_json: bool, **connection: str | None) -> None:
+@shared_options.on_fleet
+def doctor(*, longest: float, store: str, as_json: bool) -> None:
     """Check what a fleet or this machine needs: servers and their limits, the store, clocks, workers, queues, disks.
 
     Nothing is changed. Each fault is one line with its remedy. The exit code is 1 if something is wrong.
     """
     shared_options.warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
-    with overridden(shared_options.environment(**connection)):
-        found = examine(look(store, longest))
+    found = examine(look(store, longest))
     wrong, unknown = (sum(each.state is state for each in found) for state in (State.WRONG, State.UNKNOWN))
     if as_json:
         checks = [{**asdict(each), "state": each.state.value} for each in found]

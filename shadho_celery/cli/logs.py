@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -44,22 +43,18 @@ LATEST = 5
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt of the trial.  [default: the last with output]")
 @click.option("--raw", is_flag=True, help="Print it unchanged: control codes, which a terminal obeys, are not escaped.")
 @shared_options.store_option
-@shared_options.fleet_options
-def logs(
-    name: str, number: int, *, follow: bool, attempt: int | None, raw: bool, store: str, **connection: str | None
-) -> None:
+@shared_options.on_fleet
+def logs(name: str, number: int, *, follow: bool, attempt: int | None, raw: bool, store: str) -> None:
     """Print the output of trial number TRIAL: all that it and its child processes have printed, logged and warned.
 
     The log is read from this folder, otherwise from the workers of the named fleet. Only the beginning and the end of a
     long log are kept. Each other replica or rank of a gang has a file of its own, which is named if it is in this
     folder.
     """
-    named = shared_options.environment(**connection)
-    os.environ.update(named)
     # Imported here, so that `--help` stays fast.
     from shadho_celery.session.control import TrialLogs
 
-    with shared_options.opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet(named))) as found:
+    with shared_options.opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet({}))) as found:
         trial = study.trial(number)
         if attempt is not None and attempt > trial.attempts:
             raise UsageError(
@@ -135,20 +130,18 @@ def _explain(trial: TrialResult, why: NotLeft | None) -> None:
 @click.argument("number", metavar="[TRIAL]", required=False, type=click.IntRange(min=0))
 @click.option("-o", "--output", required=True, metavar="DIR", type=Path, help="New or empty folder for the copy.")
 @shared_options.store_option
-@shared_options.fleet_options
-def fetch(name: str, number: int | None, output: Path, store: str, **connection: str | None) -> None:
+@shared_options.on_fleet
+def fetch(name: str, number: int | None, output: Path, store: str) -> None:
     """Copy what trial number TRIAL, by default the best one, has left in its checkpoint_dir to DIR.
 
     The files are read from this folder, otherwise from a worker of the named fleet. Links are left out. DIR appears
     once all files are there and their digests are those of the trial's files.
     """
-    named = shared_options.environment(**connection)
-    os.environ.update(named)
     # Imported late, because `--help` needs none of it.
     from shadho_celery.session import fetching
     from shadho_celery.session.control import TrialLogs
 
-    with shared_options.opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet(named))) as workers:
+    with shared_options.opened(store, name) as study, closing(TrialLogs(is_fleet=urls.is_fleet({}))) as workers:
         trial = study.best if number is None else study.trial(number)
         folder = fetching.TrialFolder(workers, study.key, trial)
         what = f"{counted(len(folder.files), 'file')}, {size_text(folder.size)}"

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from heapq import nsmallest
 from itertools import count
@@ -23,7 +21,7 @@ from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import moment, print_json
 from shadho_celery.core.checks import unbroken
-from shadho_celery.core.files import EMBEDDED, replacing
+from shadho_celery.core.files import EMBEDDED
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, TrialState, in_words
 from shadho_celery.core.units import counted
@@ -64,7 +62,7 @@ def studies(store: str, as_json: bool) -> None:
     opened_store = SqlStore(store, read_only=True)
     found = [StudyResults(opened_store, record) for record in opened_store.records()]
     if as_json:
-        from shadho_celery.results.schema import listed_json
+        from shadho_celery.results.study import listed_json
 
         print_json({"studies": [*map(listed_json, found)]})
         return
@@ -92,7 +90,7 @@ def show(name: str, store: str, as_json: bool) -> None:
     with shared_options.opened(store, name) as found:
         report = found.read_report()
         if as_json:
-            from shadho_celery.results.schema import study_json
+            from shadho_celery.results.study import study_json
 
             print_json(study_json(report))
         else:
@@ -193,7 +191,7 @@ def trials(
     with shared_options.opened(store, name) as study:
         found, total = _chosen(study, fits, SORTED[sort], limit or (None if as_json else LIMIT))
         if as_json:
-            from shadho_celery.results.schema import trial_json
+            from shadho_celery.results.study import trial_json
 
             print_json({"study": study.name, "trials": [trial_json(trial) for trial in found]})
             return
@@ -212,7 +210,7 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
     with shared_options.opened(store, name) as study:
         found = study.trial(number)
         if as_json:
-            from shadho_celery.results.schema import attempt_json, trial_json
+            from shadho_celery.results.study import attempt_json, trial_json
 
             reports = [
                 {"attempt": each.attempt, "step": each.step, "loss": each.loss, "at": each.at} for each in found.reports
@@ -238,7 +236,7 @@ def best(name: str, store: str, as_json: bool) -> None:
         front = study.front
         found = front[0] if front else study.best
         if as_json:
-            from shadho_celery.results.schema import trial_json
+            from shadho_celery.results.study import trial_json
 
             whole = {"front": [*map(trial_json, front)]} if front else {}
             print_json({"study": study.name, **trial_json(found), "folder": found.folder, **whole})
@@ -459,7 +457,7 @@ def _csv(study: StudyResults, file: IO[bytes], *, plain: bool = False) -> None:
 
 def _json(study: StudyResults, file: IO[bytes]) -> None:
     """Write the study as one JSON object. Trials are read from the store and written one by one."""
-    from shadho_celery.results.schema import plain_json, trial_json
+    from shadho_celery.results.study import plain_json, trial_json
 
     facts = {name: getattr(study, name) for name in ("module", "command", "seed", "space")}
     head = plain_json({"study": study.name, **facts})
@@ -474,16 +472,6 @@ def _parquet(study: StudyResults, file: IO[bytes]) -> None:
         study.dataframe().to_parquet(file, index=False)
     except ImportError:
         raise UsageError('parquet needs pyarrow; in the checkout: pip install -e ".[export]"') from None
-
-
-@contextmanager
-def _new_file(output: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces an existing one only when it is complete. Raises UsageError."""
-    try:
-        with replacing(output) as file:
-            yield file
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
 
 
 WRITERS: Mapping[str, Callable[[StudyResults, IO[bytes]], None]] = {"csv": _csv, "json": _json, "parquet": _parquet}
@@ -529,7 +517,7 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
             write(study, sys.stdout.buffer)
             sys.stdout.buffer.flush()
             return
-        with _new_file(output) as file:
+        with shared_options.new_file(output) as file:
             write(study, file)
         say(f"{counted(len(study.trials), 'trial')} of study {study.name} written to {output}", err=True)
 
@@ -560,7 +548,7 @@ def report(name: str, output: Path, store: str) -> None:
 
     with shared_options.opened(store, name) as study:
         text = report_html(StudyData(study))
-        with _new_file(output) as file:
+        with shared_options.new_file(output) as file:
             file.write(text.encode())
         say(f"report of study {study.name} written to {output}", err=True)
 
@@ -569,14 +557,13 @@ def report(name: str, output: Path, store: str) -> None:
 @shared_options.study_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @shared_options.store_option
-@shared_options.fleet_options
-def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
+@shared_options.on_fleet
+def rm(name: str, yes: bool, store: str) -> None:
     """Delete a study: its trials and reports, and its checkpoints, logs and state below this folder's .shadho.
 
     A running study cannot be deleted. Files on the disks of other machines are listed, not deleted. If a fleet is
     named, running trials of the study are stopped, and those that wait in its queues will not run.
     """
-    named = shared_options.environment(**connection)
     with shared_options.opened(store, name, exactly=True) as study:
         if (where := study.running_on) is not None:
             raise StudyLocked(f"the scheduler on {where} runs study {study.name}; stop it first, with Ctrl-C there")
@@ -596,8 +583,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
             f"not deleted: {deleted.folder_there} below the working directory of its workers, on "
             f"{', '.join(deleted.hosts)}; while they run, shadho-celery clean {deleted.key} deletes it"
         )
-    if urls.is_fleet(named):
-        os.environ.update(named)
+    if urls.is_fleet({}):
         _leave_fleet(deleted)
 
 

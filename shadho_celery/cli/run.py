@@ -32,7 +32,7 @@ from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
 from shadho_celery.objective.command import FACTS, Command
 from shadho_celery.results.report import report_of, run_of, state_at_rest
-from shadho_celery.results.schema import study_json
+from shadho_celery.results.study import study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.scheduler import known_points
 from shadho_celery.session.opening import Opening

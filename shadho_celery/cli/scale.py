@@ -84,23 +84,13 @@ MAX_OUTPUT = 2000
     help="Time for which idle workers are kept after they are no longer wanted.",
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@shared_options.fleet_options
-def scale(
-    *,
-    path: Path,
-    most: int,
-    slurm: bool,
-    is_command: bool,
-    cooldown: float,
-    words: tuple[str, ...],
-    **connection: str | None,
-) -> None:
+@shared_options.on_fleet
+def scale(*, path: Path, most: int, slurm: bool, is_command: bool, cooldown: float, words: tuple[str, ...]) -> None:
     """Start workers for the slots that the running studies want, and end idle workers that no study wants.
 
     It runs until Ctrl-C, after which the workers stay. Workers finish their trials before they end.
     """
     Output.is_optional = True
-    os.environ.update(shared_options.environment(**connection))
     spec = read_class_spec(path)
     if slurm is is_command:
         raise UsageError("give either --slurm or --command")

@@ -13,19 +13,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.core.checks import mask, printable, printable_json, short
-from shadho_celery.core.files import read_text
+from shadho_celery.core.files import read_text, replacing
 from shadho_celery.core.names import FORMS, elsewhere
 from shadho_celery.core.payload import MODULE_NAME
 from shadho_celery.core.settings import SETTINGS, Setting, read_settings
+from shadho_celery.core.system import overridden
 from shadho_celery.core.units import seconds_of
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.fleet import urls
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shadho_celery.results.study import StudyResults
 
 F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
 
 #: environment variable with the URL of the store, if --store is not given
 STORE_VARIABLE = "SHADHO_STORE"
@@ -109,6 +111,19 @@ def fleet_options(command: F) -> F:
     return click.option(
         "--broker", metavar="URL", help=f"Broker of the fleet, amqp:// or redis://.  [env: {OWN_BROKER}, {BROKER}]"
     )(command)
+
+
+def on_fleet(command: Callable[..., T]) -> Callable[..., T]:
+    """Add `fleet_options` to a command, which runs with their values in the environment."""
+
+    @wraps(command)
+    def run(
+        *, broker: str | None, redis: str | None, url_file: str | None, signing_key_file: str | None, **given: Any
+    ) -> T:
+        with overridden(environment(broker, redis, url_file, signing_key_file)):
+            return command(**given)
+
+    return fleet_options(run)
 
 
 def variable_option(variable: str, *names: str, **form: Any) -> Callable[[F], F]:
@@ -329,6 +344,16 @@ def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyRes
         say(f"Warning: {study.values_note}", err=True)
 
 
+@contextmanager
+def new_file(output: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces an existing one only when it is complete. Raises UsageError."""
+    try:
+        with replacing(output) as file:
+            yield file
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
+
+
 def file_of(study: StudyResults) -> str:
     """Return the name of a recorded study's file. Raises UsageError if there is none, or if it may name anything."""
     module, found = study.module, study.name
@@ -357,7 +382,7 @@ def confirm(question: str) -> None:
 
 def print_json(found: Any) -> None:
     """Print one JSON value in one line."""
-    from shadho_celery.results.schema import plain_json
+    from shadho_celery.results.study import plain_json
 
     say(printable_json(json.dumps(plain_json(found), ensure_ascii=False, allow_nan=False)))
 

@@ -50,13 +50,13 @@ NO_FLEET = (
     "status --url-file ~/fleet.urls --json",
 )
 @shared_options.json_option
-@shared_options.fleet_options
-def status(as_json: bool, **connection: str | None) -> None:
+@shared_options.on_fleet
+def status(as_json: bool) -> None:
     """Show the studies that run on a fleet, its workers with the trials in their slots, and its classes and queues.
 
     If no fleet is named, show the studies that run in this folder with their own workers (embedded mode).
     """
-    places = places_of(shared_options.environment(**connection))
+    places = places_of()
     if as_json:
         shared_options.print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
     elif places:
@@ -68,19 +68,13 @@ def status(as_json: bool, **connection: str | None) -> None:
         raise SystemExit(ServiceError.exit_code)
 
 
-def places_of(named: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the state of the fleet whose URLs are in the environment or in `named`, as one JSON object.
+def places_of() -> list[dict[str, Any]]:
+    """Return the state of the fleet whose URLs are in the environment, as one JSON object.
 
     If no fleet is named, return an object for each study that runs in this folder with its own workers.
     """
-    if not urls.is_fleet(named):
-        return _embedded()
-    with overridden(named):
+    if urls.is_fleet({}):
         return [{"fleet": {"broker": mask(urls.url(urls.BROKER)), "redis": mask(urls.url(urls.REDIS))}} | _look()]
-
-
-def _embedded() -> list[dict[str, Any]]:
-    """Return a JSON object for each study that runs in this folder with its own workers."""
     from shadho_celery.embedded.plan import running
 
     found = []

@@ -180,7 +180,7 @@ def summary(
         *notices,
         *action_lines(report.actions),
         *([f"best: {best_values(report.best, report.name)}"] if report.best is not None else []),
-        f"study {report.name}: {counts_line(report)}; {best_line(report)}",
+        f"study {report.name}: {report.counts_words}; {best_line(report)}",
         *front_lines(report),
         *run_lines(report, run),
         f"store: {report.store}",
@@ -226,15 +226,6 @@ def failure_lines(failures: Sequence[FailureCount], when: str = "failed") -> lis
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
     return lines
-
-
-def counts_line(report: Overview) -> str:
-    """Return text with the number of ended trials by state, and the limit if there is one."""
-    counts = report.counts
-    pruned = f", {counts[_S.PRUNED]} pruned" if counts[_S.PRUNED] else ""
-    words = f"{counts[_S.COMPLETE]} complete{pruned}, {counts[_S.FAILED]} failed"
-    # Failed trials that run again may exceed the limit.
-    return f"{words} of {counted(max(report.asked, report.ended), 'trial')}" if report.asked else words
 
 
 def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from shadho_celery.charts.chart import Array, Indices
 from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.losses import on_front
-from shadho_celery.charts.payload import MOST_CHARACTERS, packed
-from shadho_celery.charts.study import ON_PAGES, chart_by_name, in_order_of_colours
+from shadho_celery.charts.study import MOST_CHARACTERS, ON_PAGES, chart_by_name, in_order_of_colours, packed
 from shadho_celery.cli.control import points_in
 from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.records import ACTIONS, Answer, Enqueue, OfStudy, OfWorker, name_of
@@ -37,8 +36,7 @@ from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted
 from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.results.schema import plain_json, trial_json
-from shadho_celery.results.study import StudyResults
+from shadho_celery.results.study import StudyResults, plain_json, trial_json
 from shadho_celery.results.trial import TrialResult, given
 from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import DEFAULT_STORE
@@ -201,39 +199,29 @@ RATE_TRIALS, RATE_SECONDS, RATE_LEAST = 50, 120.0, 10
 #: maximum length of a search text
 MOST_SEARCH = 200
 
+#: facts of a study that the list of studies and the study's page show
+FACTS = ("name", "module", "command", "created_at", "asked")
+
 Json = dict[str, Any]
 
 
 def studies(cache: Cache) -> Json:
     """Return the studies of the store, the latest first."""
     records = cache.records()
-    shown = records[:MOST_STUDIES]
-    found = [
-        {
-            "name": record.name,
-            "module": record.module,
-            "command": record.command,
-            "created_at": record.created_at,
-            "asked": record.asked,
-            "loss": next(iter(record.objectives), "loss"),
-            **read,
-        }
-        for record, read in zip(shown, cache.listed(shown, _listed), strict=True)
-    ]
     # `safe_url` has no password.
     where = [] if cache.store.safe_url == DEFAULT_STORE else ["--store", cache.store.safe_url]
     return {
         "store": cache.store.safe_url,
         "first": shlex.join(["shadho-celery", "run", "tasks.svm", "--trials", "40", *where]),
-        "studies": plain_json(found),
+        "studies": plain_json(cache.listed(records[:MOST_STUDIES], _listed)),
         "left_out": max(0, len(records) - MOST_STUDIES),
     }
 
 
 def _listed(study: StudyResults) -> Json:
-    """Return what the list of studies shows about a study, besides its record."""
-    best = study.best_loss
-    return {"running_on": study.running_on, "state": study.state, "counts": study.counts, "best": best}
+    """Return what the list of studies shows about a study."""
+    found = {name: getattr(study, name) for name in (*FACTS, "running_on", "state", "counts")}
+    return {**found, "loss": next(iter(study.objectives), "loss"), "best": study.best_loss}
 
 
 def summary(cached: CachedStudy) -> Json:
@@ -245,17 +233,11 @@ def summary(cached: CachedStudy) -> Json:
     counts = {name: len(places) for name, places in trials.state.places()}
     ended = sum(counts.get(state.value, 0) for state in COUNTED)
     return {
-        "name": study.name,
-        "module": study.module,
-        "command": study.command,
+        **{name: getattr(study, name) for name in (*FACTS, "store", "seed")},
         "running_on": running_on,
         "state": state,
-        "created_at": study.created_at,
-        "store": study.store,
-        "seed": study.seed,
         "counts": counts,
         "ended": ended,
-        "asked": study.asked,
         "actions": [] if state == "stopping" else buttons("study", is_held=state == "paused", study=study.name),
         "changeable": [*map(partial(_changeable, cached), CHANGEABLE)],
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),

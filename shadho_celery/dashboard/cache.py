@@ -234,12 +234,12 @@ class Cache:
         return found
 
 
-#: seconds for which an answer is kept
+#: least seconds for which an answer is kept
 SHARED_SECONDS = 1.0
 
 
 class Shared(Generic[T]):
-    """An answer that is shared by all requests during its computation and for SHARED_SECONDS afterwards.
+    """An answer that is shared by all requests during its computation, and for SHARED_SECONDS from its beginning.
 
     Use it in one event loop only.
     """
@@ -247,26 +247,19 @@ class Shared(Generic[T]):
     def __init__(self, make: Callable[[], T], threads: Executor, clock: Clock) -> None:
         """`make` is called in one of `threads`."""
         self._make, self._threads, self._clock = make, threads, clock
-        #: the latest answer with its time, or the computation that will return it
-        self._latest: Future[tuple[float, T]] | None = None
+        #: the latest computation, and when it began
+        self._latest: Future[T] | None = None
+        self._began = -math.inf
 
     async def get(self) -> T:
         """Return the answer. Raises what `make` raises."""
-        latest = self._latest
-        if latest is None or self._is_old(latest):
-            latest = self._latest = self._threads.submit(self._made)
+        latest, now = self._latest, self._clock.now()
+        if latest is None or (latest.done() and now - self._began >= SHARED_SECONDS):
+            latest, self._began = self._threads.submit(self._make), now
+            self._latest = latest
         # `shield` lets other requests wait even if this one is cancelled.
-        return (await asyncio.shield(asyncio.wrap_future(latest)))[1]
+        return await asyncio.shield(asyncio.wrap_future(latest))
 
     def forget(self) -> None:
         """Compute a new answer for the next request."""
         self._latest = None
-
-    def _made(self) -> tuple[float, T]:
-        made = self._make()
-        return self._clock.now(), made
-
-    def _is_old(self, latest: Future[tuple[float, T]]) -> bool:
-        if not latest.done():
-            return False
-        return latest.exception() is not None or self._clock.now() - latest.result()[0] >= SHARED_SECONDS

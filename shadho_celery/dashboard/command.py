@@ -52,10 +52,8 @@ MOST_REQUESTS = 300
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with a token to log in; made if missing.")
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in a browser.")
 @click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input ends, as when a run is killed.")
-@shared_options.fleet_options
-def dashboard(
-    store: str, port: int, token_file: Path | None, is_opened: bool, with_parent: bool, **connection: str | None
-) -> None:
+@shared_options.on_fleet
+def dashboard(store: str, port: int, token_file: Path | None, is_opened: bool, with_parent: bool) -> None:
     """Serve web pages about the studies of a store, until Ctrl-C. They show running studies as they change."""
     try:
         import uvicorn
@@ -69,8 +67,6 @@ def dashboard(
         from shadho_celery.store.sql import SqlStore
     except ModuleNotFoundError:
         raise UsageError('the dashboard needs its packages; in the checkout: pip install -e ".[dashboard]"') from None
-    named = shared_options.environment(**connection)
-    os.environ.update(named)
     access = Access(None if token_file is None else read_token(token_file))
     is_typed = click.get_current_context().get_parameter_source("store") is ParameterSource.COMMANDLINE
     if (missing := missing_file(store)) is not None and not is_typed:
@@ -78,7 +74,7 @@ def dashboard(
         with closing(SqlStore(store)):
             say(f"there was no store {missing}; it was created, without a study")
     opened = SqlStore(store, read_only=True)
-    logs = TrialLogs(is_fleet=urls.is_fleet(named), seconds=ANSWER_SECONDS)
+    logs = TrialLogs(is_fleet=urls.is_fleet({}), seconds=ANSWER_SECONDS)
     # On Ctrl-C, uvicorn ends in order and then raises KeyboardInterrupt.
     with suppress(KeyboardInterrupt), ExitStack() as opening, _listen(port) as listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
@@ -90,7 +86,7 @@ def dashboard(
         server = Server(
             Cache(opened, SystemClock()),
             access,
-            lambda: places_of(named),
+            places_of,
             control=Control(store=store),
             logs=LogEnds(logs, SystemClock()),
             clock=SystemClock(),

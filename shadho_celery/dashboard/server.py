@@ -1,19 +1,13 @@
-"""Routes of the dashboard: the files of the pages, and the API whose answers they show.
-
-Files are served from memory. Each is compressed once, and sent to a browser only if it does not have the current
-version.
-"""
+"""Routes of the dashboard: the files of the pages, and the API whose answers they show."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
-import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,62 +17,24 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from shadho_celery import charts
 from shadho_celery.charts.columns import Depth
 from shadho_celery.charts.losses import comparisons
-from shadho_celery.charts.payload import packed
+from shadho_celery.charts.study import packed
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.records import Answer
 from shadho_celery.core.system import Clock
 from shadho_celery.dashboard import answers
 from shadho_celery.dashboard.access import HEADERS, Access, Guard, cookie_name
 from shadho_celery.dashboard.answers import LogEnds
-from shadho_celery.dashboard.cache import Cache, Shared
+from shadho_celery.dashboard.cache import Cache, CachedStudy, Shared
 from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNotFound, UsageError
-from shadho_celery.results.schema import plain_json
+from shadho_celery.results.study import plain_json
 from shadho_celery.session.control import Control
-
-#: suffix of a file -> its media type; files with other suffixes are not served
-TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
-
-
-class Asset:
-    """One file, with its media type, its entity tag and its compressed content."""
-
-    def __init__(self, path: Path) -> None:
-        self._kind, self._body = TYPES[path.suffix], path.read_bytes()
-        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
-
-    def answer(self, request: Request) -> Response:
-        """Return the file, or status 304 if the browser has its current version."""
-        # Let the browser check each time, which costs little, so that files of two versions are never mixed.
-        headers = {"cache-control": "no-cache", "etag": self._tag, "vary": "accept-encoding"}
-        if self._tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(self._body, headers=headers, media_type=self._kind)
-        return Response(self._compressed, headers={**headers, "content-encoding": "gzip"}, media_type=self._kind)
-
-    @cached_property
-    def _compressed(self) -> bytes:
-        return gzip.compress(self._body, mtime=0)
-
-
-class Assets:
-    """The files in a folder and its subfolders."""
-
-    def __init__(self, folder: Path) -> None:
-        found = (path for path in folder.rglob("*") if path.suffix in TYPES)
-        self._assets = {path.relative_to(folder).as_posix(): Asset(path) for path in found}
-
-    async def answer(self, request: Request) -> Response:
-        """Return the file whose path is in the request's path."""
-        asset = self._assets.get(request.path_params.get("path", "index.html"))
-        return PlainTextResponse("there is no such file\n", 404) if asset is None else asset.answer(request)
-
 
 log = logging.getLogger(__name__)
 
@@ -122,24 +78,27 @@ class Server:
     @property
     def app(self) -> Starlette:
         """The ASGI application."""
-        own = Assets(STATIC)
+        trial = "/api/study/{name}/trial/{number:int}"
         routes = [
-            # The page requests everything else.
-            Route("/", own.answer),
-            Route("/static/{path:path}", own.answer),
-            Route("/pages/{path:path}", Assets(PAGES).answer),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            Mount("/pages", StaticFiles(directory=PAGES)),
             Route("/login", self.log_in, methods=["POST"]),
             Route("/api/studies", self.studies),
             Route("/api/compare", self.compare),
             Route("/api/fleet", self.fleet),
-            Route("/api/study/{name}", self.study),
-            Route("/api/study/{name}/chart/{chart}", self.chart),
-            Route("/api/study/{name}/trials", self.trials),
-            Route("/api/study/{name}/trial/{number:int}", self.trial),
-            Route("/api/study/{name}/trial/{number:int}/log", self.trial_log),
+            Route("/api/study/{name}", self.of_study(summary)),
+            Route("/api/study/{name}/chart/{chart}", self.of_study(chart)),
+            Route("/api/study/{name}/trials", self.of_study(lambda c, r: answers.trials_page(c, r.query_params))),
+            Route(trial, self.of_study(lambda c, r: answers.trial(c, r.path_params["number"]))),
+            Route(
+                f"{trial}/log",
+                self.of_study(lambda c, r: self._logs.read(c.study, r.path_params["number"], r.query_params)),
+            ),
             Route("/api/study/{name}/events", self.events),
             Route("/api/study/{name}/action", self.act_on_study, methods=["POST"]),
             Route("/api/worker/action", self.act_on_worker, methods=["POST"]),
+            # The page, which requests everything else.
+            Mount("/", StaticFiles(directory=STATIC, html=True)),
         ]
         middleware = [
             Middleware(Guard, access=self._access),
@@ -179,31 +138,9 @@ class Server:
         """Return the workers of the fleet, or of the embedded fleets in this folder."""
         return answer(await self._fleet.get())
 
-    def study(self, request: Request) -> Response:
-        """Return the data for the top of a study's page."""
-        cached = self._cache.study(request.path_params["name"])
-        return answer(cached.answer("summary", partial(answers.summary, cached)))
-
-    def chart(self, request: Request) -> Response:
-        """Return a chart by its name, with its arguments in the query."""
-        cached, name = self._cache.study(request.path_params["name"]), request.path_params["chart"]
-        asked = dict(request.query_params)
-        return answer(cached.answer((name, *sorted(asked.items())), partial(answers.chart, cached, name, asked)))
-
-    def trials(self, request: Request) -> Response:
-        """Return a page of the table of trials."""
-        cached = self._cache.study(request.path_params["name"])
-        return answer(answers.trials_page(cached, request.query_params))
-
-    def trial(self, request: Request) -> Response:
-        """Return the data for a trial's page."""
-        cached = self._cache.study(request.path_params["name"])
-        return answer(answers.trial(cached, request.path_params["number"]))
-
-    def trial_log(self, request: Request) -> Response:
-        """Return the part of a trial's log after a position."""
-        cached = self._cache.study(request.path_params["name"])
-        return answer(self._logs.read(cached.study, request.path_params["number"], request.query_params))
+    def of_study(self, make: Callable[[CachedStudy, Request], object]) -> Callable[[Request], Response]:
+        """Return the route whose answer `make` returns for a study."""
+        return lambda request: answer(make(self._cache.study(request.path_params["name"]), request))
 
     async def act_on_study(self, request: Request) -> Response:
         """Carry out an action on a running study. The answer says whether it was done, and the result or reason."""
@@ -252,6 +189,17 @@ class Server:
                 self._streams -= 1
 
         return StreamingResponse(stream(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def summary(cached: CachedStudy, request: Request) -> object:
+    """Return the data for the top of a study's page."""
+    return cached.answer("summary", partial(answers.summary, cached))
+
+
+def chart(cached: CachedStudy, request: Request) -> object:
+    """Return a chart by its name, with its arguments in the query."""
+    name, asked = request.path_params["chart"], dict(request.query_params)
+    return cached.answer((name, *sorted(asked.items())), partial(answers.chart, cached, name, asked))
 
 
 def places(fleet: Fleet) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shadho_celery.core.trial import TrialState
-from shadho_celery.metrics.family import Collector, Family, Kind
+from shadho_celery.metrics.server import Collector, Family, Kind
 from shadho_celery.node.slots import Slots
 
 #: states of a worker

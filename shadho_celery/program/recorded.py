@@ -20,7 +20,7 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.store.sql import SqlStore
 
 if TYPE_CHECKING:
-    from shadho_celery.charts.notebook import StudyPictures
+    from shadho_celery.charts.report import StudyPictures
 
 
 class ShownStudy(StudyResults):
@@ -30,12 +30,12 @@ class ShownStudy(StudyResults):
     def charts(self) -> StudyPictures:
         """Charts of the study, such as ``study.charts.history()``. Each call reads the study anew."""
         # Imported here, as below, because only notebooks need it.
-        from shadho_celery.charts.notebook import StudyPictures
+        from shadho_celery.charts.report import StudyPictures
 
         return StudyPictures(self)
 
     def _repr_html_(self) -> str:
-        from shadho_celery.charts.notebook import study_html
+        from shadho_celery.charts.report import study_html
 
         return study_html(self)
 
@@ -113,9 +113,8 @@ def is_notebook() -> bool:
 def summary(scheduler: Scheduler) -> str:
     """Return a summary of a search's result in one line."""
     # Imported here, because the module imports rich.
-    from shadho_celery.cli.tables import counts_line
 
     study = overview_of(scheduler.study)
     best = study.best
     found = "" if best is None else f" (trial {best.number}: {one_line(given(best), MOST_VALUES)})"
-    return f"study {study.name}: {counts_line(study)}; {study.best_words}{found}"
+    return f"study {study.name}: {study.counts_words}; {study.best_words}{found}"

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -32,6 +32,8 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.front import Coverage, coverage
 from shadho_celery.study.state import StudyState
 from shadho_celery.study.table import FinishedTrials, OnClass, RungSummary, StudyTrials
+
+T = TypeVar("T")
 
 #: minimum number of trials of a subspace before its params are examined
 LEAST_TRIALS = 60
@@ -246,75 +248,47 @@ class Recorded(StudyTrials):
         super().__init__(store, store.find(record.name), store.earlier(record.key), store.warm_start(record.key))
 
 
+class OfRecord(Generic[T]):
+    """A fact of a study: the attribute of its record with the same name. It cannot be set."""
+
+    def __init__(self, words: str) -> None:
+        """`words` describe the fact to users."""
+        self.__doc__ = words
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: StudyFacts | None, owner: type) -> T:
+        return self if instance is None else getattr(instance.record, self._name)  # type: ignore[return-value]
+
+    def __set__(self, instance: StudyFacts, value: T) -> None:
+        raise AttributeError(f"{self._name} of a study cannot be set")
+
+
 class StudyFacts:
     """The facts of a study that are in its record."""
 
     record: StudyRecord
 
-    @property
-    def name(self) -> str:
-        """Name of the study in its store."""
-        return self.record.name
-
-    @property
-    def key(self) -> str:
-        """Key of the study, which is unique among all stores. It is also the name of the study's checkpoint folder."""
-        return self.record.key
-
-    @property
-    def module(self) -> str:
-        """Module with SPACE and objective; "" for a study that a program runs without a study file."""
-        return self.record.module
-
-    @property
-    def command(self) -> str:
-        """Command that its trials run, in the form of a shell; "" if they call a function."""
-        return self.record.command
-
-    @property
-    def seed(self) -> int:
-        """Seed of the search."""
-        return self.record.seed
-
-    @property
-    def created_at(self) -> float:
-        """Time of its creation in seconds since the epoch."""
-        return self.record.created_at
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings that were given in all runs so far; defaults are left out."""
-        return self.record.settings
-
-    @property
-    def in_force(self) -> Mapping[str, Any]:
-        """All settings of its latest run, defaults included. The sampler is None if it was a user's own class."""
-        return self.record.in_force
-
-    @property
-    def asked(self) -> int | None:
-        """Limit on the number of trials in the latest run, or None."""
-        return self.record.asked
-
-    @property
-    def is_simulated(self) -> bool:
-        """True if its trials were simulated (`shadho-celery simulate --store`). Then it cannot be resumed."""
-        return self.record.is_simulated
-
-    @property
-    def objectives(self) -> Mapping[str, str]:
-        """Direction of each loss by name, "minimize" or "maximize"; empty in a study with one loss that has no name."""
-        return self.record.objectives
-
-    @property
-    def space(self) -> Mapping[str, str]:
-        """Domain and condition of each label as text."""
-        return self.record.space
-
-    @property
-    def tree(self) -> Mapping[str, Any] | None:
-        """The labels of the search space in the form of `space.stored`; None if they were not recorded."""
-        return self.record.tree
+    name = OfRecord[str]("Name of the study in its store.")
+    key = OfRecord[str]("Unique among all stores, and the name of the study's checkpoint folder.")
+    module = OfRecord[str]('Module with SPACE and objective; "" for a study that a program runs without a study file.')
+    command = OfRecord[str]('Command that its trials run, in the form of a shell; "" if they call a function.')
+    seed = OfRecord[int]("Seed of the search.")
+    created_at = OfRecord[float]("Time of its creation in seconds since the epoch.")
+    settings = OfRecord[Mapping[str, Any]]("Settings that were given in all runs so far; defaults are left out.")
+    in_force = OfRecord[Mapping[str, Any]](
+        "All settings of its latest run, defaults included. The sampler is None if it was a user's own class."
+    )
+    asked = OfRecord[int | None]("Limit on the number of trials in the latest run, or None.")
+    is_simulated = OfRecord[bool]("True if its trials were simulated (`simulate --store`). It cannot be resumed.")
+    objectives = OfRecord[Mapping[str, str]](
+        'Direction of each loss by name, "minimize" or "maximize"; empty for one loss that has no name.'
+    )
+    space = OfRecord[Mapping[str, str]]("Domain and condition of each label as text.")
+    tree = OfRecord[Mapping[str, Any] | None](
+        "The labels of the search space in the form of `space.stored`; None if they were not recorded."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +343,15 @@ class Overview(StudyFacts):
     def violation(self) -> float:
         """Violation of the best trial; above 0 as long as no trial is feasible."""
         return 0.0 if self.best is None else violation_of(self.best.constraints)
+
+    @property
+    def counts_words(self) -> str:
+        """Text with the number of ended trials by state, and the limit if there is one."""
+        counts = self.counts
+        pruned = f", {counts[_S.PRUNED]} pruned" if counts[_S.PRUNED] else ""
+        words = f"{counts[_S.COMPLETE]} complete{pruned}, {counts[_S.FAILED]} failed"
+        # Failed trials that run again may exceed the limit.
+        return f"{words} of {counted(max(self.asked, self.ended), 'trial')}" if self.asked else words
 
     @property
     def best_words(self) -> str:

@@ -24,7 +24,7 @@ from hyperopt import hp
 from services.browser import SCHEMES, WIDTHS, Opened
 
 from shadho_celery import minimize
-from shadho_celery.charts.payload import MOST_CHARACTERS
+from shadho_celery.charts.study import MOST_CHARACTERS
 from shadho_celery.core.checks import printable
 from shadho_celery.dashboard.cache import FRESH_SECONDS
 from shadho_celery.store.base import Turn

@@ -17,8 +17,7 @@ from services.browser import SCHEMES, WIDTHS, Opened
 from services.cases import cases
 from services.pictured import pictured
 
-from shadho_celery.charts.notebook import StudyPictures
-from shadho_celery.charts.report import STATIC, report_html
+from shadho_celery.charts.report import STATIC, StudyPictures, report_html
 
 pytestmark = pytest.mark.timeout(240)
 

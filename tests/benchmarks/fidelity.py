@@ -40,8 +40,7 @@ from services.families import Family, cluster_of, fleet_of, half_normal, log_nor
 
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.simulation import simulate
+from shadho_celery.simulation.simulation import Cluster, simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.state import StudyState
 

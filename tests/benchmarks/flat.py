@@ -26,8 +26,7 @@ from services.families import Family, cluster_of, fleet_of, half_normal, log_nor
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.placement.model import CostModel
-from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.simulation.simulation import Cluster, Simulation, simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.features import Array
 

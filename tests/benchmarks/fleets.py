@@ -20,7 +20,7 @@ from scipy.stats import qmc
 from services.families import Family, cluster_of, fleet_of, half_normal, samples
 
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.simulation.cluster_file import Cluster, Machine
+from shadho_celery.simulation.simulation import Cluster, Machine
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 

@@ -35,8 +35,7 @@ from services.families import Family, cluster_of, fleet_of, half_normal, uniform
 from shadho_celery.core.records import AttemptRecord, End, Leaving
 from shadho_celery.core.trial import TrialState
 from shadho_celery.placement.bound import cheapest, throughput_bound
-from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.simulation.simulation import Cluster, Simulation, simulate
 
 #: workers by class, each with one slot
 FLEET = {"gpu_large": 8, "gpu_small": 24, "cpu": 40}

@@ -35,9 +35,8 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.plan import Plan, make_scheduler
-from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.executor import Change, Fleet, SimulatedClass, SimulatedExecutor
-from shadho_celery.simulation.simulation import simulate
+from shadho_celery.simulation.simulation import Cluster, simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.space.stored import to_json

@@ -32,8 +32,7 @@ from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.scheduler.proposals import trial_seed
-from shadho_celery.simulation.cluster_file import Cluster, load
-from shadho_celery.simulation.simulation import make_play, simulate
+from shadho_celery.simulation.simulation import Cluster, load, make_play, simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 

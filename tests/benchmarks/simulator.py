@@ -18,8 +18,7 @@ from services.families import Family, cluster_of, fleet_of, half_normal, log_nor
 
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS
-from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.simulation import simulate
+from shadho_celery.simulation.simulation import Cluster, simulate
 
 #: mean seconds of a trial by family and class: unlike machines, each family with another order of them
 CLASSES = ("v100", "p100", "k80")

@@ -24,8 +24,7 @@ from services.families import Family, cluster_of, fleet_of, half_normal
 from workers import Fleet, lent_redis
 
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.simulation.cluster_file import Machine
-from shadho_celery.simulation.simulation import simulate
+from shadho_celery.simulation.simulation import Machine, simulate
 
 #: the queues, the strongest first
 CLASSES = ("v100", "p100", "k80")

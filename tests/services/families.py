@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from hyperopt import hp
 
-from shadho_celery.simulation.cluster_file import Cluster, Machine
 from shadho_celery.simulation.executor import Fleet, SimulatedClass
+from shadho_celery.simulation.simulation import Cluster, Machine
 
 #: value of x in [0, 1] at which a family has its least loss
 OPTIMUM = 0.3

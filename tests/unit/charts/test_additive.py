@@ -12,8 +12,7 @@ from services.columns import trials
 
 from shadho_celery import minimize
 from shadho_celery.charts.columns import read_trials
-from shadho_celery.charts.explained import MOST_LABELS, explained, groups
-from shadho_celery.charts.params import LEAST, loss_shares
+from shadho_celery.charts.params import LEAST, MOST_LABELS, explained, groups, loss_shares
 
 
 def drifting(count: int = 100, seed: int = 0) -> list[dict[str, object]]:

@@ -14,7 +14,6 @@ from services.columns import trials
 
 from shadho_celery.charts.chart import MOST, Mark, Scale
 from shadho_celery.charts.columns import TrialColumns
-from shadho_celery.charts.explained import explained
 from shadho_celery.charts.losses import (
     MOST_CURVES,
     candidates,
@@ -25,7 +24,7 @@ from shadho_celery.charts.losses import (
     hypervolume,
     rungs,
 )
-from shadho_celery.charts.params import importance, importances, parallel, slice_of
+from shadho_celery.charts.params import explained, importance, importances, parallel, slice_of
 from shadho_celery.core.trial import Report
 from shadho_celery.errors import UsageError
 

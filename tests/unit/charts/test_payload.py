@@ -11,8 +11,7 @@ from services.cases import cases
 from services.pictured import pictured
 
 from shadho_celery.charts.chart import Axis, Cell, Chart, Mark, Series
-from shadho_celery.charts.payload import MOST_BYTES, encoded, packed, reduced
-from shadho_celery.charts.study import Figure, figures_of
+from shadho_celery.charts.study import MOST_BYTES, Figure, encoded, figures_of, packed, reduced
 
 
 def chart(count: int, mark: Mark = Mark.POINTS, name: str = "made", **columns: list[Cell]) -> Chart:

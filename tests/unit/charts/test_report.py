@@ -11,10 +11,8 @@ from services.cases import cases
 from services.pictured import pictured
 
 from shadho_celery import Study
-from shadho_celery.charts.notebook import StudyPictures, study_html
-from shadho_celery.charts.payload import MOST_CHARACTERS
-from shadho_celery.charts.report import report_html, summary
-from shadho_celery.charts.study import StudyData, figures_of
+from shadho_celery.charts.report import StudyPictures, report_html, study_html, summary
+from shadho_celery.charts.study import MOST_CHARACTERS, StudyData, figures_of
 from shadho_celery.errors import UsageError
 from shadho_celery.results.trial import given
 
@@ -115,7 +113,7 @@ def test_a_study_shows_itself_in_a_notebook() -> None:
         html = study._repr_html_()
         picture = study.charts.slice("x")
         frame = picture._repr_html_()
-    assert "best loss 0.5; 3 trials have ended (3 complete)" in html
+    assert "best loss 0.5; 3 complete, 0 failed; " in html
     assert html.count("<tr>") == 4
     assert repr(picture) == "<chart 'The loss over x, in all trials'>"
     assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')

@@ -33,7 +33,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.records import Action, Answer
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.results.report import Run, StudyReport, overview_of, placed_by_params, report_of, run_of
-from shadho_celery.results.schema import plain_json, study_json
+from shadho_celery.results.study import plain_json, study_json
 from shadho_celery.results.trial import TrialResult, Values, given
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space

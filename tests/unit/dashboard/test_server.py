@@ -28,8 +28,7 @@ from starlette.testclient import TestClient
 import shadho_celery
 from shadho_celery import load_study
 from shadho_celery.charts.columns import Depth
-from shadho_celery.charts.payload import MOST_CHARACTERS
-from shadho_celery.charts.study import CHARTS
+from shadho_celery.charts.study import CHARTS, MOST_CHARACTERS
 from shadho_celery.cli.group import commands
 from shadho_celery.core.records import (
     Answer,

@@ -23,9 +23,8 @@ from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet.registry import Worker
 from shadho_celery.metrics import run, server, worker
-from shadho_celery.metrics.family import MOST, TRIES, Collector, Family, Kind, Samples
 from shadho_celery.metrics.run import Kept
-from shadho_celery.metrics.server import MetricsServer
+from shadho_celery.metrics.server import MOST, TRIES, Collector, Family, Kind, MetricsServer, Samples
 from shadho_celery.node.heartbeat import Tally
 from shadho_celery.placement.durations import filled
 from shadho_celery.study.table import Timed

@@ -14,8 +14,7 @@ from services.played import S, play, searched
 
 from shadho_celery.core.trial import Attempt, Outcome
 from shadho_celery.results.report import overview_of, report_of, run_of, state_at_rest
-from shadho_celery.results.schema import plain_json, study_json
-from shadho_celery.results.study import StudyResults
+from shadho_celery.results.study import StudyResults, plain_json, study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore

@@ -18,8 +18,7 @@ from shadho_celery.placement.model import CostModel
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.wishes import CheapestSlots
-from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.simulation.simulation import Cluster, Simulation, simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.recorder import Recorder
 from shadho_celery.study.state import Limits

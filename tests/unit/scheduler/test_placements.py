@@ -14,8 +14,7 @@ from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import Attempt, Trial
 from shadho_celery.placement.model import CostModel
 from shadho_celery.placement.pool import Pool
-from shadho_celery.simulation.cluster_file import Cluster, Machine
-from shadho_celery.simulation.simulation import simulate
+from shadho_celery.simulation.simulation import Cluster, Machine, simulate
 from shadho_celery.study.recorder import Recorder
 
 

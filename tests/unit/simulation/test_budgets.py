@@ -10,8 +10,7 @@ from services.families import Family, cluster_of, fleet_of, half_normal
 
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.simulation.simulation import Cluster, Simulation, simulate
 
 
 def cluster(

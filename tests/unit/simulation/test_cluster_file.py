@@ -15,9 +15,8 @@ from services.cases import cases
 
 from shadho_celery.errors import UsageError
 from shadho_celery.simulate import EXAMPLE, main
-from shadho_celery.simulation.cluster_file import BOUNDS, DRAWN, Cluster, Machine, load, read_fleet
 from shadho_celery.simulation.executor import LARGEST, LEASE_SECONDS, MOST_WORKERS, Change, Fleet, SimulatedClass
-from shadho_celery.simulation.simulation import simulate
+from shadho_celery.simulation.simulation import BOUNDS, DRAWN, Cluster, Machine, load, read_fleet, simulate
 
 #: the least that a file must say
 LEAST = """

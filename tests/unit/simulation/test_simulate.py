@@ -26,9 +26,8 @@ from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.simulate import COLUMNS, EXAMPLE, main
 from shadho_celery.simulation import simulation
-from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Machine
 from shadho_celery.simulation.executor import Change
-from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.simulation.simulation import LEAST_SECONDS, Cluster, Machine, Simulation, simulate
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import MAX_LOST, StudyState
 
