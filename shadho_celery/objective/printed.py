@@ -71,9 +71,13 @@ class Printed:
 
     def __init__(self, loss: str | re.Pattern[str] | None, context: LocalContext) -> None:
         """`loss` is the name or the pattern of the loss in standard output. If it is None, only JSON lines are read."""
-        self._context, self._loss = context, loss
+        self._context = context
         self._pattern = loss_pattern(loss) if isinstance(loss, str) else loss
         self.lines = {stream: Lines() for stream in ("stdout", "stderr", REPORTS)}
+        what = f"a number after {loss!r}" if isinstance(loss, str) else "what the pattern of loss matches"
+        line = 'a loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as STUDY["loss"] = "val_loss"'
+        #: error message for a command that has succeeded without a loss
+        self.missing = f"the command has not printed {line if loss is None else what}"
         #: the last line with a loss; a line without a step is preferred
         self._last: Mapping[str, Any] | None = None
 
@@ -100,17 +104,6 @@ class Printed:
     def result(self) -> dict[str, Any] | None:
         """The result, as an objective would return it; None if no line had a loss."""
         return None if self._last is None else {key: value for key, value in self._last.items() if key != "step"}
-
-    @property
-    def missing(self) -> str:
-        """Error message for a command that has succeeded but has printed no loss."""
-        if self._pattern is None:
-            return (
-                'the command has printed no loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as '
-                'STUDY["loss"] = "val_loss"'
-            )
-        what = f"a number after {self._loss!r}" if isinstance(self._loss, str) else "what the pattern of loss matches"
-        return f"the command has not printed {what}"
 
     def _keep(self, line: str, record: Mapping[str, Any]) -> None:
         losses = record.get("losses")

@@ -60,7 +60,8 @@ def run(command: Command, arguments: Sequence[str], params: object, context: Loc
         _keep(command.outputs, where, context)
         return returned
     except OSError as error:
-        raise CommandFailed(f"a file of the attempt cannot be read or written: {one_line(error)}") from None
+        remedy = "install the program there, correct the command, or make room on the disk"
+        raise CommandFailed(f"the command cannot run in {command.folder}: {one_line(error)}; {remedy}") from None
     finally:
         shutil.rmtree(own, ignore_errors=True)
 
@@ -139,22 +140,16 @@ class _Attempt:
             "PYTHONUNBUFFERED": "1",
             **({"PYTHONPATH": path} if self._where == self._own else {}),
         }
-        try:
-            return subprocess.Popen(
-                arguments,
-                cwd=self._where,
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            raise CommandFailed(
-                f"the program {short(arguments[0])} cannot be run in {self._where}: "
-                f"{getattr(error, 'strerror', None) or one_line(error)}; install it there, or correct the command"
-            ) from None
+        return subprocess.Popen(
+            arguments,
+            cwd=self._where,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
 
     def _follow(self, process: subprocess.Popen[bytes]) -> int:
         """Read the output and the reports of the process, and send it signals if it should stop, until it has ended.

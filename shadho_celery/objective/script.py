@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import cache
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,10 @@ def params() -> Any:
 def report(step: int, loss: float) -> None:
     """Report the loss at `step`, as `Context.report` does. Without another result, the last report is the result."""
     # A step that is not whole is refused with its line.
-    line = json.dumps({"step": int(step) if step == int(step) else float(step), "loss": float(loss)}) + "\n"
-    if (path := os.environ.get(REPORTS)) is None:
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        return
-    with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123
-        file.write(line)
+    line = json.dumps({"step": int(step) if step == int(step) else float(step), "loss": float(loss)})
+    path = os.environ.get(REPORTS)
+    with nullcontext(sys.stdout) if path is None else Path(path).open("a", encoding="utf-8") as file:
+        print(line, file=file, flush=True)
 
 
 def should_stop() -> bool:
@@ -54,11 +51,9 @@ def should_stop() -> bool:
 
 def checkpoint_dir() -> Path:
     """Return the folder of the trial's checkpoints; a temporary folder outside of a trial."""
-    return Path(os.environ.get(CHECKPOINT_DIR) or _temporary())
+    if CHECKPOINT_DIR not in os.environ:
+        # Imported here, because trials do not need it.
+        from tempfile import mkdtemp
 
-
-@cache
-def _temporary() -> str:
-    import tempfile
-
-    return tempfile.mkdtemp(prefix="shadho-")
+        os.environ[CHECKPOINT_DIR] = mkdtemp(prefix="shadho-")
+    return Path(os.environ[CHECKPOINT_DIR])

@@ -1,4 +1,5 @@
-"""Scripts as they are published run as trials: tuned unchanged, pruned with two more lines, resumed from a checkpoint.
+"""A script of PyTorch as it is published runs as trials: tuned unchanged, pruned with two more lines, resumed from a
+checkpoint.
 
 The two examples of the original SHADHO run unchanged, too.
 """
@@ -16,48 +17,50 @@ from acceptance.commands import desk as make_desk
 
 pytestmark = pytest.mark.timeout(240)
 
-#: softmax regression on data of its own; it continues from its checkpoint if there is one
+#: a network on scikit-learn's digits; it continues from its checkpoint if there is one
 TRAIN = """
 import argparse
 import os
 import time
 
-import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=0.1)
-parser.add_argument("--decay", type=float, default=0.0)
-parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--momentum", type=float, default=0.0)
+parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--checkpoint")
 parser.add_argument("--pause", type=float, default=0.0)
 args = parser.parse_args()
 
-generator = np.random.default_rng(0)
-labels = generator.integers(10, size=1797)
-data, targets = np.eye(10, 64)[labels] + generator.normal(0, 0.3, (1797, 64)), np.eye(10)[labels]
+torch.manual_seed(0)
+data, labels = load_digits(return_X_y=True)
+data, labels = torch.tensor(data / 16, dtype=torch.float32), torch.tensor(labels)
 train, test = slice(0, 1200), slice(1200, None)
-weights, first = np.zeros((64, 10)), 1
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
+criterion, first = nn.CrossEntropyLoss(), 1
 if args.checkpoint and os.path.exists(args.checkpoint):
-    with np.load(args.checkpoint) as saved:
-        weights, first = saved["weights"], int(saved["epoch"]) + 1
+    saved = torch.load(args.checkpoint)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["epoch"] + 1
     print(f"continued at epoch {first}")
 
-
-def probabilities(rows):
-    scores = rows @ weights
-    exponents = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return exponents / exponents.sum(axis=1, keepdims=True)
-
-
 for epoch in range(first, args.epochs + 1):
-    for _ in range(10):
-        gradient = data[train].T @ (probabilities(data[train]) - targets[train]) / 1200
-        weights -= args.lr * (gradient + args.decay * weights)
-    val_loss = -np.mean(np.log(probabilities(data[test])[targets[test] == 1] + 1e-12))
+    for batch in torch.randperm(1200).split(100):
+        optimizer.zero_grad()
+        criterion(model(data[batch]), labels[batch]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        val_loss = criterion(model(data[test]), labels[test]).item()
     print(f"epoch {epoch}/{args.epochs} - val_loss: {val_loss:.5f}")
     if args.checkpoint:
-        np.savez(args.checkpoint + ".tmp.npz", weights=weights, epoch=epoch)
-        os.replace(args.checkpoint + ".tmp.npz", args.checkpoint)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(state, args.checkpoint + ".tmp")
+        os.replace(args.checkpoint + ".tmp", args.checkpoint)
     time.sleep(args.pause)
 """
 
@@ -68,52 +71,44 @@ sampler = "random"
 {settings}
 
 [space]
-lr = {{log = [1e-4, 3.0]}}
-decay = {{uniform = [0.0, 0.01]}}
+lr = {{log = [1e-3, 1.0]}}
+momentum = {{uniform = [0.0, 0.9]}}
 """
 
 
-def test_a_published_script_is_tuned_as_it_is(desk: Desk) -> None:
+def test_a_published_script_is_tuned_as_it_is_and_continues_from_its_own_checkpoint_after_a_kill(desk: Desk) -> None:
     desk.write("train.py", TRAIN)
-    desk.write("study.toml", STUDY.format(more="", settings="trials = 8"))
-    command = desk.launch("study.toml", "--study", "s", "--workers", "cpu=2", "--seed", "0", "--json").wait(120)
-    assert command.code == 0, desk.said()
-    assert command.json()["trials"]["complete"] == 8
-    losses = [trial["loss"] for trial in desk.trials()]
-    assert len({*losses}) == 8
-    assert 0 < min(losses) < 1 < max(losses) < 3, losses
-    assert "epoch 8/8 - val_loss: " in desk.told("logs", "s", "0").out
-
-
-def test_with_two_more_lines_it_is_pruned(desk: Desk) -> None:
-    changed = TRAIN.replace("import numpy as np\n", "import numpy as np\nimport shadho_celery as sh\n")
-    changed = changed.replace("    if args.checkpoint:\n", "    sh.report(epoch, val_loss)\n    if args.checkpoint:\n")
-    assert len(changed.splitlines()) == len(TRAIN.splitlines()) + 2
-    desk.write("train.py", changed)
-    settings = 'trials = 12\npruner = "asha"'
-    desk.write("study.toml", STUDY.format(more='"--epochs", "27", "--pause", "0.02"', settings=settings))
-    command = desk.launch("study.toml", "--study", "s", "--workers", "cpu=2", "--seed", "0", "--json").wait(120)
-    assert command.code == 0, desk.said()
-    trials = command.json()["trials"]
-    assert trials["pruned"] > 3
-    assert trials["complete"] + trials["pruned"] == 12
-    assert all(trial["step"] < 27 for trial in desk.trials() if trial["state"] == "PRUNED")
-
-
-def test_after_a_kill_it_continues_from_its_own_checkpoint(desk: Desk) -> None:
-    desk.write("train.py", TRAIN)
-    more = '"--epochs", "40", "--pause", "0.05", "--checkpoint", "{checkpoint_dir}/last.npz"'
-    desk.write("study.toml", STUDY.format(more=more, settings="trials = 2"))
-    words = ("study.toml", "--workers", "cpu=2", "--json")
+    more = '"--epochs", "20", "--pause", "0.1", "--checkpoint", "{checkpoint_dir}/last.pt"'
+    desk.write("study.toml", STUDY.format(more=more, settings="trials = 3"))
+    words = ("study.toml", "--workers", "cpu=2", "--seed", "0", "--json")
     command = desk.launch(*words, "--study", "s")
-    until(lambda: len([*desk.folder.glob(".shadho/checkpoints/*/*/last.npz")]) == 2, 90, desk.said)
+    until(lambda: len([*desk.folder.glob(".shadho/checkpoints/*/*/last.pt")]) == 2, 90, desk.said)
     command.send(signal.SIGKILL)
     until(lambda: not desk.processes(), 30, desk.said)
     assert desk.launch(*words, "--resume", "s").wait(120).code == 0, desk.said()
-    assert [trial["state"] for trial in desk.trials()] == ["COMPLETE"] * 2
-    logs = [desk.told("logs", "s", str(number)).out for number in (0, 1)]
-    assert all("continued at epoch" in log for log in logs), logs
+    trials = desk.trials()
+    assert [trial["state"] for trial in trials] == ["COMPLETE"] * 3
+    assert len({trial["loss"] for trial in trials}) == 3
+    assert all(0 < trial["loss"] < 2.5 for trial in trials), trials
+    logs = [desk.told("logs", "s", str(number)).out for number in range(3)]
+    assert ["continued at epoch" in log for log in logs] == [True, True, False], logs
+    assert all("epoch 20/20 - val_loss: " in log for log in logs)
     assert not [*desk.folder.glob(".shadho/checkpoints/*/attempts/*")]
+
+
+def test_with_two_more_lines_it_is_pruned(desk: Desk) -> None:
+    changed = TRAIN.replace("import torch\n", "import shadho_celery as sh\nimport torch\n", 1)
+    changed = changed.replace("    if args.checkpoint:\n", "    sh.report(epoch, val_loss)\n    if args.checkpoint:\n")
+    assert len(changed.splitlines()) == len(TRAIN.splitlines()) + 2
+    desk.write("train.py", changed)
+    settings = 'trials = 6\npruner = "asha"'
+    desk.write("study.toml", STUDY.format(more='"--epochs", "27", "--pause", "0.1"', settings=settings))
+    command = desk.launch("study.toml", "--study", "s", "--workers", "cpu=2", "--seed", "0", "--json").wait(120)
+    assert command.code == 0, desk.said()
+    trials = command.json()["trials"]
+    assert trials["pruned"] > 1
+    assert trials["complete"] + trials["pruned"] == 6
+    assert all(trial["step"] < 27 for trial in desk.trials() if trial["state"] == "PRUNED")
 
 
 #: the examples of the original

@@ -120,16 +120,20 @@ def test_the_file_with_the_result_wins(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("echo hi", "the command has printed no loss; print a JSON line such as"),
+        ("echo hi", "the command has not printed a loss; print a JSON line such as"),
         ("echo '{\"loss\": 1}'; echo bad >&2; exit 3", "exit code 3; it last printed:\nbad"),
         ("kill -TERM $$", "the command was killed by signal: Terminated"),
         ("echo '{\"loss\": NaN}'", "'loss' is nan"),
         ("echo '{\"losses\": {}}'", "the study has no objectives"),
         ('echo \'{"step": 1, "loss": []}\'; sleep 60', "the loss is not a number"),
         ("echo loss >> $SHADHO_REPORTS; sleep 60", "is not a JSON object: 'loss'"),
-        ("(sleep 60; echo '{\"loss\": 1}') & exit 0", "the command has printed no loss"),
-        ("head -c 10000000 /dev/zero", "the command has printed no loss"),
-        ("rm $SHADHO_REPORTS $SHADHO_PARAMS", "the command has printed no loss"),
+        (
+            "(sleep 60; echo 1 > $(dirname $SHADHO_PARAMS)/performance.json) & exit 0",
+            "the command has not printed a loss",
+        ),
+        ("(sleep 60; echo '{\"loss\": 1}') & exit 0", "the command has not printed a loss"),
+        ("head -c 10000000 /dev/zero", "the command has not printed a loss"),
+        ("rm $SHADHO_REPORTS $SHADHO_PARAMS", "the command has not printed a loss"),
     ],
 )
 def test_a_command_without_a_loss_fails_with_the_reason(runs: Runs, script: str, error: str) -> None:
@@ -144,9 +148,8 @@ def test_a_named_loss_that_is_missing_is_named(runs: Runs) -> None:
 
 def test_a_program_that_cannot_run_is_named(runs: Runs) -> None:
     runs.folder.joinpath("plain.sh").write_text("echo 1")
-    assert "the program 'no-such-program' cannot be run in" in runs.error(["no-such-program"])
-    assert "./plain.sh' cannot be run in" in (error := runs.error(["./plain.sh"]))
-    assert "Permission denied; install it there, or correct the command" in error
+    assert "No such file or directory: 'no-such-program'; install the program there" in runs.error(["no-such-program"])
+    assert "Permission denied: './plain.sh'; install" in runs.error(["./plain.sh"])
 
 
 def test_a_python_error_is_that_of_the_script(runs: Runs) -> None:
@@ -187,7 +190,7 @@ def test_a_late_command_gets_a_signal_and_what_it_reported_counts(runs: Runs) ->
     assert "the command has written no output missing" in outcome.warning
     assert runs.checkpoints.joinpath("state").read_text() == "saved\n"
     error = runs.error("sleep 60", timeout=0.1, timed_out=after(0.1))
-    assert error.startswith("timed out after 0.1 s (trial timeout)\nthe command has printed no loss")
+    assert error.startswith("timed out after 0.1 s (trial timeout)\nthe command has not printed a loss")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="states of processes are read from /proc")
@@ -268,4 +271,12 @@ def test_a_folder_that_cannot_be_written_is_told(runs: Runs) -> None:
     runs.checkpoints.parent.touch()
     outcome = runs.run("true")
     assert outcome.error is not None
-    assert outcome.error.startswith("a file of the attempt cannot be read or written: ")
+    assert outcome.error.startswith(f"the command cannot run in {runs.folder}: [Errno ")
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_the_folder_of_an_earlier_attempt_is_removed_unless_it_may_run(runs: Runs, is_copy: bool) -> None:
+    earlier = runs.attempt.with_name("7.0")
+    earlier.mkdir(parents=True)
+    runs.run("true", is_copy=is_copy)
+    assert earlier.exists() is is_copy

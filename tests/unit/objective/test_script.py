@@ -15,7 +15,9 @@ import shadho_celery as sh
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PARAMS", "REPORTS", "STOP", "CHECKPOINT_DIR"):
-        monkeypatch.delenv(f"SHADHO_{name}", raising=False)
+        # Set first, so that the test's own value is removed at its end.
+        monkeypatch.setenv(f"SHADHO_{name}", "")
+        monkeypatch.delenv(f"SHADHO_{name}")
 
 
 def test_in_a_trial_they_use_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

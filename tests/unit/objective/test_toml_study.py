@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,6 @@ def test_the_oldest_files_of_commands_are_deleted(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(toml_study, "MOST_COMMANDS", 2)
     names = [write_command(["x", f"{{x:int:0:{high}}}"]) for high in (1, 2, 3)]
     assert [(folder / name).exists() for name in names] == [False, True, True]
+    shutil.rmtree(folder / ".shadho")
+    (folder / ".shadho").touch()
+    assert "cannot be written: " in told(write_command, ["x", "{x:int:0:1}"])
