@@ -29,7 +29,7 @@ from shadho_celery.space.forms import DOMAIN, Domain, Known, form_of, nodes_of
 MOST_COMMANDS = 1000
 
 #: a placeholder that declares a label, or an escaped brace
-_DECLARED = re.compile(r"\{\{|\{([^{}:]+):([^{}]*)\}")
+_DECLARED = re.compile(r"\{\{|\{([^\s\"'{}:]+):([A-Za-z][^{}]*)\}")
 
 
 class TomlStudy:

@@ -333,6 +333,12 @@ def test_the_time_in_which_trials_ran_leaves_out_the_pauses_between_runs() -> No
     assert study.trials.active_seconds() == pytest.approx(2.0 + 5.0 + 2.0 + 2.0)
 
 
+def test_failed_trials_that_ran_again_beyond_the_limit_are_counted() -> None:
+    counts = {S.COMPLETE: 8, S.PRUNED: 0, S.FAILED: 10}
+    overview: Any = SimpleNamespace(counts=counts, asked=10, ended=18)
+    assert tables.counts_line(overview) == "8 complete, 10 failed of 18 trials"
+
+
 def test_requests_beyond_those_that_are_listed_are_counted() -> None:
     request = Action(
         id="0" * 32, at=0.0, by="me@one", action="pause", arguments={}, answer=Answer(is_done=True, text="paused")

@@ -174,7 +174,6 @@ COMMANDS = [
     "x",
     "x {{a:int:1:2}",
     "x {lr}",
-    "x {lr:}",
     "x {lr:lg:1:2}",
     "x {lr:log:1}",
     "x {lr:log:a:b}",
@@ -232,14 +231,14 @@ def test_a_command_with_domains_is_the_same_study_as_the_toml_that_is_written_fo
     words = [
         "python", "train.py", "--lr={lr:log:1e-4:1e-1}", "--again", "{lr}", "{n:int:16:64:16}",
         "{m:uniform:-1:0.5:0.25}",
-        "{opt:choice:adam:0.10:2:0.5:true:inf:a\"b\\:ü\x7f}", "{{x:y}", "",
+        "{opt:choice:adam:0.10:2:0.5:true:inf:a\"b\\:ü\x7f}", "{{x:y}", '{"a": 1}', "",
     ]  # fmt: skip
     name = write_command(words, "val_loss")
     assert re.fullmatch(r"\.shadho/commands/[0-9a-f]{12}/train\.toml", name)
     written = (folder / name).read_text()
     file = load(name)
     assert file.objective == Command(
-        words=("python", "train.py", "--lr={lr}", "--again", "{lr}", "{n}", "{m}", "{opt}", "{{x:y}", ""),
+        words=("python", "train.py", "--lr={lr}", "--again", "{lr}", "{n}", "{m}", "{opt}", "{{x:y}", '{"a": 1}', ""),
         loss="val_loss",
         folder=folder,
     )
