@@ -15,7 +15,8 @@ import redis
 from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as make_desk
 
-pytestmark = pytest.mark.timeout(240)
+# Each trial imports torch.
+pytestmark = pytest.mark.timeout(480)
 
 #: a network on scikit-learn's digits; it continues from its checkpoint if there is one
 TRAIN = """
