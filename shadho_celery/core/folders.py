@@ -52,10 +52,10 @@ def files_in(folder: Path) -> Iterator[LeftFile]:
 def read_part(root: Path, folder: str, path: bytes, start: int, size: int) -> bytes:
     """Return `size` bytes of a file from the position `start`, or fewer at its end.
 
-    The file is at `path` below the `folder` below `root`. Raises UsageError if that leads out of `root`, and OSError if
-    it is no regular file or cannot be read.
+    The file is at `path` below the `folder` below `root`. Raises UsageError if `path` leads out of the `folder` or this
+    out of `root`, and OSError if it is no regular file or cannot be read.
     """
-    place = below(root, folder, os.fsdecode(path))
+    place = below(below(root, folder), os.fsdecode(path))
     # A named pipe must not block.
     with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -146,9 +146,9 @@ class Space:
         values = self.evaluate(params)
         try:
             found = self.where(values)
-            if found is not None:
+            if isinstance(found, (bool, np.bool_)):
                 return bool(found)
-            why = "it returned None"
+            why = f"it returned {short(found, 60)}"
         except (Exception, SystemExit):
             why = str(read_failure(traceback.format_exc()))
         raise UsageError(f"where failed for {short(values, 200)}: {why}; return True or False for every point")

@@ -169,7 +169,9 @@ def test_no_name_leads_out_of_the_copy(folder: Path, path: bytes) -> None:
 def test_a_worker_reads_nothing_outside_of_its_folder(folder: Path) -> None:
     (folder.parents[2] / "secret").write_text("secret")
     (folder / "out").symlink_to(folder.parents[2])
-    for path in (b"../../../secret", b"out/secret", b"/etc/passwd", b"out", b".", b"nothing", b"a\0"):
+    folder.with_name("4").mkdir()
+    folder.with_name("4").joinpath("x").touch()
+    for path in (b"../../../secret", b"../4/x", b"out/secret", b"/etc/passwd", b"out", b".", b"nothing", b"a\0"):
         deed = ReadFile(study=STUDY, number=3, path=path, start=0, size=10)
         answer = logs.answered(folder.parents[1], deed)
         assert answer == WorkerAnswer(problem=answer.problem) != WorkerAnswer()

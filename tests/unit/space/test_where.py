@@ -73,7 +73,8 @@ def test_a_subspace_without_an_allowed_point_is_left_out() -> None:
         (lambda values: values["width"] > 1, "KeyError: 'width'"),
         (lambda values: print(end=""), "it returned None"),
         (lambda: True, "takes 0 positional arguments"),
-        (lambda values: np.array([True, False]), "ambiguous"),
+        (lambda values: np.array([True, False]), "it returned array([ True, False])"),
+        (lambda values: "no", "it returned 'no'"),
     ],
 )
 def test_bounds_that_fail_name_the_point(where: Callable[..., Any], why: str) -> None:
