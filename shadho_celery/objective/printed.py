@@ -18,8 +18,9 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import Unreadable
 from shadho_celery.objective.script import REPORTS
 
-#: maximum bytes of a line that is searched
-MAX_LINE = 64 * 1024
+#: maximum bytes of a line that is searched; and of characters if this is for a user's pattern, which may take a time
+#: that grows with the square of the length
+MAX_LINE, MAX_MATCHED = 64 * 1024, 2000
 #: bytes of the latest output that are kept for messages
 _TAIL = 5000
 
@@ -124,6 +125,8 @@ class Printed:
     def _found(self, line: str) -> float | None:
         """Return the loss in a line, or None. Raises CommandFailed for two losses, or if the loss is no number."""
         assert self._pattern is not None
+        if not isinstance(self._loss, str) and len(line) > MAX_MATCHED:
+            return None
         found = [match[1] for match in self._pattern.finditer(line)]
         if len(found) > 1:
             raise CommandFailed(

@@ -23,6 +23,7 @@ from typing import Any
 
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.failures import PRINTED
+from shadho_celery.core.files import MAX_BYTES
 from shadho_celery.objective.call import system_kills
 from shadho_celery.objective.command import Command, is_users
 from shadho_celery.objective.context import INTERRUPT, LocalContext, TrialStopped, TrialTimeout
@@ -34,8 +35,9 @@ _LOOK_SECONDS, _END_SECONDS = 0.05, 0.002
 #: seconds from a reason to stop until SIGTERM for a script that calls `should_stop`, and until SIGKILL. Other commands
 #: get SIGTERM at once. The slot's process itself is killed 0.7 s and 5 s after the first two reasons
 _GRACE = {"stopped": (0.2, 0.4), "timeout": (1.5, 3.0), "preempted": (float("inf"), float("inf"))}
-#: bytes read at a time, and number of reads of what is left at the end: as much as the largest pipe holds
-_READ, _LAST_READS = 1 << 16, 16
+#: bytes read at a time, and number of reads of what is left at the end: as much as the largest pipe holds. The file of
+#: reports is read as often between two looks at the stop flag
+_READ, _READS = 1 << 16, 16
 
 #: values of a trial and its result, as the original SHADHO names them, and the archive that may hold the result
 VALUES, RESULT, ARCHIVE = "hyperparameters.json", "performance.json", "out.tar.gz"
@@ -167,9 +169,10 @@ class _Attempt:
                 self._receive(waiting, seconds)
                 self._look(process.pid)
             process.returncode = os.waitstatus_to_exitcode(ended[1])
-            for _ in range(_LAST_READS):
+            for _ in range(_READS):
                 self._receive(waiting, 0)
-        for stream in ("stdout", REPORTS):
+        # The last line of a killed process may be cut.
+        for stream in ("stdout", REPORTS) if process.returncode >= 0 else ():
             self._printed.feed(stream, b"\n")
         # A new process has the peak of the process that has started it, so a smaller one is not known.
         if (peak := ended[2].ru_maxrss) > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:
@@ -187,7 +190,9 @@ class _Attempt:
                 log.write(part)
                 log.flush()
             self._printed.feed(key.data, part)
-        while part := self._reports.read(_READ):
+        for _ in range(_READS):
+            if not (part := self._reports.read(_READ)):
+                break
             self._printed.feed(REPORTS, part)
 
     def _look(self, pid: int) -> None:
@@ -219,12 +224,20 @@ class _Attempt:
 def _read_result(own: Path) -> Any:
     """Return the content of the file RESULT in an attempt's folder, else in its ARCHIVE; None if there is neither."""
     try:
+        # Only for regular files is there nothing to wait for.
         if own.joinpath(RESULT).is_file():
-            return json.loads(own.joinpath(RESULT).read_bytes())
-        if not own.joinpath(ARCHIVE).is_file():
+            with own.joinpath(RESULT).open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        elif own.joinpath(ARCHIVE).is_file():
+            with tarfile.open(own / ARCHIVE) as archive:
+                # A look-up by name, here a KeyError, unpacks the whole archive. A folder is None, without `read`.
+                member = next((each for each in archive if each.name == RESULT), RESULT)
+                content = archive.extractfile(member).read(MAX_BYTES + 1)  # type: ignore[union-attr]
+        else:
             return None
-        with tarfile.open(own / ARCHIVE) as archive:
-            return json.load(archive.extractfile(RESULT))  # type: ignore[arg-type] # None is an AttributeError
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        return json.loads(content)
     except (AttributeError, KeyError, OSError, tarfile.TarError, ValueError, RecursionError, EOFError) as error:
         raise CommandFailed(f"{RESULT} cannot be read: {short(error)}") from None
 

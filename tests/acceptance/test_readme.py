@@ -169,7 +169,7 @@ def test_the_commands_that_are_searched(desk: Desk) -> None:
     [study] = blocks(document, "toml")
     desk.write("study.toml", study)
     desk.write("train.py", TRAIN)
-    by_command, by_file = commands(document)
+    by_command, by_file, *_ = commands(document)
     shell(desk, by_command.replace(" -- ", " --trials 4 -- "))
     assert [trial["loss"] for trial in desk.trials()] == [trial["params"]["lr"] for trial in desk.trials()]
     out = shell(desk, by_file)

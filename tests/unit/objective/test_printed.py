@@ -10,7 +10,7 @@ import pytest
 from services.cases import cases
 
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.objective.printed import MAX_LINE, CommandFailed, Lines, Printed
+from shadho_celery.objective.printed import MAX_LINE, MAX_MATCHED, CommandFailed, Lines, Printed
 from shadho_celery.objective.result import read
 from shadho_celery.objective.script import REPORTS
 
@@ -87,6 +87,12 @@ def test_a_loss_that_is_not_a_number_is_found_as_such() -> None:
 def test_long_lines_are_searched_in_linear_time(line: str) -> None:
     """A pattern that takes quadratic time would need minutes for these."""
     assert printed(*[line] * 20, loss="loss").result is None
+
+
+def test_a_pattern_of_the_user_is_not_searched_in_long_lines() -> None:
+    pattern = re.compile(r"(\S+) loss")
+    assert printed(*["x" * 60_000] * 20, f"{'1' * (MAX_MATCHED - 4)} loss", loss=pattern).result is None
+    assert printed(f"{'1':>{MAX_MATCHED - 5}} loss", loss=pattern).result == {"loss": 1}
 
 
 def test_a_pattern_finds_the_loss() -> None:

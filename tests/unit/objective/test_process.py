@@ -118,6 +118,34 @@ def test_the_file_with_the_result_wins(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("mkfifo performance.json; setsid sleep 60 <> performance.json &", "has printed no loss"),
+        ("ln -s /dev/zero performance.json", "has printed no loss"),
+        ("ln -s none performance.json", "has printed no loss"),
+        ("mkdir performance.json", "has printed no loss"),
+        ("truncate -s 2G performance.json", "performance.json cannot be read: it has more than 1,000,000 bytes"),
+        ("truncate -s 2M performance.json; tar czf out.tar.gz performance.json; rm p*", "more than 1,000,000 bytes"),
+        ("ln -s /etc/hosts performance.json; tar cf out.tar.gz performance.json; rm p*", "cannot be read"),
+        ("mkdir performance.json; tar cf out.tar.gz performance.json; rm -r p*", "cannot be read"),
+        ("tar cf out.tar.gz *.json", "'performance.json' not found"),
+        ("echo > out.tar.gz", "performance.json cannot be read"),
+    ],
+)
+def test_a_result_that_is_no_file_or_too_large_is_not_read(runs: Runs, made: str, told: str) -> None:
+    assert told in runs.error(f"cd $(dirname $SHADHO_PARAMS); {made}")
+
+
+def test_a_command_that_reports_without_end_is_stopped(runs: Runs) -> None:
+    line = json.dumps({"step": 1, "loss": 2, "more": "x" * 10_000})
+    script = f"yes '{line}' >> $SHADHO_REPORTS"
+    outcome = runs.run(script, timeout=0.5, timed_out=after(0.5))
+    assert (outcome.state, outcome.loss) == (TrialState.COMPLETE, 2)
+    assert outcome.seconds is not None
+    assert outcome.seconds < LONG / 2
+
+
+@pytest.mark.parametrize(
     ("script", "error"),
     [
         ("echo hi", "the command has not printed a loss; print a JSON line such as"),

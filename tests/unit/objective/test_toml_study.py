@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +256,15 @@ def test_a_command_with_domains_is_the_same_study_as_the_toml_that_is_written_fo
     names = {"bash -x ./run.sh {x:int:1:2}": "run", "./go {x:int:1:2}": "go", "python -m a.b {x:int:1:2}": "a-b"}
     for command, stem in names.items():
         assert Path(write_command(command.split())).stem == stem
+
+
+def test_the_documented_commands_of_other_environments_are_studies(folder: Path) -> None:
+    text = Path(toml_study.__file__).with_name("README.md").read_text().replace("\\\n", "")
+    for command in (found := re.findall(r"^shadho-celery run -- (.*\{.*)", text, re.MULTILINE)):
+        objective = load(write_command(shlex.split(command))).objective
+        assert isinstance(objective, Command)
+        assert ("--lr", "{lr}") in [*pairwise(objective.words)]
+    assert {command.split()[0] for command in found} >= {"conda", "uv", "apptainer", "docker"}
 
 
 def test_the_oldest_files_of_commands_are_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
