@@ -42,7 +42,7 @@ from shadho_celery.node.shutdown import Shutdown, await_reason
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.node.stay import Stay
 from shadho_celery.objective.study_file import cores_per_trial, module_name, preloaded, refuse_libraries, refuse_nested
-from shadho_celery.runner.process_tree import hide_memory
+from shadho_celery.runner.reaper import hide_memory
 from shadho_celery.runner.starting import ForkServers, start_method
 
 log = logging.getLogger(__name__)

@@ -97,11 +97,6 @@ class _Gang:
     failure: str = ""
 
     @property
-    def is_seated(self) -> bool:
-        """Return whether all seats, except those of backup replicas, are taken."""
-        return self.seated.taken == self.seated.slots
-
-    @property
     def seated(self) -> Seated:
         backups = [place.state in ("taken", "done") for place in self.places if place.is_backup]
         others = [place.state in ("taken", "done") for place in self.places if not place.is_backup]
@@ -229,7 +224,8 @@ class Gangs:
         """Return a Lost event for each gang that has waited too long for replicas. Each gang is returned only once."""
         found = []
         for (number, attempt), gang in self._gangs.items():
-            patience = self.wait_seconds * (READY_FACTOR if gang.is_seated else 1)
+            seated = gang.seated
+            patience = self.wait_seconds * (READY_FACTOR if seated.taken == seated.slots else 1)
             if gang.is_complete or gang.is_given_back or now - gang.since < patience:
                 continue
             gang.is_given_back = True

@@ -1,7 +1,7 @@
 """Node: the worker's side of the queues, with its slots, leases, heartbeat and consumer.
 
-`slots` runs the attempts in messages, in the slots that `devices` manages. `claims` claims and finishes the attempts of
-one message. `leases` renews the leases of running attempts every second. `heartbeat` announces the worker. `consumer`
+`slots` runs the attempts in messages, in the slots that `devices` manages. `leases` claims and finishes the attempts of
+a message, and renews the leases of running attempts every second. `heartbeat` announces the worker. `consumer`
 pauses and resumes messages. `shutdown` ends the worker at a signal. `logs` answers requests for trials' logs and
 folders, and writes the worker's own log. `code` decides which code may run, `stay` how long the worker stays.
 

@@ -69,10 +69,6 @@ class Gpu:
         if len(self.taken) > 1:
             self.shared |= self.taken.keys()
 
-    def put(self, slot: int) -> None:
-        """Record that a slot is free."""
-        self.taken.pop(slot, None)
-
 
 class FreeSlots:
     """The free slots of a worker, and the attempts that wait for slots. Any thread may call the methods."""
@@ -139,7 +135,7 @@ class FreeSlots:
         with self._changed:
             self._free.update(slots)
             for slot in slots if self.gpus else ():
-                self.gpus[slot % self.cards].put(slot)
+                self.gpus[slot % self.cards].taken.pop(slot, None)
             self._changed.notify_all()
 
     def beside(self, taken: Sequence[int]) -> list[int]:
@@ -197,14 +193,11 @@ class FreeSlots:
 
     def _spread(self, free: Collection[int], number: int) -> list[int]:
         """Return `number` of the free slots: the lowest ones, on different GPUs if possible."""
-        chosen: list[int] = []
-        left = sorted(free)
-        for _ in range(number):
-            used = {slot % self.cards for slot in chosen} if self.cards else set()
-            best = next((slot for slot in left if self.cards and slot % self.cards not in used), left[0])
-            left.remove(best)
-            chosen.append(best)
-        return sorted(chosen)
+
+        def order(slot: int) -> tuple[int, int]:
+            return sum(other % self.cards == slot % self.cards for other in free if other < slot), slot
+
+        return sorted(sorted(free, key=order if self.cards else None)[:number])
 
 
 class CoreShare:
@@ -216,16 +209,11 @@ class CoreShare:
         self._sharing = slots
         self.threads = machine.threads(slots)
         self._said = self._sharing, self.threads
-        #: number of slots and other workers at the last `follow`
-        self._seen: tuple[int, Collection[Worker]] | None = None
 
     def follow(self, slots: int, neighbours: Collection[Worker]) -> bool:
         """Divide the cores among this worker's `slots` and those of its `neighbours`. Return whether the threads have
         changed.
         """
-        if self._seen is not None and slots == self._seen[0] and neighbours is self._seen[1]:
-            return False
-        self._seen = slots, neighbours
         before, others = self.threads, [(each.machine, each.slots) for each in neighbours]
         self._sharing = slots + sum(slots for machine, slots in others if not machine.is_limited)
         self.threads = self._machine.threads(slots, others)

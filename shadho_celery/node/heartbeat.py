@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import redis
@@ -106,42 +107,37 @@ DRAIN_EVERY = 2.0
 COMPARE_EVERY = 60.0
 
 
+@dataclass(eq=False)
 class Heartbeat:
     """One worker's announcements and circuit breakers. One thread calls `beat`; other methods are for any thread."""
 
-    def __init__(
-        self,
-        client: redis.Redis,
-        name: str,
-        worker: Worker,
-        leases: Leases,
-        clock: Clock,
-        *,
-        signer: Signer = UNSIGNED,
-        control: Signer | None = None,
-    ) -> None:
-        """Announce `worker` as `name`, with the trials that `leases` contains and the state of its circuit breakers.
+    client: redis.Redis
+    #: name of the worker
+    name: str
+    #: its announcement; `beat` adds the running trials and the state of the circuit breakers
+    worker: Worker
+    leases: Leases
+    clock: Clock
+    _: KW_ONLY
+    signer: Signer = UNSIGNED
+    #: signer of the drains that this worker obeys; None to refuse them
+    control: Signer | None = None
 
-        `control` is the signer of the drains that this worker obeys; None to refuse them.
-        """
-        self._client = client
-        self._workers = Registry(client, Worker, signer)
-        self._studies = Registry(client, StudyWants, signer)
+    def __post_init__(self) -> None:
+        self._workers = Registry(self.client, Worker, self.signer)
+        self._studies = Registry(self.client, StudyWants, self.signer)
         self._has_warned = False
-        self._host = Host(client, name, worker.machine, signer)
+        self._host = Host(self.client, self.name, self.worker.machine, self.signer)
         #: other live workers that share this worker's cores
         self.neighbours: Collection[Worker] = ()
         #: neighbours that use GPUs of this worker, and that its log has already named
         self._sharing_gpus: set[str] = set()
         #: drains that this worker obeys: first of its place, then of this worker alone, which may also ask it to end
-        self._obeyed = [] if control is None else [Obeyed(Drains(client, control), at) for at in (place_of(name), name)]
+        places = (place_of(self.name), self.name)
+        self._obeyed = [Obeyed(Drains(self.client, self.control), each) for each in places if self.control is not None]
         #: called once if a user asks this worker to finish its trials and end, with the name of the user and host
         self.on_end: Callable[[str], None] | None = None
         self._was_drained = False
-        self._name = name
-        self._worker = worker
-        self._leases = leases
-        self._clock = clock
         self._is_announced = threading.Event()
         self._is_draining = False
         #: number of free slots that are kept for a trial that waits for more slots
@@ -150,7 +146,7 @@ class Heartbeat:
         self.tally = Tally()
         #: time of the last announcement that Redis accepted
         self._heard_at = -math.inf
-        self._announced_at = self._drain_read_at = self._compared_at = clock.now()
+        self._announced_at = self._drain_read_at = self._compared_at = self.clock.now()
         #: receives the worker's messages; set once the worker is announced
         self.consumer: Consumer | None = None
         self._lock = threading.Lock()
@@ -172,7 +168,7 @@ class Heartbeat:
     @property
     def age(self) -> float:
         """Seconds since the last announcement; infinite before the first one."""
-        return self._clock.now() - self._heard_at
+        return self.clock.now() - self._heard_at
 
     def announce(self, consumer: Consumer | None = None) -> None:
         """Announce this worker to the schedulers until `withdraw`. `consumer` receives its messages."""
@@ -193,7 +189,7 @@ class Heartbeat:
         self._follow_drain()
         self._compare_clocks()
         self._meet_neighbours()
-        self._workers.withdraw(self._name)
+        self._workers.withdraw(self.name)
 
     def drain(self) -> None:
         """Announce from now on that this worker takes no more messages, because it is about to end."""
@@ -204,17 +200,17 @@ class Heartbeat:
         """Withdraw this worker's announcement, so that schedulers send no new trials to it."""
         self._is_announced.clear()
         try:
-            self._workers.note_leaving(self._name)
-            self._workers.withdraw(self._name)
+            self._workers.note_leaving(self.name)
+            self._workers.withdraw(self.name)
         except redis.RedisError:
             log.warning("could not withdraw the announcement; it expires by itself")
 
     def tell(self, **facts: object) -> None:
         """Change these fields of the announcement (`Worker`). If that changes anything, announce it at once."""
-        if all(getattr(self._worker, name) == fact for name, fact in facts.items()):
+        if all(getattr(self.worker, name) == fact for name, fact in facts.items()):
             return
         with self._lock:
-            self._worker = replace(self._worker, **facts)
+            self.worker = replace(self.worker, **facts)
         self._announce_now()
 
     def beat(self, *, has_free_slot: bool, kept: int = 0, slots: int | None = None) -> None:
@@ -228,17 +224,17 @@ class Heartbeat:
             self.tell(slots=slots)
         if self._breakers:
             self._follow_breakers()
-        if self._clock.now() - self._drain_read_at >= DRAIN_EVERY:
+        if self.clock.now() - self._drain_read_at >= DRAIN_EVERY:
             self._follow_drain()
-            self._drain_read_at = self._clock.now()
-        if self._clock.now() - self._compared_at >= COMPARE_EVERY:
+            self._drain_read_at = self.clock.now()
+        if self.clock.now() - self._compared_at >= COMPARE_EVERY:
             self._compare_clocks()
         if self.consumer is not None and has_free_slot:
             self.consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
-        if self._is_announced.is_set() and self._clock.now() - self._announced_at >= ANNOUNCE_EVERY:
+        if self._is_announced.is_set() and self.clock.now() - self._announced_at >= ANNOUNCE_EVERY:
             self._announce()
             self._meet_neighbours()
-            self._announced_at = self._clock.now()
+            self._announced_at = self.clock.now()
         if self._studies.refused and not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -259,7 +255,7 @@ class Heartbeat:
         """Read the state of the open breakers. Take messages again once all are closed. A quarantine never ends."""
         living = self._studies.living()
         for study, before in list(self._breakers.items()):
-            state = Quarantine(self._client, study).state(self._name)
+            state = Quarantine(self.client, study).state(self.name)
             if state is Breaker.OPEN and study not in living:
                 # The study's scheduler has ended without a decision, and the next one would close all breakers.
                 state = Breaker.CLOSED
@@ -308,10 +304,10 @@ class Heartbeat:
         It is rounded to seconds, so that the announcement rarely changes and is rarely decoded. Raises redis-py's
         errors.
         """
-        self._compared_at = self._clock.now()
-        offset = round(clock_offset(self._client))
+        self._compared_at = self.clock.now()
+        offset = round(clock_offset(self.client))
         with self._lock:
-            self._worker = replace(self._worker, clock_offset=offset)
+            self.worker = replace(self.worker, clock_offset=offset)
 
     def _meet_neighbours(self) -> None:
         """Find the other workers that share this worker's cores. If this worker is announced, make it visible to them.
@@ -324,7 +320,7 @@ class Heartbeat:
 
     def _warn_of_shared_gpus(self, neighbours: Mapping[str, Worker]) -> None:
         """Log a warning, once for each other worker of the host, if that worker uses GPUs of this worker."""
-        own = self._worker.machine.gpus_for(self._worker.compute_class)
+        own = self.worker.machine.gpus_for(self.worker.compute_class)
         for name, each in neighbours.items() if self._is_announced.is_set() else ():
             theirs = each.machine.gpus_for(each.compute_class)
             both = [gpu.id for gpu in own if any(gpu.is_same(other) for other in theirs)]
@@ -339,11 +335,11 @@ class Heartbeat:
 
     def _announce(self) -> None:
         with self._lock:
-            studies = self._leases.studies()
+            studies = self.leases.studies()
             is_drained = self.is_drained
             latest, own = [each.latest for each in self._obeyed] or (None, None)
             worker = replace(
-                self._worker,
+                self.worker,
                 busy=sum([each.slots for each in studies.values()]) + self._kept,
                 studies=studies,
                 ended=self.tally.trials.total(),
@@ -353,9 +349,9 @@ class Heartbeat:
                 drain_sequence=0 if latest is None else latest.sequence,
                 own_drain_sequence=0 if own is None or own.ends else own.sequence,
             )
-        self._workers.announce(self._name, worker)
+        self._workers.announce(self.name, worker)
         self.tally.heartbeats += 1
-        self._heard_at = self._clock.now()
+        self._heard_at = self.clock.now()
 
     def _announce_now(self) -> None:
         """Announce a change at once if Redis answers; otherwise the next announcement contains it."""
@@ -404,23 +400,20 @@ class HeartbeatFile:
 BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
 
 
+@dataclass(eq=False)
 class Beat:
     """The thread that renews a worker's leases. It runs until the worker closes, even if a call in it fails."""
 
-    def __init__(
-        self,
-        look: Callable[[], None],
-        beat: Callable[[], None],
-        note: Callable[[redis.RedisError | None], None],
-        closing: threading.Event,
-    ) -> None:
-        """The thread calls `look` every LOOK_SECONDS and `beat` every BEAT_SECONDS.
+    #: called every LOOK_SECONDS, and below it every BEAT_SECONDS
+    look: Callable[[], None]
+    beat: Callable[[], None]
+    #: gets the Redis errors of both, and None after a `beat` without one
+    note: Callable[[redis.RedisError | None], None]
+    #: ends the thread
+    closing: threading.Event
 
-        `note` gets the Redis errors of both, and None after a `beat` without one.
-
-        Raises UsageError for a heartbeat file that cannot be written.
-        """
-        self._look_once, self._beat_once, self._note, self._closing = look, beat, note, closing
+    def __post_init__(self) -> None:
+        """Raises UsageError for a heartbeat file that cannot be written."""
         self.file = HeartbeatFile()
         #: functions that the thread should call soon
         self._soon = deque[Callable[[], None]]()
@@ -435,28 +428,28 @@ class Beat:
 
     def _beat(self) -> None:
         beaten_at = time.monotonic()
-        while not self._closing.wait(LOOK_SECONDS):
+        while not self.closing.wait(LOOK_SECONDS):
             while self._soon:
                 self._try(self._soon.popleft())
             if time.monotonic() - beaten_at >= BEAT_SECONDS:
                 beaten_at = time.monotonic()
                 self.file.touch()
-                if not self._try(self._beat_once, self._note):
+                if not self._try(self.beat, self.note):
                     # If Redis does not answer, `look` would wait for it again.
                     continue
-            self._try(self._look_once)
+            self._try(self.look)
 
     def _try(self, work: Callable[[], None], note: Callable[[None], None] = lambda _: None) -> bool:
         """Call `work` and return whether it succeeded. `note` is called with None after a success.
 
-        Errors do not leave this function: Redis errors are passed to `self._note`, other errors are logged.
+        Errors do not leave this function: Redis errors are passed to `self.note`, other errors are logged.
         """
         try:
             work()
             note(None)
             return True
         except redis.RedisError as error:
-            self._note(error)
+            self.note(error)
         except Exception:
             # Catch all exceptions, because without this thread all leases would run out.
             log.exception("a part of the beat failed, and the beat continues; this is a bug")

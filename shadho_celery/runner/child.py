@@ -34,9 +34,8 @@ from shadho_celery.objective.call import Objective, PeakMemory, call, describe, 
 from shadho_celery.objective.context import INTERRUPT, LocalContext, ReplicaDone, TrialStopped, TrialTimeout
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.runner import protocol
-from shadho_celery.runner.cleanup import Cleanup
-from shadho_celery.runner.process_state import identity, seed_generators
-from shadho_celery.runner.process_tree import MARK
+from shadho_celery.runner.process_state import Cleanup, identity, seed_generators
+from shadho_celery.runner.reaper import MARK
 
 #: libraries whose number of threads threadpoolctl cannot set; it can for BLAS and OpenMP
 _THREADED = ("torch", "numexpr")

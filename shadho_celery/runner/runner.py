@@ -34,9 +34,6 @@ INTERRUPT_SECONDS, STOP_SECONDS = 0.25, 0.7
 #: seconds for which the import of the study modules does not count against a trial's time limit
 IMPORT_SECONDS = 300.0
 
-#: seconds to wait before reading while the process has more orders, so that several records arrive together
-GATHER_SECONDS = 0.001
-
 
 class OtherCode(Exception):
     """An attempt was not started, because even a new process has another version of the study's code."""
@@ -99,11 +96,11 @@ class Runner:
         """
         if not orders:
             return
-        # If no process can be started, `run` will raise the error again.
-        with suppress(OSError):
-            self._send_ahead(self._started(orders[0].folder), orders)
-
-    def _send_ahead(self, process: TrialProcess, orders: Sequence[protocol.RunAttempt]) -> None:
+        try:
+            process = self._started(orders[0].folder)
+        except OSError:
+            # `run` will raise the error again.
+            return
         with self._lock:
             if process is not self._process:
                 # The process was killed meanwhile.
@@ -155,12 +152,12 @@ class Runner:
     def _run(self, order: protocol.RunAttempt, on_report: OnReport, on_gang: OnGang) -> Outcome | protocol.Refused:
         began = SystemClock().now()
         try:
-            process, number, has_more = self._begin(order)
+            process, number = self._begin(order)
         except OSError as error:
             return Outcome(state=TrialState.FAILED, error=f"the slot's process cannot be started: {error}", seconds=0.0)
         ended, reason, self._has_gang = None, "", False
         try:
-            ended = self._converse(process, number, order.payload.timeout, on_report, on_gang, has_more=has_more)
+            ended = self._converse(process, number, order.payload.timeout, on_report, on_gang)
         except (BrokenRecord, TimeUp) as error:
             reason = str(error)
             process.kill()
@@ -197,20 +194,17 @@ class Runner:
         timeout: float | None,
         on_report: OnReport,
         on_gang: OnGang,
-        *,
-        has_more: bool,
     ) -> protocol.Ended | protocol.Refused | None:
         """Receive the records of an order until it ends or is refused. Return the last record, or None if the process
         died.
 
-        `has_more` is True if the process has more orders to run. A trial is interrupted after `timeout` seconds. Raises
-        TimeUp if it ignores that.
+        A trial is interrupted after `timeout` seconds. Raises TimeUp if it ignores that.
         """
         now, left, is_interrupted = SystemClock().now, math.inf if timeout is None else timeout, False
         until = now() + left + (0.0 if process.is_ready else IMPORT_SECONDS)
         while True:
             try:
-                record = process.receive(GATHER_SECONDS if has_more else 0.0, until)
+                record = process.receive(until)
             except TimeUp:
                 if is_interrupted:
                     raise TimeUp(
@@ -294,21 +288,19 @@ class Runner:
             self._is_closed = True
         self.kill()
 
-    def _begin(self, order: protocol.RunAttempt) -> tuple[TrialProcess, int, bool]:
-        """Send an order, unless it was sent ahead. Return its process, its number, and whether further orders were sent
-        ahead.
-        """
+    def _begin(self, order: protocol.RunAttempt) -> tuple[TrialProcess, int]:
+        """Send an order, unless it was sent ahead. Return its process and its number."""
         with self._lock:
             if self._process is not None and self._ahead and self._ahead[0][1] == order:
                 self._running = self._process
                 self._current, _ = self._ahead.popleft()
-                return self._process, self._current, bool(self._ahead)
+                return self._process, self._current
         process = self._started(order.folder)
         with self._lock:
             self._last += 1
             self._running, self._current, number = process, self._last, self._last
         process.send(replace(order, order=number))
-        return process, number, False
+        return process, number
 
     def _started(self, folder: str) -> TrialProcess:
         """Return a process as `_living` does, and wait until it has started. Raises OSError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import select
@@ -10,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -24,10 +22,8 @@ from shadho_celery.core.trial import Memory
 from shadho_celery.objective.call import system_kills
 from shadho_celery.runner import protocol
 from shadho_celery.runner.output import Output
-from shadho_celery.runner.process_tree import MARK, kill_marked
-from shadho_celery.runner.starting import Start, execute, is_readable
-
-log = logging.getLogger(__name__)
+from shadho_celery.runner.reaper import MARK, kill_marked
+from shadho_celery.runner.starting import Start, is_readable
 
 #: seconds that a reaper has to kill its process tree and end
 END_SECONDS = 5.0
@@ -59,8 +55,8 @@ class TrialProcess:
         self,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        complain: Callable[[str], None] = log.warning,
-        start: Start = execute,
+        complain: Callable[[str], None],
+        start: Start,
     ) -> None:
         """Start a process that runs `main` of the module ``arguments[0]``.
 
@@ -128,11 +124,9 @@ class TrialProcess:
         with self._sending, suppress(OSError):
             self._pipe.sendall(lines)
 
-    def receive(self, gather: float = 0.0, until: float = math.inf) -> protocol.FromChild | None:
+    def receive(self, until: float = math.inf) -> protocol.FromChild | None:
         """Return the process's next record, or None after it has ended. Raises BrokenRecord, and TimeUp at the time
         `until` of the system clock.
-
-        If no complete record has been received yet, wait `gather` seconds before reading, so that several arrive.
         """
         if SystemClock.now() >= until:
             raise TimeUp
@@ -141,8 +135,6 @@ class TrialProcess:
             searched = len(self._received)
             if searched > protocol.MAX_RECORD:
                 raise BrokenRecord("the trial's process sent an incomplete record")
-            if gather:
-                time.sleep(gather)
             try:
                 part = self._part(until)
             except (OSError, ValueError):
@@ -230,7 +222,7 @@ class TrialProcess:
                     self._code = self._reaper.wait(timeout=END_SECONDS)
                 except subprocess.TimeoutExpired:
                     self.was_killed = True
-                    self._reaper.kill()
+                    self._reaper.send_signal(signal.SIGKILL)
                     self._code = self._reaper.wait()
                 if self._code < 0:
                     # The reaper ends by the signal that ended its child. But a trial may have killed the reaper, so

@@ -11,7 +11,7 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, Result, Started, TrialState
 from shadho_celery.fleet.channel import Claim
-from shadho_celery.node.claims import PATIENCE_SECONDS, Bundle
+from shadho_celery.node.leases import PATIENCE_SECONDS, Bundle
 
 ATTEMPTS = [Attempt(number=number, attempt=1, subspace="all", params={}) for number in range(4)]
 

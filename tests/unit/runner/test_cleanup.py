@@ -7,7 +7,7 @@ import sys
 
 LEAKING = """
 import os, resource
-from shadho_celery.runner.cleanup import Cleanup
+from shadho_celery.runner.process_state import Cleanup
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 cleanup = Cleanup()
@@ -23,7 +23,7 @@ for count in (10, 40, 200):
 
 CODE = """
 import os, psutil, sys, threading, time
-from shadho_celery.runner.cleanup import Cleanup
+from shadho_celery.runner.process_state import Cleanup
 
 sys.platform = "darwin"
 del os.waitid
@@ -47,7 +47,7 @@ def test_open_files_that_later_trials_would_lack_are_remains() -> None:
 
 ENDING = """
 import faulthandler, time
-from shadho_celery.runner.cleanup import Cleanup
+from shadho_celery.runner.process_state import Cleanup
 
 cleanup = Cleanup()
 faulthandler.dump_traceback_later(1.0, exit=True)
