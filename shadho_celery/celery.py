@@ -30,19 +30,18 @@ from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.fleet import broker
 from shadho_celery.fleet.celery_settings import configuration
 from shadho_celery.fleet.redis import connect, own_address
-from shadho_celery.fleet.redis_queues import AMQP
 from shadho_celery.fleet.registry import Worker
 from shadho_celery.fleet.signing import Signer
 from shadho_celery.fleet.urls import default_broker, prefer_own
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.metrics.worker import collector
-from shadho_celery.node.consumer import CarefulConsumer, Consumer
+from shadho_celery.node.consumer import AMQP, CarefulConsumer, Consumer
 from shadho_celery.node.logs import ready, tell
 from shadho_celery.node.shutdown import Shutdown, await_reason
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.node.stay import Stay
 from shadho_celery.objective.study_file import cores_per_trial, module_name, preloaded, refuse_libraries, refuse_nested
-from shadho_celery.runner.reaper import hide_memory
+from shadho_celery.runner.process_tree import hide_memory
 from shadho_celery.runner.starting import ForkServers, start_method
 
 log = logging.getLogger(__name__)

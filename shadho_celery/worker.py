@@ -35,7 +35,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.metrics import server
 from shadho_celery.node import stay
 from shadho_celery.objective.study_file import check_modules, preloaded
-from shadho_celery.runner.reaper import PR_SET_PDEATHSIG, prctl
+from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
 from shadho_celery.runner.starting import ForkServers
 
 COMMAND = (sys.executable, "-m", "shadho_celery.worker")

@@ -41,7 +41,7 @@ from shadho_celery.embedded.plan import (
 )
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.signing import CONTROL_KEY_FILE
-from shadho_celery.runner.reaper import PR_SET_PDEATHSIG, hide_memory, prctl
+from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
 
 #: minimum seconds between two starts of the same worker
 RESTART_SECONDS = 5.0

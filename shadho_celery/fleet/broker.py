@@ -3,22 +3,29 @@
 Scheduler and workers both declare a queue through `queue`, so its arguments cannot differ. The scheduler builds
 Celery's messages (protocol 2) itself and publishes all attempts of a turn in one batch. Calling `apply_async` for each
 attempt costs ten times as much.
+
+If Redis is the broker, kombu takes one item after another from a queue's list, and stores it in a hash until it is
+acknowledged. An item that kombu cannot read would stop the worker. Here the worker logs a warning and continues.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from queue import Empty
 from typing import Any
 
 import amqp
 import kombu
 import kombu.message
 import kombu.transport.pyamqp
+import kombu.transport.redis
+import kombu.transport.virtual
 import msgspec
 from kombu.exceptions import KombuError
 
@@ -29,6 +36,8 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.celery_settings import configuration
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.fleet.urls import BROKER, DEFAULTS, is_untrusted, remedy
+
+log = logging.getLogger(__name__)
 
 #: version of the format of messages and of the channel's records; scheduler and workers must have the same version
 PROTOCOL = 12
@@ -130,7 +139,73 @@ class _BoundedTls(_Bounded, kombu.transport.pyamqp.SSLTransport):  # type: ignor
     """The same transport with TLS."""
 
 
-_BOUNDED = {kombu.transport.pyamqp.Transport: _Bounded, kombu.transport.pyamqp.SSLTransport: _BoundedTls}
+#: maximum number of bytes of an item; it is larger than MAX_BODY, because an item contains the body in base64
+MAX_ITEM = 2 * MAX_BODY
+
+
+class NotAMessage(ValueError):
+    """An item in a queue is JSON, but not in the format of a message."""
+
+
+class _RedisMessage(kombu.transport.virtual.Message, Message):  # type: ignore[misc]
+    """A message that raises NotAMessage, before it counts as delivered, unless its format is correct."""
+
+    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
+        try:
+            super().__init__(payload, channel=channel, **options)
+            delivery = [self.delivery_tag, self.delivery_info["exchange"], self.delivery_info["routing_key"]]
+            if [part for part in delivery if not isinstance(part, str)]:
+                raise TypeError("its delivery info is not text")
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise NotAMessage(f"{type(error).__name__}: {error}") from None
+
+
+class _RedisChannel(kombu.transport.redis.Channel):  # type: ignore[misc]
+    """kombu's channel for Redis, which skips items that are too long or not messages, and keeps one client."""
+
+    Message = _RedisMessage
+    _kept: Any = None
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        # kombu creates a client for each message that it sends, takes or acknowledges, which costs as much as the call
+        # itself.
+        if client is None and (self._kept is None or self._kept.connection_pool is not self.pool):
+            self._kept = self._create_client()
+        yield self._kept if client is None else client
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        client = super()._create_client(asynchronous)
+        client.set_response_callback("BRPOP", _short)
+        return client
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, NotAMessage) as error:
+            log.error("skipped an item in the queue that is not a message: %s", one_line(error))
+            raise Empty from None
+
+
+def _short(answer: Any, **_: Any) -> tuple[bytes, bytes] | None:
+    """Return the queue and the item in an answer of BRPOP. Raises NotAMessage if the item is too long."""
+    if answer and len(answer[1]) > MAX_ITEM:
+        raise NotAMessage(f"it has more than {MAX_ITEM:,} bytes")
+    return tuple(answer) if answer else None
+
+
+class _RedisTransport(kombu.transport.redis.Transport):  # type: ignore[misc]
+    """kombu's transport with our channel."""
+
+    Channel = _RedisChannel
+
+
+#: our transport for each of kombu's
+_TRANSPORTS = {
+    kombu.transport.pyamqp.Transport: _Bounded,
+    kombu.transport.pyamqp.SSLTransport: _BoundedTls,
+    kombu.transport.redis.Transport: _RedisTransport,
+}
 
 
 class Connection(kombu.Connection):  # type: ignore[misc]
@@ -140,7 +215,7 @@ class Connection(kombu.Connection):  # type: ignore[misc]
 
     def get_transport_cls(self) -> Any:
         found = super().get_transport_cls()
-        return _BOUNDED.get(found, found)
+        return _TRANSPORTS.get(found, found)
 
 
 def machine_queue(compute_class: str, host: str) -> str:

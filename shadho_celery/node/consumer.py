@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import celery.app.amqp
 import celery.worker.consumer
 from celery.worker import state
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.system import BROKER_CONNECT_SECONDS, BROKER_HEARTBEAT_SECONDS, Clock, Outage, SystemClock
-from shadho_celery.fleet.broker import depths_on, opened
+from shadho_celery.fleet.broker import Connection, depths_on, opened
 from shadho_celery.node.logs import tell
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,12 @@ _OUTAGE = ("consumer: Cannot connect", "consumer: Connection to broker lost")
 
 #: seconds before a message returns to its queue because all slots of the worker are taken
 FULL_SECONDS = 1.0
+
+
+class AMQP(celery.app.amqp.AMQP):  # type: ignore[misc]
+    """Celery's component that creates connections, here with our `Connection`."""
+
+    Connection = Connection
 
 
 class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]

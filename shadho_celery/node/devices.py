@@ -200,32 +200,6 @@ class FreeSlots:
         return sorted(sorted(free, key=order if self.cards else None)[:number])
 
 
-class CoreShare:
-    """Number of threads of each trial on a worker, computed from the worker's share of the host's cores."""
-
-    def __init__(self, machine: Machine, slots: int) -> None:
-        self._machine = machine
-        #: number of slots that share the host's cores; threads of a trial; both numbers as last logged
-        self._sharing = slots
-        self.threads = machine.threads(slots)
-        self._said = self._sharing, self.threads
-
-    def follow(self, slots: int, neighbours: Collection[Worker]) -> bool:
-        """Divide the cores among this worker's `slots` and those of its `neighbours`. Return whether the threads have
-        changed.
-        """
-        before, others = self.threads, [(each.machine, each.slots) for each in neighbours]
-        self._sharing = slots + sum(slots for machine, slots in others if not machine.is_limited)
-        self.threads = self._machine.threads(slots, others)
-        return self.threads != before
-
-    def tell(self) -> None:
-        """Log how the cores are divided, unless that was already logged."""
-        if self._said != (self._sharing, self.threads) and not self._machine.is_limited:
-            self._said = self._sharing, self.threads
-            log.info("%s on this host: %s a trial", counted(self._sharing, "slot"), counted(self.threads, "thread"))
-
-
 class Devices:
     """The GPUs, cores and processes of a worker's slots. Any thread may call the methods."""
 
@@ -249,7 +223,9 @@ class Devices:
         #: number of slots that this worker announces when it starts
         self.slots = self.free.open
         self._machine, self._compute_class, self._address = machine, compute_class, address
-        self._core_share = CoreShare(machine, self.slots)
+        #: number of slots that share the host's cores, and number of threads of a trial; both as last logged
+        self._sharing, self._threads = self.slots, machine.threads(self.slots)
+        self._said = self._sharing, self._threads
         #: by slot: the number of slots whose GPUs and cores its process has
         self.widths = [1] * count
         self.runners = [make_runner(self._variables([slot])) for slot in range(count)]
@@ -288,13 +264,17 @@ class Devices:
 
     def share_cores(self, neighbours: Collection[Worker]) -> None:
         """Divide the cores among the workers of this host, and set the number of threads of each slot's next trial."""
-        if self._core_share.follow(self.free.open, neighbours):
-            for runner, width in zip(self.runners, self.widths, strict=True):
-                runner.set_threads(self._core_share.threads * width)
+        slots, others, before = self.free.open, [(each.machine, each.slots) for each in neighbours], self._threads
+        self._sharing = slots + sum(count for machine, count in others if not machine.is_limited)
+        self._threads = self._machine.threads(slots, others)
+        for runner, width in zip(self.runners, self.widths, strict=True) if self._threads != before else ():
+            runner.set_threads(self._threads * width)
 
     def tell(self) -> None:
         """Log how the cores are divided, unless that was already logged."""
-        self._core_share.tell()
+        if self._said != (self._sharing, self._threads) and not self._machine.is_limited:
+            self._said = self._sharing, self._threads
+            log.info("%s on this host: %s a trial", counted(self._sharing, "slot"), counted(self._threads, "thread"))
 
     def _widen(self, taken: Sequence[int]) -> None:
         """Give the process of the first of these slots the GPUs and cores of all of them.
@@ -306,7 +286,7 @@ class Devices:
         if self.widths[slot] == width:
             return
         self.widths[slot] = width
-        threads = self._core_share.threads * width
+        threads = self._threads * width
         if not self.free.cards:
             self.runners[slot].set_threads(threads)
             return

@@ -35,7 +35,7 @@ from shadho_celery.objective.context import INTERRUPT, LocalContext, ReplicaDone
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.runner import protocol
 from shadho_celery.runner.process_state import Cleanup, identity, seed_generators
-from shadho_celery.runner.reaper import MARK
+from shadho_celery.runner.process_tree import MARK
 
 #: libraries whose number of threads threadpoolctl cannot set; it can for BLAS and OpenMP
 _THREADED = ("torch", "numexpr")

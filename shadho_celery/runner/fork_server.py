@@ -29,8 +29,8 @@ from msgspec import Struct, convert
 
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.libraries import is_installed, is_library_folder, module_in
-from shadho_celery.runner import protocol, reaper
-from shadho_celery.runner.reaper import MARK, PR_SET_PDEATHSIG, UNMARKED, prctl
+from shadho_celery.runner import process_tree, protocol, reaper
+from shadho_celery.runner.process_tree import MARK, PR_SET_PDEATHSIG, UNMARKED, prctl
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def main() -> None:
     """
     worker = os.getppid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    reaper.ignore()
+    process_tree.ignore()
     (control, complaints), preload = _take_streams(), sys.argv[1:]
     mark = _address_of_mark()
     gc.disable()

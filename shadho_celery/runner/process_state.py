@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from shadho_celery.core.hardware import DEVICE
-from shadho_celery.runner.reaper import adopt_orphans, descendants, kill_all
+from shadho_celery.runner.process_tree import adopt_orphans, descendants, kill_all
 
 #: names in modules that are settings of the process; `captureWarnings` sets the last two
 _NAMES = (
@@ -255,14 +255,14 @@ _HELPERS = (
 _HELPER_THREADS = {"TMonitor"}
 
 
-class Cleanup:
+class Cleanup(ProcessState):
     """Records the state of this process when created, and restores that state after each trial."""
 
     def __init__(self) -> None:
         #: copies of the standard descriptors, above the low numbers that trials may close
         self.spares = [os.dup(number) for number in range(3)]
         self._output = identity(self.spares[1])
-        self._state = ProcessState(self.spares)
+        super().__init__(self.spares)
         self._threads = set(threading.enumerate())
         self._count = _thread._count()
         adopt_orphans()
@@ -271,7 +271,7 @@ class Cleanup:
 
     def clear(self) -> list[str]:
         """Restore the state after a trial. Return descriptions of what could not be undone and needs a new process."""
-        left = [f"a changed {name}" for name in self._state.restore()]
+        left = [f"a changed {name}" for name in self.restore()]
         if not _is_childless() or _thread._count() > self._count:
             left += [*self._end_children(), *self._await_threads()]
         if _free_descriptor() - self._free > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 > 0:
@@ -284,10 +284,6 @@ class Cleanup:
             # The trial has closed the streams, or the disk has no room for its output.
             left.append("a closed sys.stdout")
         return list(dict.fromkeys(left))
-
-    def note(self) -> None:
-        """Record the current state as the state to restore. Call this after a study was imported."""
-        self._state.note()
 
     def divide_output(self, boundary: bytes) -> None:
         """Write a boundary into the output pipe, which separates the output of two trials."""

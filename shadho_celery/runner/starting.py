@@ -27,7 +27,7 @@ from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.system import SystemClock
 from shadho_celery.errors import UsageError
 from shadho_celery.runner import protocol
-from shadho_celery.runner.reaper import MARK, UNMARKED, shielded
+from shadho_celery.runner.process_tree import MARK, UNMARKED, shielded
 
 #: prefixes of environment variables that trials do not get: settings of this package, and variables with which clients
 #: of PostgreSQL, Redis and RabbitMQ log in

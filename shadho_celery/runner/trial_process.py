@@ -22,7 +22,7 @@ from shadho_celery.core.trial import Memory
 from shadho_celery.objective.call import system_kills
 from shadho_celery.runner import protocol
 from shadho_celery.runner.output import Output
-from shadho_celery.runner.reaper import MARK, kill_marked
+from shadho_celery.runner.process_tree import MARK, kill_marked
 from shadho_celery.runner.starting import Start, is_readable
 
 #: seconds that a reaper has to kill its process tree and end

@@ -18,7 +18,7 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet import broker
 from shadho_celery.fleet import redis as our_redis
-from shadho_celery.fleet.redis_queues import AMQP
+from shadho_celery.node.consumer import AMQP
 from shadho_celery.node.slots import Slots
 
 pytestmark = pytest.mark.timeout(60)

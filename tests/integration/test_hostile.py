@@ -22,10 +22,9 @@ from celery import Celery
 from services import RedisServer
 
 from shadho_celery.core.trial import Outcome, Result, TrialState
-from shadho_celery.fleet.broker import MAX_BODY, TASK, depths_on, machine_queue
-from shadho_celery.fleet.channel import _TYPES
+from shadho_celery.fleet.broker import MAX_BODY, TASK, Connection, depths_on, machine_queue
+from shadho_celery.fleet.channel import _OF_FLEET, _keys
 from shadho_celery.fleet.redis import connect
-from shadho_celery.fleet.redis_queues import Connection
 from shadho_celery.fleet.registry import Registry, Worker
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 
@@ -137,10 +136,10 @@ def test_bytes_that_are_no_text_and_records_that_are_none_end_neither_scheduler_
 def test_keys_of_a_wrong_type_are_removed_and_a_stream_to_which_nothing_can_be_added_is_begun_anew(
     fleet: Fleet,
 ) -> None:
-    for name in _TYPES:
+    for key in (*_OF_FLEET, *_keys(fleet.study)):
         # At once, or the study may write the key between the two.
         with fleet.client.pipeline(transaction=True) as pipeline:
-            pipeline.delete(name.format(fleet.study)).rpush(name.format(fleet.study), "x")
+            pipeline.delete(key).rpush(key, "x")
             pipeline.execute()
         fleet.await_more_runs()
     fleet.client.xadd(fleet.key("events"), {"e": "last"}, id=f"{2**64 - 1}-{2**64 - 1}")

@@ -10,9 +10,8 @@ import pytest
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.fleet import redis_queues
-from shadho_celery.fleet.broker import Publisher, queue
-from shadho_celery.fleet.redis_queues import Connection
+from shadho_celery.fleet import broker
+from shadho_celery.fleet.broker import Connection, Publisher, queue
 
 #: items of a list that are no messages, in the ways that they can be none
 JUNK: list[bytes] = [
@@ -73,7 +72,7 @@ def test_items_that_are_no_messages_are_passed_over_and_said(
 def test_a_long_item_is_passed_over_unread(
     client: Any, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_queues, "MAX_ITEM", 10_000)
+    monkeypatch.setattr(broker, "MAX_ITEM", 10_000)
     client.lpush("q", b"[" * 10_001)
     Publisher(redis_url).publish([("q", payload(0))])
     assert consumed(redis_url, "q") == ["shadho.trial"]

@@ -6,13 +6,14 @@ import logging
 import random
 import threading
 import time
+from unittest.mock import MagicMock
 
 import pytest
 
 from shadho_celery.core.hardware import Machine
 from shadho_celery.fleet.registry import Worker
 from shadho_celery.node import devices
-from shadho_celery.node.devices import CoreShare, FreeSlots
+from shadho_celery.node.devices import Devices, FreeSlots
 
 
 @pytest.fixture(autouse=True)
@@ -196,10 +197,13 @@ MACHINE = Machine(cores=4, processors="f", pool="p")
 LIMITED = Machine(cores=1, processors="f", pool="p", is_limited=True)
 
 
+def devices_of(machine: Machine) -> Devices:
+    return Devices(machine, "cpu", 1, lambda variables: MagicMock(), address="", shares_gpus=False)
+
+
 def test_threads_follow_the_slots_of_the_host_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    share = CoreShare(MACHINE, 1)
-    changes = []
+    devices, changes = devices_of(MACHINE), []
     for neighbours in (
         [],
         [Worker(machine=MACHINE, slots=1)],
@@ -207,10 +211,11 @@ def test_threads_follow_the_slots_of_the_host_and_one_line_says_so(caplog: pytes
         [Worker(machine=MACHINE, slots=1), Worker(machine=LIMITED, slots=5)],
         [],
     ):
-        changes.append((share.follow(1, neighbours), share.threads))
+        devices.share_cores(neighbours)
+        changes.append([call.args[0] for call in devices.runners[0].set_threads.call_args_list])  # type: ignore[attr-defined]
         for _ in range(2):
-            share.tell()
-    assert changes == [(False, 4), (True, 2), (False, 2), (True, 1), (True, 4)]
+            devices.tell()
+    assert changes == [[], [2], [2], [2, 1], [2, 1, 4]]
     assert [record.getMessage() for record in caplog.records] == [
         "2 slots on this host: 2 threads a trial",
         "2 slots on this host: 1 thread a trial",
@@ -220,7 +225,8 @@ def test_threads_follow_the_slots_of_the_host_and_one_line_says_so(caplog: pytes
 
 def test_a_worker_with_a_limit_keeps_its_cores_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    share = CoreShare(LIMITED, 1)
-    assert not share.follow(1, [Worker(machine=MACHINE, slots=8)])
-    share.tell()
-    assert (share.threads, caplog.records) == (1, [])
+    devices = devices_of(LIMITED)
+    devices.share_cores([Worker(machine=MACHINE, slots=8)])
+    devices.tell()
+    devices.runners[0].set_threads.assert_not_called()  # type: ignore[attr-defined]
+    assert caplog.records == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shadho_celery.runner.reaper import MARK, descendants, kill, kill_marked
+from shadho_celery.runner.process_tree import MARK, descendants, kill, kill_marked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the child's group is ended")
 
@@ -44,7 +44,7 @@ def test_a_process_that_hides_its_memory_is_not_dumpable_and_what_it_starts_is()
     ask = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)"
     code = f"""
 import subprocess, sys
-from shadho_celery.runner.reaper import hide_memory
+from shadho_celery.runner.process_tree import hide_memory
 hide_memory()
 {ask}
 subprocess.run([sys.executable, "-c", {ask!r}])

@@ -13,7 +13,7 @@ import pytest
 import services
 
 from shadho_celery.node.stay import SIGNALS
-from shadho_celery.runner.reaper import FOR_WORKER, descendants
+from shadho_celery.runner.process_tree import FOR_WORKER, descendants
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the child's group is ended")
 
