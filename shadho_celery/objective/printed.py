@@ -74,6 +74,7 @@ class Printed:
         """`loss` is the name or the pattern of the loss in standard output. If it is None, only JSON lines are read."""
         self._context = context
         self._pattern = loss_pattern(loss) if isinstance(loss, str) else loss
+        self._most = MAX_LINE if isinstance(loss, str) else MAX_MATCHED
         self.lines = {stream: Lines() for stream in ("stdout", "stderr", REPORTS)}
         what = f"a number after {loss!r}" if isinstance(loss, str) else "what the pattern of loss matches"
         line = 'a loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as STUDY["loss"] = "val_loss"'
@@ -125,9 +126,7 @@ class Printed:
     def _found(self, line: str) -> float | None:
         """Return the loss in a line, or None. Raises CommandFailed for two losses, or if the loss is no number."""
         assert self._pattern is not None
-        if not isinstance(self._loss, str) and len(line) > MAX_MATCHED:
-            return None
-        found = [match[1] for match in self._pattern.finditer(line)]
+        found = [match[1] for match in self._pattern.finditer(line)] if len(line) <= self._most else []
         if len(found) > 1:
             raise CommandFailed(
                 f"a line has {len(found)} losses, {short(found[0])} and {short(found[1])}: {short(line)}; choose one "
