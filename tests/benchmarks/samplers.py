@@ -4,6 +4,8 @@ Parts, in this order; ``--part`` runs some of them:
 
 - closed: test functions of known optimum, a mixed and a conditional space, 25 labels of which five matter. Regret is
   the best loss less the optimum. ``auto`` against the best peer of each problem, ``gp`` and ``tpe`` by themselves.
+- suggest: a structural space that an objective asks for with ``trial.suggest_float`` and the like, against the same
+  space in hp, after 60 trials of 20 seeds.
 - time: milliseconds of a suggestion by the length of the history.
 
 Ours run on a virtual clock, where a trial lasts a minute, because ``auto`` spends less on short trials. The search
@@ -32,8 +34,9 @@ from typing import Any
 import numpy as np
 from figures import count, finish, goal, make_parser, p_no_worse, runs_of, show
 from playing import play_study
-from problems import CLOSED_FORMS, Problem, problems_of
+from problems import CLOSED_FORMS, Problem, problems_of, tree
 
+from shadho_celery import hp, minimize
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
 from shadho_celery.space.compile import compile_space
@@ -168,6 +171,51 @@ def goals_of_ours(figures: Mapping[str, Json]) -> Json:
     return goals
 
 
+# Spaces that are asked for
+
+#: the closed form "tree", with laws that an objective can ask for
+DECLARED = hp.choice(
+    "branch",
+    [
+        {"branch": "lin", "x": hp.uniform("x", -9, 9)},
+        {"branch": "quad", "u": hp.uniform("u", -2, 2), "v": hp.uniform("v", -2, 2)},
+        {
+            "branch": "deep",
+            "lr": hp.loguniform("lr", np.log(1e-7), 0.0),
+            "n": hp.randint("n", 1, 31),
+            "act": hp.choice("act", ["tanh", "relu", "elu"]),
+        },
+    ],
+)
+
+
+def asked_tree(trial: Any) -> float:
+    match trial.suggest_categorical("branch", ["lin", "quad", "deep"]):
+        case "lin":
+            trial.suggest_float("x", -9, 9)
+        case "quad":
+            trial.suggest_float("u", -2, 2), trial.suggest_float("v", -2, 2)
+        case _:
+            trial.suggest_float("lr", 1e-7, 1.0, log=True), trial.suggest_int("n", 1, 30)
+            trial.suggest_categorical("act", ["tanh", "relu", "elu"])
+    return tree(trial.params)
+
+
+def best_of_tree(is_asked: bool, seed: int) -> float:
+    space, objective = (None, asked_tree) if is_asked else (DECLARED, tree)
+    return minimize(objective, space, trials=60, seed=seed).best_loss or 0.0
+
+
+def suggested(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return best losses of a space that is asked for and of the same one in hp, and the goal."""
+    jobs = {name: partial(best_of_tree, name == "suggest") for name in ("suggest", "hp")}
+    found = runs_of(processes, "searches", jobs, range(arguments.first_seed, arguments.first_seed + 20))
+    show({name: {"median": f"{statistics.median(each):.3g}"} for name, each in found.items()}, "best loss of tree")
+    return found, {
+        "tree: p that suggest_* is no worse than hp": goal(p_no_worse(found["suggest"], found["hp"]), at_least=0.05)
+    }
+
+
 def timed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
     """Return the milliseconds of a suggestion by sampler and history, and of one of 100 that are asked at once."""
     figures: Json = {}
@@ -212,7 +260,7 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-PARTS = {"closed": closed, "time": timed}
+PARTS = {"closed": closed, "suggest": suggested, "time": timed}
 
 
 def main() -> None:
