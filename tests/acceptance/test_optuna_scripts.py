@@ -15,6 +15,9 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_program_written_for_optuna_runs_with_its_import_changed(script: Path, desk: Desk) -> None:
+    if "import lightgbm" in script.read_text():
+        # An environment of an earlier time may lack it.
+        pytest.importorskip("lightgbm")
     text = re.sub(r"^import optuna$", "import shadho_celery.optuna as optuna", script.read_text(), flags=re.MULTILINE)
     text, _ = re.subn(r"^from optuna\.", "from shadho_celery.optuna.", text, flags=re.MULTILINE)
     desk.write(script.name, text)
@@ -23,5 +26,5 @@ def test_a_program_written_for_optuna_runs_with_its_import_changed(script: Path,
     assert "best" in done.out
 
 
-def test_there_are_eight_of_them() -> None:
-    assert len(SCRIPTS) == 8
+def test_there_are_more_than_eight_of_them() -> None:
+    assert len(SCRIPTS) > 8
