@@ -49,9 +49,10 @@ def again(name: str, number: int, store: str) -> None:
         trial = found.record
         recorded: Mapping[str, float | None] = found.losses or {"loss": found.loss}
     file = study_file.load(module)
-    space = compile_space(file.space)
+    space = compile_space({} if file.space is None else file.space)
     try:
-        space.check(trial.params)
+        if file.space is not None:
+            space.check(trial.params)
     except SpaceError as error:
         raise UsageError(f"trial {number} does not fit the SPACE that {module} has now: {error}") from None
     now, then = file.code.with_space(space.describe()).digest, trial.outcome.code
@@ -73,8 +74,8 @@ def again(name: str, number: int, store: str) -> None:
             objectives=objectives,
         )
         seed_generators(trial.seed)
-        make = file.maker(space)
-        outcome = call(file.objective, lambda: make(trial.params), context, objectives=objectives)
+        objective, make = file.runnable(space)
+        outcome = call(objective, lambda: make(trial.params), context, objectives=objectives)
     if outcome.warning is not None:
         say(f"Warning: {outcome.warning}", err=True)
     if outcome.state is TrialState.FAILED:
@@ -88,12 +89,13 @@ def again(name: str, number: int, store: str) -> None:
         say(f"  {label}: {metric!r}")
 
 
-def failed_params(study: StudyResults, numbers: Sequence[str]) -> list[dict[str, Any]]:
+def failed_params(study: StudyResults, numbers: Sequence[str]) -> list[Any]:
     """Return the params of the failed trials with these numbers, or of all that were not tried again.
 
     Raises UsageError for a trial that has not failed, and if there is none.
     """
-    from shadho_celery.scheduler.known_points import failed
+    from shadho_celery.scheduler import known_points
+    from shadho_celery.space.stored import read_schema
 
     if wrong := [each for each in numbers if not each.isdecimal() or len(each) > len(str(MAX_COUNT))]:
         raise UsageError(f"{short(wrong[0], 60)} is not the number of a trial; with --failed give numbers, or nothing")
@@ -101,8 +103,8 @@ def failed_params(study: StudyResults, numbers: Sequence[str]) -> list[dict[str,
     for trial in asked:
         if trial.state is not TrialState.FAILED:
             raise UsageError(f"trial {trial.number} has not failed: it is {trial.state.lower()}; leave it out")
-    if found := asked or failed(each.record for each in study.trials):
-        return [dict(each.params) for each in found]
+    if found := asked or known_points.failed(each.record for each in study.trials):
+        return known_points.as_given([each.params for each in found], read_schema(study.tree))
     raise UsageError(f"study {study.name} has no failed trial, or all of them were tried again")
 
 

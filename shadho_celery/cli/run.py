@@ -144,7 +144,7 @@ def dry_run(options: RunOptions, number: int) -> int:
         check_command(file, plan, is_fleet=options.fleet)
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if options.seed is None else options.seed
         found = known_points.first(plan, options.points, seed, number)
-        values = [*map(file.maker(plan.space), found)]
+        values = [*map(file.runnable(plan.space)[1], found)]
         if isinstance(file.objective, Command):
             for trial, value in enumerate(values):
                 # The other facts are not known before the trial is sent.

@@ -25,6 +25,8 @@ from shadho_celery.errors import UsageError
 
 #: drawn value of every active label, by label
 Params = Mapping[str, Any]
+#: name in the params of an enqueued trial for the values that a user gives to labels, as JSON. No label has it
+POINT = "(point)"
 
 #: greatest number of a trial: the greatest integer that all JSON readers keep exact
 MAX_COUNT = 2**53 - 1

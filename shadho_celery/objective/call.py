@@ -248,15 +248,15 @@ def call(
         params = make_params()
         if takes_context is None:
             takes_context = wants_context(objective)
-        returned = objective(params, context) if takes_context else objective(params)
-        seconds = max(0.0, clock.now() - began)
         try:
-            # An objective that asks for its labels has ended as PRUNED by an exception.
-            outcome = returned if isinstance(returned, Outcome) else read(returned, objectives)
+            returned = objective(params, context) if takes_context else objective(params)
+            seconds = max(0.0, clock.now() - began)
+            outcome = read(returned, objectives)
         except Unreadable:
+            # An objective that asks for its labels reads its own result.
             if not (context.stopped() or context.was_told):
                 raise
-            outcome = Outcome(state=TrialState.CANCELLED)
+            outcome, seconds = Outcome(state=TrialState.CANCELLED), max(0.0, clock.now() - began)
         if context.stopped() or context.was_told:
             outcome = outcome.cancelled(seconds)
         elif context.timed_out():

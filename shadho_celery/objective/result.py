@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from itertools import accumulate, islice
 from typing import Any
+
+from msgspec.structs import replace
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Outcome, TrialState, turned
@@ -52,9 +54,12 @@ def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
     """Return the COMPLETE outcome for an objective's return value: a number, or a mapping with the key `loss`.
 
     In a study with `objectives`, the return value is a mapping whose value `losses` has a number for each objective.
-    With only one objective, it may be a plain number. Metrics that JSON cannot represent are dropped with a warning.
-    Raises Unreadable with a message for the user, also if the mapping has a `status` other than hyperopt's "ok".
+    With only one objective, it may be a plain number. Metrics that JSON cannot represent are dropped with a warning. An
+    Outcome is returned unchanged. Raises Unreadable with a message for the user, also if the mapping has a `status`
+    other than hyperopt's "ok".
     """
+    if isinstance(returned, Outcome):
+        return returned
     try:
         if isinstance(returned, Mapping):
             return _read_mapping(returned, objectives)
@@ -108,14 +113,19 @@ def _read_mapping(returned: Mapping[Any, Any], objectives: Mapping[str, str] | N
     facts: dict[str, Any] = _losses(returned, objectives) if objectives else {"loss": _loss(returned)}
     if "constraints" in returned:
         facts["constraints"] = _numbers(returned["constraints"], "constraints")
+    return replace(read_metrics(returned, facts), **facts)
+
+
+def read_metrics(returned: Mapping[Any, Any], without: Collection[str] = ()) -> Outcome:
+    """Return an outcome with the items of a mapping as its metrics, and a warning about those that were dropped."""
     # The mapping's own length is not used: it may be wrong, or the mapping may never end.
     keys = list(islice(returned, MAX_KEYS + 1))
-    metrics = {key: returned[key] for key in keys[:MAX_KEYS] if not (isinstance(key, str) and key in facts)}
+    metrics = {key: returned[key] for key in keys[:MAX_KEYS] if not (isinstance(key, str) and key in without)}
     kept, dropped = _fitting(metrics)
     if len(keys) > MAX_KEYS:
         dropped[f"all after the first {MAX_KEYS}"] = "too many"
     warning = _warning(dropped) if dropped else None
-    return Outcome(state=TrialState.COMPLETE, metrics=kept, warning=warning, **facts)
+    return Outcome(state=TrialState.COMPLETE, metrics=kept, warning=warning)
 
 
 def _loss(returned: Mapping[Any, Any]) -> float:

@@ -72,14 +72,19 @@ class StudyFile:
     #: content of files that are shipped to workers together with the sources, by path
     data: Mapping[str, bytes] = field(default_factory=dict)
 
-    def maker(self, space: Space) -> Callable[[Params], Any]:
-        """Return the function that makes the objective's values from a params. `space` is the compiled space."""
-        return space.evaluate if self.values is None else self.values(space)
-
     @property
     def recorded_module(self) -> str:
         """Module in the study's record: "" for a function that is sent by value, as for one that is not sent."""
         return "" if self.module.endswith(BY_VALUE) else self.module
+
+    def runnable(self, space: Space) -> tuple[Callable[..., Any], Callable[[Params], Any]]:
+        """Return what runs as a trial, and the function that makes its argument from a trial's params."""
+        if self.space is None:
+            # Imported here, because few objectives ask for their labels.
+            from shadho_celery.objective.suggest import Suggesting
+
+            return Suggesting(self.objective), dict
+        return self.objective, space.evaluate if self.values is None else self.values(space)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,35 +7,21 @@ for returns with its result.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.trial import Outcome, Params, TrialState
+from shadho_celery.core.trial import POINT, Outcome, Params, TrialState
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.objective.call import Objective, wants_context
+from shadho_celery.objective.call import Objective, joined, wants_context
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.objective.result import read
-from shadho_celery.space.schema import Law, Schema, Suggested, choice, number
-
-#: metrics of noted facts whose names are keys of an objective's result
-_RENAMED = {key: f"user.{key}" for key in ("loss", "losses", "constraints", "status")}
-_NO_SCHEMA = Schema()
-
-
-def metric_name(fact: str) -> str:
-    """Return the name of the metric of a noted fact."""
-    return _RENAMED.get(fact, fact)
-
-
-def fact_name(metric: str) -> str:
-    """Return the name of the noted fact of a metric."""
-    return next((fact for fact, renamed in _RENAMED.items() if renamed == metric), metric)
+from shadho_celery.objective.result import read, read_metrics
+from shadho_celery.space.schema import Law, Suggested, choice, number, read_point
 
 
 class TrialPruned(Exception):
@@ -50,12 +36,6 @@ class Trial:
     context: LocalContext
     #: draws by label
     proposed: Params
-    #: labels of the study as far as they are known here; laws that contradict it are refused
-    schema: Schema = _NO_SCHEMA
-    #: values that a user gives for labels
-    enqueued: Mapping[str, Any] = field(default_factory=dict)
-    #: values of the labels that it has asked for so far
-    params: dict[str, Any] = field(default_factory=dict)
     #: facts that `set_user_attr` has noted; those that JSON can represent become metrics
     user_attrs: dict[str, Any] = field(default_factory=dict)
     #: study of `shadho_celery.optuna` to which it belongs
@@ -64,8 +44,13 @@ class Trial:
     def __post_init__(self) -> None:
         #: position of the trial in its study, from 0
         self.number = self.context.trial
-        self.context.asked = {}
-        self._suggested: dict[str, Suggested] = {}
+        #: labels that it has asked for so far, as in `Outcome.asked`
+        self.asked = self.context.asked = dict[str, Suggested]()
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Values of the labels that it has asked for so far."""
+        return {label: each.law.value(each.drawn) for label, each in self.asked.items()}
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -101,45 +86,37 @@ class Trial:
 
     def suggest(self, label: str, law: Law) -> Any:
         """Return a value of a law."""
-        if not isinstance(label, str) or not label:
-            raise SpaceError(f"the name of a label is {short(label, 60)}; give a text")
-        if (before := self._suggested.get(label)) is not None:
+        if not isinstance(label, str) or label in {"", POINT} or not label.isprintable():
+            raise SpaceError(f"the name of a label is {short(label, 60)}; give another text")
+        if (before := self.asked.get(label)) is not None:
             # The first law counts, but another kind is a mistake.
             before.law.joined(label, law)
             return before.law.value(before.drawn)
-        if (known := self.schema.laws.get(label)) is not None:
-            known.joined(label, law)
-        drawn = law.fitted(self.proposed.get(label))
-        if label in self.enqueued and (drawn := law.place(self.enqueued[label])) is None:
-            raise SpaceError(f"{label!r} is enqueued as {short(self.enqueued[label], 60)}, which its law does not have")
+        drawn, given = law.fitted(self.proposed.get(label)), read_point(self.proposed)
+        if label in given and (drawn := law.place(given[label])) is None:
+            raise SpaceError(f"{label!r} is enqueued as {short(given[label], 60)}, which its law does not have")
         if drawn is None:
             # Independent of the order in which labels are asked for.
             drawn = law.draw(np.random.default_rng([self.context.seed, zlib.crc32(label.encode())]))
-        found = self._suggested[label] = Suggested(law=law, drawn=drawn)
-        self.context.asked = {**(self.context.asked or {}), label: msgspec.to_builtins(found)}
-        self.params[label] = value = law.value(drawn)
-        return value
+        self.asked[label] = Suggested(law=law, drawn=drawn)
+        return law.value(drawn)
 
-    def result(self, returned: Any) -> Any:
-        """Return an objective's result in the form of this package, with the noted facts as metrics."""
-        return in_our_form(returned, self.context.objectives or {}, self.user_attrs)
+    def outcome(self, returned: Any) -> Outcome:
+        """Return the outcome for what its objective has returned. Raises Unreadable."""
+        return outcome_of(returned, self.context.objectives or {}, self.user_attrs)
 
 
-def in_our_form(returned: Any, objectives: Mapping[str, str], facts: Mapping[str, Any]) -> Any:
-    """Return an objective's result in the form of this package, with noted facts as metrics.
+def outcome_of(returned: Any, objectives: Mapping[str, str], facts: Mapping[str, Any]) -> Outcome:
+    """Return the outcome for what an objective has returned, with noted facts as metrics. Raises Unreadable.
 
-    Of several losses, a sequence is enough, in the order of the study's objectives.
+    Losses may be a sequence in the order of the study's objectives.
     """
-    metrics = {metric_name(fact): value for fact, value in facts.items()}
-    if returned is None:
-        return None
-    if isinstance(returned, Outcome):
-        return msgspec.structs.replace(returned, metrics=read({**metrics, "loss": 0.0}).metrics)
-    if isinstance(returned, Mapping):
-        return {**metrics, **returned}
-    losses = returned if isinstance(returned, Sequence) else [returned]
-    is_named = len(losses) == len(objectives)
-    return {**metrics, **({"losses": dict(zip(objectives, losses, strict=True))} if is_named else {"loss": returned})}
+    if isinstance(returned, Sequence) and len(returned) == max(1, len(objectives)):
+        returned = {"losses": dict(zip(objectives, returned, strict=True))} if objectives else returned[0]
+    outcome, noted = read(returned, objectives), read_metrics(facts)
+    return replace(
+        outcome, metrics={**noted.metrics, **outcome.metrics}, warning=joined(outcome.warning, noted.warning)
+    )
 
 
 @dataclass(frozen=True)
@@ -147,22 +124,20 @@ class Suggesting:
     """An objective that asks for its labels, in the form of other objectives: it gets proposed draws and a context."""
 
     objective: Objective
-    #: returns the trial for the proposed draws, if it is not a plain one
-    make: Callable[[LocalContext, Params], Trial] = Trial
 
     @cached_property
     def _takes_context(self) -> bool:
         return wants_context(self.objective)
 
-    def __call__(self, proposed: Params, context: LocalContext) -> Any:
-        trial = self.make(context, proposed)
+    def __call__(self, proposed: Params, context: LocalContext) -> Outcome:
+        trial = Trial(context, proposed)
         try:
             returned = self.objective(trial, context) if self._takes_context else self.objective(trial)
-            return trial.result(returned)
         except Exception as error:
             if not is_pruning(error):
                 raise
-            return trial.result(Outcome(state=TrialState.PRUNED))
+            returned = Outcome(state=TrialState.PRUNED)
+        return trial.outcome(returned)
 
 
 def is_pruning(error: BaseException) -> bool:

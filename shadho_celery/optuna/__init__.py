@@ -4,27 +4,14 @@ A program of Optuna keeps its objective. Studies are those of this package: reco
 samplers, and shown by its commands. Optuna itself need not be installed.
 """
 
-from shadho_celery.optuna import distributions, exceptions, logging, pruners, samplers, study, trial
-from shadho_celery.optuna.exceptions import TrialPruned
-from shadho_celery.optuna.study import Study, create_study, delete_study, get_all_study_names, load_study
-from shadho_celery.optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-
-__all__ = [
-    "FrozenTrial",
-    "Study",
-    "Trial",
-    "TrialPruned",
-    "TrialState",
-    "create_study",
-    "create_trial",
-    "delete_study",
-    "distributions",
-    "exceptions",
-    "get_all_study_names",
-    "load_study",
-    "logging",
-    "pruners",
-    "samplers",
-    "study",
-    "trial",
-]
+from shadho_celery.optuna import distributions as distributions
+from shadho_celery.optuna import exceptions as exceptions
+from shadho_celery.optuna import logging as logging
+from shadho_celery.optuna import pruners as pruners
+from shadho_celery.optuna import samplers as samplers
+from shadho_celery.optuna.exceptions import TrialPruned as TrialPruned
+from shadho_celery.optuna.study import Study as Study
+from shadho_celery.optuna.study import create_study as create_study
+from shadho_celery.optuna.study import load_study as load_study
+from shadho_celery.optuna.trial import Trial as Trial
+from shadho_celery.optuna.trial import create_trial as create_trial

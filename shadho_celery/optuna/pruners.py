@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from shadho_celery.core.names import NO_PRUNER
-from shadho_celery.optuna.samplers import maker
+from shadho_celery.optuna.samplers import Known, maker
 
 _STARTED = {"n_startup_trials": "startup_trials", "n_warmup_steps": "warmup_steps"}
-#: class -> its setting, and names of its options here, in the order of Optuna's arguments; "" for one without effect
-_HERE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+_PRUNERS: Mapping[str, Known] = {
     "MedianPruner": ({"how": "median"}, _STARTED),
     "PercentilePruner": ({"how": "percentile"}, {"percentile": "percentile", **_STARTED}),
     "SuccessiveHalvingPruner": ({"how": "asha", "eta": 4}, {"min_resource": "least", "reduction_factor": "eta"}),
@@ -21,4 +21,4 @@ _HERE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 def __getattr__(name: str) -> Any:
-    return maker(name, _HERE)
+    return maker(name, _PRUNERS)

@@ -8,16 +8,19 @@ from typing import Any
 from shadho_celery.errors import UsageError
 from shadho_celery.program.interrupts import warn
 
-#: class -> name of the sampler here
-_HERE = {
-    "TPESampler": "tpe",
-    "GPSampler": "gp",
-    "CmaEsSampler": "cma",
-    "QMCSampler": "qmc",
-    "RandomSampler": "random",
-    "BruteForceSampler": "grid",
-    "NSGAIISampler": "optuna:NSGAIISampler",
-    "NSGAIIISampler": "optuna:NSGAIIISampler",
+#: settings for one of Optuna's classes, and our names of its arguments, in Optuna's order; "" for one without effect
+Known = tuple[Mapping[str, Any], Mapping[str, str]]
+
+_SEED = {"seed": "seed"}
+_SAMPLERS: Mapping[str, Known] = {
+    "TPESampler": ({"sampler": "tpe"}, _SEED),
+    "GPSampler": ({"sampler": "gp"}, _SEED),
+    "CmaEsSampler": ({"sampler": "cma"}, {"x0": "", "sigma0": "", **_SEED}),
+    "QMCSampler": ({"sampler": "qmc"}, _SEED),
+    "RandomSampler": ({"sampler": "random"}, _SEED),
+    "BruteForceSampler": ({"sampler": "grid"}, _SEED),
+    "NSGAIISampler": ({"sampler": "optuna:NSGAIISampler"}, _SEED),
+    "NSGAIIISampler": ({"sampler": "optuna:NSGAIIISampler"}, _SEED),
 }
 #: class or argument that is refused -> what to do instead
 _INSTEAD = {
@@ -30,23 +33,22 @@ _INSTEAD = {
 
 
 def __getattr__(name: str) -> Any:
-    return maker(name, {each: ({"sampler": sampler}, {"seed": "seed"}) for each, sampler in _HERE.items()})
+    return maker(name, _SAMPLERS)
 
 
-def maker(name: str, known: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]]) -> Callable[..., dict[str, Any]]:
-    """Return a function that makes the settings for one of Optuna's classes.
-
-    `known` has for each class its settings here, and what its arguments are called here, in Optuna's order.
-    """
-    refuse(name)
+def maker(name: str, known: Mapping[str, Known]) -> Callable[..., dict[str, Any]]:
+    """Return a function that makes the settings for one of Optuna's classes. Raises UsageError or AttributeError."""
+    _refuse(name)
     if name not in known:
         raise AttributeError(f"there is no {name} here; choose one of {', '.join(known)}")
     settings, names = known[name]
 
     def make(*args: Any, **named: Any) -> dict[str, Any]:
+        if len(args) > len(names):
+            raise UsageError(f"{name}: give arguments after the first {len(names)} by name")
         given = {**dict(zip(names, args, strict=False)), **named}
         given = {each: value for each, value in given.items() if value is not None and value != "auto"}
-        refuse(*given)
+        _refuse(*given)
         if lost := [each for each in given if not names.get(each)]:
             warn(f"{name}: {', '.join(lost)} have no effect, because here it is {next(iter(settings.values()))}")
         return {**settings, **{names[each]: value for each, value in given.items() if each not in lost}}
@@ -54,7 +56,7 @@ def maker(name: str, known: Mapping[str, tuple[Mapping[str, Any], Mapping[str, s
     return make
 
 
-def refuse(*names: str) -> None:
+def _refuse(*names: str) -> None:
     """Raise UsageError if one of these names of Optuna has no counterpart here."""
     for name in names:
         if name in _INSTEAD:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import builtins
 import warnings
-from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
-from itertools import chain
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,15 +14,15 @@ from shadho_celery.core.hardware import usable_cores
 from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.core.trial import COUNTED, Outcome
 from shadho_celery.core.trial import TrialState as State
-from shadho_celery.errors import StudyLocked, StudyNotFound, UsageError
-from shadho_celery.objective.suggest import Trial, in_our_form, is_pruning
-from shadho_celery.optuna.distributions import law_of
+from shadho_celery.errors import StudyLocked, UsageError
+from shadho_celery.objective.suggest import Trial, is_pruning, outcome_of
 from shadho_celery.optuna.trial import FrozenTrial, TrialState, frozen
 from shadho_celery.program import recorded
 from shadho_celery.program import study as program
+from shadho_celery.program.optuna_study import steps_of
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
-from shadho_celery.space.schema import Schema, suggested
+from shadho_celery.space.schema import Schema, law_of
 from shadho_celery.space.stored import read_schema
 
 #: URL of a store in memory
@@ -46,9 +43,9 @@ def create_study(
     sampler: Mapping[str, Any] | None = None,
     pruner: Any = None,
     study_name: str | None = None,
-    direction: Any = None,
+    direction: str | None = None,
     load_if_exists: bool = False,
-    directions: Sequence[Any] | None = None,
+    directions: Sequence[str] | None = None,
 ) -> Study:
     """Begin a study. `storage` is the URL of a store, by default in memory.
 
@@ -56,8 +53,7 @@ def create_study(
     """
     if direction is not None and directions is not None:
         raise UsageError("give direction or directions, not both")
-    # A direction may be a member of an enumeration.
-    ways = [str(getattr(way, "name", way)).lower() for way in directions or [direction or "minimize"]]
+    ways = directions or [direction or "minimize"]
     losses: dict[str, Any] = {"objectives": {f"values_{place}": way for place, way in enumerate(ways)}}
     if len(ways) == 1:
         # Optuna's default for one loss is the pruner median.
@@ -67,33 +63,9 @@ def create_study(
     return Study(_opened_study(storage or IN_MEMORY, study_name, resume=resume, **settings), storage or IN_MEMORY, {})
 
 
-def load_study(
-    *, study_name: str | None, storage: str, sampler: Mapping[str, Any] | None = None, pruner: Any = None
-) -> Study:
+def load_study(*, study_name: str, storage: str, sampler: Mapping[str, Any] | None = None, pruner: Any = None) -> Study:
     """Return a recorded study. Only its first change takes its lock, so a study that runs can be read."""
-    found = [each for each in recorded.list_studies(storage) if study_name in {None, each.name}]
-    if len(found) != 1:
-        names = ", ".join(get_all_study_names(storage))
-        raise StudyNotFound(f"study_name {study_name} is that of {len(found)} studies; {storage} has {names or 'none'}")
-    return Study(found[0], storage, {**_chosen(sampler, pruner), "seed": None})
-
-
-def delete_study(*, study_name: str, storage: str) -> None:
-    """Delete a study that does not run."""
-    load_study(study_name=study_name, storage=storage)._found.delete()
-
-
-def get_all_study_names(storage: str) -> list[str]:
-    """Return the names of the studies of a store."""
-    return sorted(each.name for each in recorded.list_studies(storage))
-
-
-class StudyDirection(IntEnum):
-    """Optuna's directions of a loss."""
-
-    NOT_SET = 0
-    MINIMIZE = 1
-    MAXIMIZE = 2
+    return Study(recorded.load_study(storage, study_name), storage, {**_chosen(sampler, pruner), "seed": None})
 
 
 class MaxTrialsCallback:
@@ -114,30 +86,12 @@ class Study:
     def __init__(self, found: StudyResults, url: str, chosen: Mapping[str, Any]) -> None:
         """`found` is open, or recorded and opened at the first change, with the `chosen` sampler and pruner."""
         self._found, self._url, self._chosen = found, url, chosen
-        #: facts that `set_user_attr` has noted; they are not recorded
-        self.user_attrs: dict[str, Any] = {}
         #: True once `stop` was called; None while `optimize` is not running
         self._is_stopping: bool | None = None
 
     @property
     def study_name(self) -> str:
         return self._found.name
-
-    @property
-    def directions(self) -> list[StudyDirection]:
-        """The direction of each loss."""
-        return [StudyDirection[way.upper()] for way in [*self._found.objectives.values()] or ["minimize"]]
-
-    @property
-    def direction(self) -> StudyDirection:
-        """The direction of the only loss. Raises RuntimeError if there are several."""
-        if len(self.directions) > 1:
-            raise RuntimeError("this study has several directions; read directions")
-        return self.directions[0]
-
-    def set_user_attr(self, key: str, value: Any) -> None:
-        """Note a fact of the study in this process."""
-        self.user_attrs[key] = value
 
     def optimize(  # noqa: PLR0917  # Optuna's own signature
         self,
@@ -153,7 +107,8 @@ class Study:
         """Run `n_trials` more trials, at most for `timeout` seconds. Without both, run until `stop` or Ctrl-C.
 
         An exception that `catch` does not name fails its trial and ends the search, as in Optuna. `n_jobs` is the
-        number of processes, or -1 for one on each core; with several, the study needs a `storage`.
+        number of processes, or -1 for one on each core; with several, the study needs a `storage`, which the processes
+        open themselves.
         """
         caught = (catch,) if isinstance(catch, type) else tuple(catch)
         raised = list[Exception]()
@@ -172,13 +127,15 @@ class Study:
                 raised.append(RuntimeError(f"trial {trial.number} has failed: {trial.error}"))
             try:
                 for callback in callbacks or ():
-                    callback(self, self._frozen(trial))
+                    callback(self, *self._frozen([trial]))
             except Exception as error:
                 raised.append(error)
             if raised or self._is_stopping:
                 self._is_stopping = True
                 running.stop()
 
+        if n_jobs != 1 and self._url == IN_MEMORY:
+            raise UsageError("n_jobs needs a storage that other processes can open, such as sqlite:///shadho.db")
         study = self._open()
         total = None if n_trials is None else study.count(*COUNTED) + n_trials
         limits: dict[str, Any] = {"trials": total, "seconds": _ENDLESS if total is timeout is None else timeout}
@@ -191,29 +148,15 @@ class Study:
                 if n_jobs == 1:
                     study.run(called, **limits)
                 else:
-                    self._run_on_workers(func, n_jobs, limits)
+                    study.close()
+                    limits |= {"workers": usable_cores().count if n_jobs < 0 else n_jobs, "resume": True}
+                    program.minimize(func, store=self._url, study=study.name, **limits)
+                    # Read again, because the labels are known now.
+                    self._found = recorded.load_study(self._url, study.name)
         finally:
             self._is_stopping = None
         if raised:
             raise raised[-1]
-
-    def _run_on_workers(self, func: Callable[[Trial], Any], n_jobs: int, limits: Mapping[str, Any]) -> None:
-        """Run the objective in several processes of this machine, which open the study themselves."""
-        study = self._open()
-        if self._url == IN_MEMORY:
-            raise UsageError("n_jobs needs a storage that other processes can open, such as sqlite:///shadho.db")
-        if study.enqueued:
-            # Only this process has these points.
-            most = study.count(*COUNTED) + len(study.enqueued)
-            study.run(func, **{**limits, "trials": most if limits["trials"] is None else min(most, limits["trials"])})
-            if self._is_stopping or study.count(*COUNTED) == limits["trials"]:
-                return
-        study.close()
-        self._found = recorded.load_study(self._url, study.name)
-        workers = usable_cores().count if n_jobs < 0 else n_jobs
-        program.minimize(func, workers=workers, store=self._url, study=study.name, resume=True, **limits)
-        # Read again, because the labels are known now.
-        self._found = recorded.load_study(self._url, study.name)
 
     def stop(self) -> None:
         """End `optimize` after this trial. To be called by its objective or a callback."""
@@ -226,7 +169,7 @@ class Study:
         trial: Trial = self._open().ask()
         trial.study = self
         for label, each in (fixed_distributions or {}).items():
-            trial.suggest(label, law_of(each))
+            trial.suggest(label, law_of(label, each))
         return trial
 
     def tell(
@@ -234,22 +177,16 @@ class Study:
         trial: Trial | int,
         values: float | Sequence[float] | None = None,
         state: TrialState | None = None,
-        skip_if_finished: bool = False,
     ) -> FrozenTrial:
         """Record the result of a trial that `ask` has returned: its values, or the state PRUNED or FAIL."""
         study, number = self._open(), trial if isinstance(trial, int) else trial.number
-        if skip_if_finished and study.trial(number).finished_at is not None:
-            return self._frozen(study.trial(number))
-        if (asked := study.asking.get(number) if isinstance(trial, int) else trial) is None:
+        if (asked := study.asking.get(number)) is None:
             raise UsageError(f"trial {number} was not asked for here, or has its result already")
-        result: Any = None if state == TrialState.FAIL else values
-        result = Outcome(state=State.PRUNED) if state == TrialState.PRUNED else result
-        why = "it was told as failed, or without values" if result is None else None
-        return self._frozen(study.tell(asked, result, error=why))
+        return self._frozen([study.tell(asked, _told(state or TrialState.COMPLETE, values))])[0]
 
     @refuse_unknown
     def enqueue_trial(self, params: Mapping[str, Any], *, skip_if_exists: bool = False) -> None:
-        """Let the next trial of this process have these values."""
+        """Let the next trial have these values."""
         if not (skip_if_exists and any(params.items() <= each.params.items() for each in self.trials)):
             self._open().enqueue([params])
 
@@ -257,16 +194,13 @@ class Study:
         """Record a trial that was evaluated elsewhere, with the laws of its labels. It may be one of Optuna itself."""
         if not trial.state.is_finished():
             raise UsageError(f"add_trial takes a trial that has ended, and this one is {trial.state.name}; enqueue it")
-        asked = suggested({label: law_of(each) for label, each in trial.distributions.items()}, trial.params)
-        is_pruned = trial.state.name == "PRUNED"
-        values = Outcome(state=State.PRUNED) if is_pruned else trial.values
-        returned = values[0] if isinstance(values, Sequence) and len(values) == 1 else values
-        self._open().adopt(asked, in_our_form(returned, self._found.objectives, trial.user_attrs))
-
-    def add_trials(self, trials: Iterable[Any]) -> None:
-        """Record trials as `add_trial` does."""
-        for trial in trials:
-            self.add_trial(trial)
+        outcome = outcome_of(_told(trial.state, trial.values), self._found.objectives, trial.user_attrs)
+        reports = trial.intermediate_values
+        if trial.state == TrialState.PRUNED and trial.values and not reports:
+            # Here, the loss of a pruned trial is that of its last report.
+            reports = {0: trial.values[0]}
+        laws = {label: law_of(label, each) for label, each in trial.distributions.items()}
+        self._open().add([trial.params], [outcome], laws=laws, reports=reports)
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -275,24 +209,20 @@ class Study:
 
     def get_trials(self, deepcopy: bool = True, states: Iterable[TrialState] | None = None) -> list[FrozenTrial]:
         """Return the trials in one of these states, by default all."""
-        reports, schema = defaultdict(list), read_schema(self._found.tree)
-        for report in self._found.reports():
-            reports[report.number].append(report)
-        found = [self._frozen(trial, reports[trial.number], schema) for trial in self._found.trials]
         wanted = {*TrialState} if states is None else {*states}
-        return [trial for trial in found if trial.state in wanted]
+        return [trial for trial in self._frozen(self._found.trials) if trial.state in wanted]
 
     @property
     def best_trial(self) -> FrozenTrial:
         """The best trial. Raises NoSuccessfulTrial without one, and RuntimeError for several losses."""
-        if len(self.directions) > 1:
+        if self._has_several:
             raise RuntimeError("a study of several directions has best_trials")
-        return self._frozen(self._found.best)
+        return self._frozen([self._found.best])[0]
 
     @property
     def best_trials(self) -> list[FrozenTrial]:
         """The trials on the Pareto front."""
-        return [*map(self._frozen, self._found.front)] if len(self.directions) > 1 else [self.best_trial]
+        return self._frozen(self._found.front) if self._has_several else [self.best_trial]
 
     @property
     def best_params(self) -> Mapping[str, Any]:
@@ -309,9 +239,23 @@ class Study:
             import pandas as pd
         except ModuleNotFoundError:
             raise UsageError('a table needs pandas; in the checkout: pip install -e ".[export]"') from None
-        tables = [[_cells(trial, attr, len(self.directions)) for attr in attrs] for trial in self.trials]
-        names = [sorted({*chain(*cells)}) for cells in zip(*tables, strict=True)]
-        return pd.DataFrame([dict(ChainMap(*cells)) for cells in tables], columns=[*chain(*names)])
+        trials = self.trials
+        groups = [pd.DataFrame([self._cells(trial, attr) for trial in trials]) for attr in attrs]
+        return pd.concat([group.sort_index(axis=1) for group in groups], axis=1)
+
+    def _cells(self, trial: FrozenTrial, attr: str) -> dict[str, Any]:
+        """Return the cells of one of Optuna's groups of columns by the names of the columns."""
+        if attr == "value" and self._has_several:
+            values = dict(enumerate(trial.values or ()))
+            return {f"values_{place}": values.get(place) for place in range(len(self._found.objectives))}
+        value = getattr(trial, attr)
+        if isinstance(value, Mapping):
+            return {f"{attr}_{name}": each for name, each in value.items()}
+        return {attr: value.name if attr == "state" else value}
+
+    @property
+    def _has_several(self) -> bool:
+        return len(self._found.objectives) > 1
 
     def _open(self) -> program.Study:
         """Return the open study. Raises StudyLocked if another process runs it."""
@@ -319,10 +263,21 @@ class Study:
             self._found = _opened_study(self._url, self._found.name, resume=True, **self._chosen)
         return self._found
 
-    def _frozen(self, trial: TrialResult, reports: Any = None, schema: Schema | None = None) -> FrozenTrial:
-        found = self._found.reports([trial.number]) if reports is None else reports
-        schema = schema or read_schema(self._found.tree) or Schema()
-        return frozen(trial, schema, self._found.objectives, found)
+    def _frozen(self, trials: Iterable[TrialResult]) -> list[FrozenTrial]:
+        """Return recorded trials in the shape of Optuna's."""
+        trials, objectives = [*trials], self._found.objectives
+        schema = read_schema(self._found.tree) or Schema()
+        reports = self._found.reports([each.number for each in trials])
+        steps = steps_of(reports, next(iter(objectives.values()), "minimize"))
+        return [frozen(each, schema, objectives, steps[each.number]) for each in trials]
+
+
+def _told(state: Any, values: Any) -> Any:
+    """Return what an objective returns for values or one of Optuna's states."""
+    if state.name == "PRUNED":
+        return Outcome(state=State.PRUNED)
+    failed = Outcome(state=State.FAILED, error="it was told as failed, or without values")
+    return failed if state.name == "FAIL" or values is None else values
 
 
 def _is_caught(error: str | None, caught: tuple[type[Exception], ...]) -> bool:
@@ -335,16 +290,6 @@ def _is_caught(error: str | None, caught: tuple[type[Exception], ...]) -> bool:
     name = headline(error).partition(":")[0].rpartition(".")[2]
     kind = getattr(builtins, name, Exception)
     return name in {each.__name__ for each in caught} or (isinstance(kind, type) and issubclass(kind, caught))
-
-
-def _cells(trial: FrozenTrial, attr: str, losses: int) -> dict[str, Any]:
-    """Return the cells of one of Optuna's groups of columns by the names of the columns."""
-    if attr == "value" and losses > 1:
-        return {f"values_{place}": value for place, value in enumerate(trial.values or [None] * losses)}
-    value = getattr(trial, attr)
-    if isinstance(value, Mapping):
-        return {f"{attr}_{name}": each for name, each in value.items()}
-    return {attr: value.name if attr == "state" else value}
 
 
 def _opened_study(url: str, name: str | None, **settings: Any) -> program.Study:

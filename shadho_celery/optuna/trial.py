@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import Any
 
-from shadho_celery.objective.suggest import Trial, fact_name
-from shadho_celery.program.optuna_study import STATES, moment, steps_of
+from shadho_celery.objective.suggest import Trial
+from shadho_celery.program.optuna_study import STATES, moment
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.schema import Law, Schema
 
@@ -45,8 +45,12 @@ class FrozenTrial:
     system_attrs: Mapping[str, Any] = field(default_factory=dict)
     #: reported values by step
     intermediate_values: Mapping[int, float] = field(default_factory=dict)
+    #: greatest step of a report; None without reports
+    last_step: int | None = None
     datetime_start: datetime | None = None
     datetime_complete: datetime | None = None
+    #: time from its start to its end; None if it has not ended
+    duration: timedelta | None = None
 
     @property
     def value(self) -> float | None:
@@ -55,26 +59,16 @@ class FrozenTrial:
             raise RuntimeError("this trial has several values; read values")
         return self.values[0] if self.values else None
 
-    @property
-    def last_step(self) -> int | None:
-        """Greatest step of a report, or None without reports."""
-        return max(self.intermediate_values, default=None)
-
-    @property
-    def duration(self) -> timedelta | None:
-        """Time from its start to its end, or None if it has not ended."""
-        if self.datetime_start is None or self.datetime_complete is None:
-            return None
-        return self.datetime_complete - self.datetime_start
-
 
 def create_trial(*, value: float | None = None, **facts: Any) -> FrozenTrial:
     """Return a trial that was evaluated elsewhere, for `Study.add_trial`."""
     return FrozenTrial(**facts) if value is None else FrozenTrial(values=[value], **facts)
 
 
-def frozen(trial: TrialResult, schema: Schema, objectives: Mapping[str, str], reports: Any) -> FrozenTrial:
-    """Return a recorded trial in the shape of Optuna's. `reports` are those of the trial."""
+def frozen(
+    trial: TrialResult, schema: Schema, objectives: Mapping[str, str], steps: Mapping[int, float]
+) -> FrozenTrial:
+    """Return a recorded trial in the shape of Optuna's. `steps` are its reports."""
     values = trial.losses.values() if objectives else [trial.loss]
     return FrozenTrial(
         number=trial.number,
@@ -82,8 +76,10 @@ def frozen(trial: TrialResult, schema: Schema, objectives: Mapping[str, str], re
         values=[value for value in values if value is not None] or None,
         params=trial.values,
         distributions={label: schema.laws[label] for label in trial.params if label in schema.laws},
-        user_attrs={fact_name(name): value for name, value in trial.metrics.items()},
-        intermediate_values=steps_of(reports, next(iter(objectives.values()), "minimize")),
-        datetime_start=moment(trial.started_at),
-        datetime_complete=moment(trial.finished_at),
+        user_attrs=trial.metrics,
+        intermediate_values=steps,
+        last_step=max(steps, default=None),
+        datetime_start=(start := moment(trial.started_at)),
+        datetime_complete=(end := moment(trial.finished_at)),
+        duration=end - start if start and end else None,
     )

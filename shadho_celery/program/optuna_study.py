@@ -61,9 +61,7 @@ def optuna_study(store: str, name: str) -> optuna.Study:
         if study.objectives:
             made.set_metric_names(losses)
     laws = _distributions(study.tree, trials, optuna.distributions)
-    reports: defaultdict[int, list[Report]] = defaultdict(list)
-    for report in study.reports():
-        reports[report.number].append(report)
+    steps = steps_of(study.reports(), ways[0])
     for trial in trials:
         if (state := STATES.get(trial.state)) is None:
             continue
@@ -74,7 +72,7 @@ def optuna_study(store: str, name: str) -> optuna.Study:
             params={label: _shown(laws[label], value) for label, value in trial.params.items()},
             distributions={label: laws[label] for label in trial.params},
             values=values if is_complete else None,
-            intermediate_values=steps_of(reports[trial.number], ways[0]),
+            intermediate_values=steps[trial.number],
             user_attrs={name: getattr(trial, fact) for name, fact in _ATTRIBUTES.items()},
             # Every version of Optuna accepts constraints as a list of numbers; an empty list means no constraints.
             system_attrs={"constraints": [number for _, number in sorted(trial.constraints.items())]},
@@ -111,11 +109,18 @@ def _at_the_top(trials: Iterable[TrialResult]) -> list[TrialResult]:
     return found[top]
 
 
-def steps_of(reports: Sequence[Report], way: str) -> dict[int, float]:
-    """Return the reported losses of the last attempt, by step, in the objective's own direction."""
-    last = max((report.attempt for report in reports), default=0)
+def steps_of(reports: Sequence[Report], way: str) -> Mapping[int, dict[int, float]]:
+    """Return by trial the reported losses of its last attempt, by step, in the objective's own direction.
+
+    `reports` are sorted by attempt.
+    """
     sign = -1.0 if way == "maximize" else 1.0
-    return {report.step: sign * report.loss for report in reports if report.attempt == last and report.step >= 0}
+    last = {report.number: report.attempt for report in reports}
+    found: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for report in reports:
+        if report.attempt == last[report.number] and report.step >= 0:
+            found[report.number][report.step] = sign * report.loss
+    return found
 
 
 def _shown(law: Any, value: float) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from shadho_celery.core.checks import listed, short
 from shadho_celery.core.code import Digest
 from shadho_celery.core.files import CHECKPOINTS, below
 from shadho_celery.core.settings import Resume, read_settings, refuse_unknown, with_settings
-from shadho_celery.core.trial import Attempt, Lost, Outcome, Params, Result, TrialState, whole
+from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
-from shadho_celery.objective.context import LocalContext, Reports
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.objective.sources import function_version
 from shadho_celery.objective.suggest import Suggesting, Trial
@@ -36,11 +35,11 @@ from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.random import MakeSampler
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.executors import HOST, INLINE_CLASS, ByHandExecutor, InlineExecutor, record_process
+from shadho_celery.scheduler.executors import ByHandExecutor, InlineExecutor, record_process
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request
-from shadho_celery.space.schema import Schema, suggested
+from shadho_celery.space.schema import Law, suggested
 from shadho_celery.study.state import Limits
 
 #: means that no result is given; None cannot mean that, because an objective without a return statement returns it
@@ -115,8 +114,9 @@ class Study(ShownStudy):
         given = {name: value for name, value in given.items() if value is not None}
         points = _listed(enqueue)
         names: dict[str, Any] = {"store": store, "name": study, "resume": resume, "seed": seed}
-        known: dict[str, Any] = {"points": () if space is None else points, "warm_start": warm_start}
-        opening = Opening(Request(space=space, given=given, limits=ENDLESS, **names, **known))
+        opening = Opening(
+            Request(space=space, given=given, limits=ENDLESS, points=points, warm_start=warm_start, **names)
+        )
         self._interrupts = Interrupts()
         #: held by the thread that changes the study
         self._lock = RLock()
@@ -136,14 +136,10 @@ class Study(ShownStudy):
         self._opened = opened = opening.open()
         self._study, self._plan = opened.study, opened.plan
         super().__init__(opened.store, self._study.record, opened.space)
-        #: points of a study without a space, by label, which the next trials get; and its asked trials by number
-        self.enqueued: deque[Mapping[str, Any]] = deque()
-        self._points: dict[int, Mapping[str, Any]] = {}
+        #: by number: trials that `ask` has returned and that have no result
         self.asking: dict[int, Trial] = {}
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
-        #: number of an asked trial -> its reports
-        self._reports: defaultdict[int, Reports] = defaultdict(Reports)
         #: scheduler for `ask` and `tell`, created at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
@@ -167,44 +163,39 @@ class Study(ShownStudy):
         """
         points = _listed(points)
         with self._changing(within_run=True):
-            if self._study.schema is not None:
-                self.enqueued += map(_point, points)
-                return len(points)
             # Create a new scheduler at the next `ask`, because shares and samplers count the trials when they are
             # created.
             self._loop = None
             return len(known_points.enqueue(self._study, self._plan, points))
 
-    def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
+    def add(
+        self,
+        points: Iterable[Mapping[str, Any]],
+        results: Iterable[Any],
+        *,
+        laws: Mapping[str, Law] | None = None,
+        reports: Mapping[int, float] | None = None,
+    ) -> None:
         """Record trials that were evaluated elsewhere. `points` are as in `enqueue`, and `results` as in `tell`.
 
-        The search learns from all of them at once, which is much faster than `ask` and `tell`. Raises like `enqueue`.
+        In a study without a space, trials must have asked for the labels before, unless `laws` has them. `reports` are
+        losses by step, which each of the trials gets. The search learns from all trials at once, which is much faster
+        than `ask` and `tell`. Raises like `enqueue`.
         """
         points, outcomes = _listed(points), [self._outcome(result, None) for result in results]
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
         with self._changing(within_run=True):
-            if (schema := self._study.schema) is not None:
-                # Values are as in `enqueue`. All points are checked before one is added.
-                asked = [suggested(schema.laws, _point(point)) for point in points]
-                for each, outcome in zip(asked, outcomes, strict=True):
-                    self.adopt(each, outcome)
-                return
+            if self._study.schema is not None:
+                # All points are checked before one is added.
+                asked = [suggested({**self._study.schema.laws, **(laws or {})}, point) for point in points]
+                outcomes = [replace(each, asked=labels) for each, labels in zip(outcomes, asked, strict=True)]
+                points = [{} for _ in points]
             # Create a new scheduler at the next `ask`. It learns from all trials that are recorded then.
             self._loop = None
-            known_points.adopt(self._study, self._plan, points, outcomes)
-
-    def adopt(self, asked: Mapping[str, Any], result: Any) -> None:
-        """Record a trial of a study without a space that was evaluated elsewhere. `asked` is as in `Outcome.asked`."""
-        outcome = replace(self._outcome(result, None), asked=asked)
-        with self._changing(within_run=True):
-            trial = self._study.add(self._plan.subspaces[0].name, {}, 0, sampler="added")
-            sent, at = self._study.send(trial, INLINE_CLASS), self._study.clock.wall()
-            self._study.tell(Result(number=sent.number, attempt=sent.attempt, outcome=outcome, host=HOST, at=at))
-            self._study.commit()
-            if self._study.has_grown and self._run_by is None:
+            known_points.adopt(self._study, self._plan, points, outcomes, reports)
+            if self._run_by is None:
                 self._grow()
-            self._loop = None
 
     def ask(self) -> Any:
         """Return the next trial, an `AskedTrial`. The caller evaluates it, and passes its result to `tell`.
@@ -216,19 +207,18 @@ class Study(ShownStudy):
         with self._changing():
             attempt = self._ask()
             number = attempt.number
+            context = LocalContext(
+                study=self.name,
+                trial=number,
+                seed=attempt.seed,
+                budget=whole(attempt.budget),
+                checkpoints=below(CHECKPOINTS, self.key) / str(number),
+                objectives=self._plan.settings.objectives,
+                on_report=partial(self._report, number),
+                stopped=lambda: number not in self._by_hand.fetched,
+            )
+            self.asking[number] = trial = Trial(context, attempt.params)
             if self._study.schema is not None:
-                context = LocalContext(
-                    study=self.name,
-                    trial=number,
-                    seed=attempt.seed,
-                    budget=whole(attempt.budget),
-                    checkpoints=below(CHECKPOINTS, self.key) / str(number),
-                    reports=self._reports[number],
-                    objectives=self._plan.settings.objectives,
-                    on_report=partial(self._report, number),
-                    stopped=lambda: number not in self._by_hand.fetched,
-                )
-                self.asking[number] = trial = self._trial_of(context, attempt.params)
                 return trial
         return AskedTrial(
             number=number,
@@ -256,14 +246,6 @@ class Study(ShownStudy):
         self._turn()
         return attempt
 
-    def _trial_of(self, context: LocalContext, proposed: Params) -> Trial:
-        """Return the trial of a study without a space for these proposals. It gets the next point of `enqueue`."""
-        if context.trial not in self._points:
-            # A trial that was interrupted gets its point again.
-            self._points[context.trial] = self.enqueued.popleft() if self.enqueued else {}
-        point = self._points[context.trial]
-        return Trial(context, proposed, schema=self._study.schema or Schema(), enqueued=point)
-
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
         """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
 
@@ -276,9 +258,7 @@ class Study(ShownStudy):
             if number not in self._by_hand.fetched:
                 return True
             try:
-                on_report = partial(self._report, number)
-                reports, objectives = self._reports[number], self._plan.settings.objectives
-                LocalContext(on_report=on_report, reports=reports, objectives=objectives).report(step, loss)
+                self.asking[number].context.report(step, loss)
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from None
             return number not in self._by_hand.fetched
@@ -291,7 +271,6 @@ class Study(ShownStudy):
                 self._turn()
             if number not in self._by_hand.fetched:
                 self._turn()
-                self._reports.pop(number, None)
 
     def tell(
         self, trial: AskedTrial | Trial | int, result: Any = _NOTHING, *, error: BaseException | str | None = None
@@ -310,27 +289,30 @@ class Study(ShownStudy):
                     result = _NOTHING
                 if (result is _NOTHING) == (error is None):
                     raise UsageError(f"tell trial {number} either a result or an error")
-                asking = self.asking.pop(number, None)
-                result = result if asking is None or error is not None else asking.result(result)
-                outcome = self._outcome(result, error)
-                outcome = outcome if asking is None else replace(outcome, asked=asking.context.asked)
-                thinned = self._reports.pop(number, Reports()).warning
+                asking = self.asking[number]
+                outcome, thinned = self._outcome(result, error, asking), asking.context.reports.warning
                 outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
                 self._by_hand.bring(number, outcome)
                 self._turn()
+            self.asking.pop(number, None)
             return self.trial(number)
 
     def _turn(self) -> None:
         """Let the scheduler of the caller's trials record what has happened, and grow the space if it has to."""
         self._scheduler().turn()
-        if self._study.has_grown and self._study.trouble is None:
-            self._grow()
+        self._grow()
 
-    def _grow(self) -> None:
-        """Continue in the space of the labels for which trials have asked so far."""
+    def _grow(self) -> bool:
+        """If the space has grown, continue in the space of the labels for which trials have asked so far.
+
+        Returns whether it was possible.
+        """
+        if not self._study.has_grown:
+            return False
         self._opened = self._opened.grown()
         self._plan, self._loop = self._opened.plan, None
         super().__init__(self._opened.store, self._study.record)
+        return not self._study.has_grown
 
     @refuse_unknown
     def run(
@@ -344,7 +326,6 @@ class Study(ShownStudy):
         early_stop: int | None = None,
         progress: bool | None = None,
         on_trial: OnTrial | None = None,
-        on_turn: Callable[[], None] = lambda: None,
     ) -> Study:
         """Search for the params with the best loss, one trial after another in this process. Return this study.
 
@@ -356,16 +337,11 @@ class Study(ShownStudy):
         `progress` decides whether progress is shown on standard error; by default it is in a terminal and in a
         notebook.
 
-        `on_trial(study, trial)` is called after each trial, once the trial is recorded; see `minimize`. `on_turn` is
-        called after each turn of the scheduler's loop.
+        `on_trial(study, trial)` is called after each trial, once the trial is recorded; see `minimize`.
         """
         check_objective(objective, "the objective")
-        bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
-        bounds |= {
-            "max_failures": max_failures,
-            "early_stop": early_stop,
-            "objectives": self._plan.settings.objectives,
-        }
+        bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target, "early_stop": early_stop}
+        bounds |= {"max_failures": max_failures, "objectives": self._plan.settings.objectives}
         limits = Limits.of(read_settings(bounds))
         check_on_trial(on_trial, "on_trial")
         with self._changing():
@@ -373,25 +349,18 @@ class Study(ShownStudy):
                 raise UsageError(f"tell the results of {self._asked} first")
             self._run_by = get_ident()
             try:
-                self._run(objective, limits, progress, on_trial, on_turn)
+                self._run(objective, limits, progress, on_trial)
             finally:
                 self._run_by = None
         return self
 
-    def _run(
-        self,
-        objective: Objective,
-        limits: Limits,
-        progress: bool | None,
-        on_trial: OnTrial | None,
-        on_turn: Callable[[], None],
-    ) -> None:
+    def _run(self, objective: Objective, limits: Limits, progress: bool | None, on_trial: OnTrial | None) -> None:
         where = self._plan.settings.where
         self._study.use_code(code := function_version(objective if where is None else partial(objective, where)))
         if (line := self._opened.other_code()) is not None:
             warn(line)
         self._loop = None
-        called = objective if self._study.schema is None else Suggesting(objective, self._trial_of)
+        called = objective if self._study.schema is None else Suggesting(objective)
         begin = partial(self._scheduler_of, self._interrupts.at_once(called), limits, code)
         scheduler = begin()
         if on_trial is not None:
@@ -401,19 +370,12 @@ class Study(ShownStudy):
             with progress_bar(scheduler, progress) as update:
 
                 def after_turn() -> None:
+                    if self._grow():
+                        scheduler.become(begin())
                     update()
-                    on_turn()
                     self._interrupts.deliver()
 
                 scheduler.run(after_turn)
-                while scheduler.has_grown:
-                    self._grow()
-                    if self._study.has_grown:
-                        # The store cannot be reached. The loop goes on in the old space, and tries again.
-                        scheduler.has_grown = False
-                    else:
-                        scheduler.become(begin())
-                    scheduler.run(after_turn)
         except KeyboardInterrupt:
             if self._interrupts.is_torn:
                 raise
@@ -440,8 +402,7 @@ class Study(ShownStudy):
 
     def _end(self, scheduler: Scheduler) -> None:
         """Record the last changes of a run, and warn of what its user should know."""
-        if self._study.commit() and self._study.has_grown:
-            self._grow()
+        self._study.commit()
         if scheduler.hopeless:
             warn(f"stopped: {scheduler.hopeless} (max_failures)")
         elif scheduler.is_exhausted and scheduler.limits.trials is not None:
@@ -490,17 +451,18 @@ class Study(ShownStudy):
             with suppress(StoreError):
                 self.close()
 
-    def _outcome(self, result: Any, error: BaseException | str | None) -> Outcome:
+    def _outcome(self, result: Any, error: BaseException | str | None, asking: Trial | None = None) -> Outcome:
         """Return the outcome of a trial that the caller has evaluated."""
-        if isinstance(result, Outcome):
-            return result
+        asking = None if self._study.schema is None else asking
+        asked = None if asking is None else asking.asked
         if error is not None:
             text = describe(error) if isinstance(error, BaseException) else str(error)[:MAX_ERROR]
-            return Outcome(state=TrialState.FAILED, error=text)
+            return Outcome(state=TrialState.FAILED, error=text, asked=asked)
         try:
-            return read(result, self._plan.settings.objectives)
+            outcome = read(result, self._plan.settings.objectives) if asking is None else asking.outcome(result)
         except Unreadable as problem:
-            return Outcome(state=TrialState.FAILED, error=str(problem))
+            outcome = Outcome(state=TrialState.FAILED, error=str(problem))
+        return outcome if asked is None else replace(outcome, asked=asked)
 
     @property
     def _asked(self) -> str:
@@ -557,13 +519,6 @@ def _listed(points: object) -> list[Any]:
     if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
         raise UsageError(f"points are a list of dicts, not {short(points, 60)}")
     return list(points)
-
-
-def _point(point: object) -> Mapping[str, Any]:
-    """Return a point of a study without a space, whose labels are not known yet. Raises UsageError for no mapping."""
-    if not isinstance(point, Mapping):
-        raise UsageError(f"a point is a dict of labels and values, not {short(point, 60)}")
-    return point
 
 
 @with_settings

@@ -32,9 +32,10 @@ from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.describe import outermost_calls
 from shadho_celery.space.domains import Categorical
 from shadho_celery.space.points import complete, given_values
+from shadho_celery.space.schema import Schema, law_of, suggested
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
-from shadho_celery.space.stored import shown_options
+from shadho_celery.space.stored import read_schema, shown_options
 from shadho_celery.space.tree import Switch, evaluate
 from shadho_celery.store.sql import SqlStore
 
@@ -78,6 +79,8 @@ class Source:
     trials: Sequence[Lesson]
     #: by reason: number of trials that cannot be used, such as failed ones
     left_out: Mapping[str, int] = field(default_factory=dict)
+    #: labels for which the trials have asked, if the study has no space of its own
+    schema: Schema | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +198,7 @@ def _listed(left_out: Mapping[str, int]) -> str:
 
 def read_source(
     given: WarmStartSource,
-    space: Space,
+    space: Space | None,
     store: SqlStore,
     least: float | None = None,
     objectives: Mapping[str, str] | None = None,
@@ -204,8 +207,8 @@ def read_source(
 
     Another object contains the trials itself, see `of_object`. Only trials with one budget are used, because losses at
     different budgets cannot be compared. This is the budget `least`, which is the lowest budget of the new study, or if
-    no trial has it, the greatest budget. `objectives` are the objectives of the new study. Raises UsageError,
-    StudyNotFound or StoreError.
+    no trial has it, the greatest budget. `objectives` are the objectives of the new study, and `space` is its space. If
+    that is None, the source has to say how its labels are drawn. Raises UsageError, StudyNotFound or StoreError.
     """
     if not isinstance(given, (str, Path)):
         return of_object(given, space, least)
@@ -240,12 +243,24 @@ def _is_named(_: str) -> None:
     """Ignore the message about a shortened name of a study, because the line of the warm start has the whole name."""
 
 
-def of_study(study: StudyResults, space: Space, least: float | None = None) -> Source:
+def _known(space: Space | None) -> Space:
+    """Return a space. Raises UsageError if there is none."""
+    if space is None:
+        raise UsageError(
+            "without a space, a study learns only from a study of Optuna or from another one without a space, because "
+            "other sources do not say how labels are drawn; give a space"
+        )
+    return space
+
+
+def of_study(study: StudyResults, space: Space | None, least: float | None = None) -> Source:
     """Return the trials of a recorded study.
 
     If the domain of a label has changed, a drawn value is used only if the objective gets the same value for it as
     before. An option of a choice is found by its text.
     """
+    schema = read_schema(study.tree) if space is None else None
+    space = _known(space if schema is None else schema.space())
     reader, described = _Reader(space), space.describe()
 
     def point(trial: TrialResult) -> dict[str, Any]:
@@ -260,11 +275,11 @@ def of_study(study: StudyResults, space: Space, least: float | None = None) -> S
         return Lesson(point=point(each), loss=each.loss, losses=each.losses, constraints=each.constraints)
 
     rows = [(lesson(each), each.state, each.budget) for each in study.trials]
-    return _of_rows(f"study {study.name}", rows, least)
+    return _of_rows(f"study {study.name}", rows, least, schema)
 
 
 def of_table(
-    path: Path, space: Space, least: float | None = None, objectives: Mapping[str, str] | None = None
+    path: Path, space: Space | None, least: float | None = None, objectives: Mapping[str, str] | None = None
 ) -> Source:
     """Return the trials of a CSV file, which has a column with the drawn values of each label, and the column `loss`.
 
@@ -274,6 +289,7 @@ def of_table(
     losses that the objective returned, except that `loss` in a file of `export` is the loss that was minimised. The
     columns `state`, `budget` and ``constraint.NAME`` of `export` are used if they exist.
     """
+    space = _known(space)
     names, lines = read_table(path, f"the warm start {path}", "give a file as written by shadho-celery export")
     is_export = {*FACTS} <= {*names}
     if is_export:
@@ -321,7 +337,7 @@ def _columns(wanted: Iterable[str], kind: str, names: Collection[str], taken: Co
     return plain | {name: column for name in wanted if (column := f"{kind}.{name}") in names}
 
 
-def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
+def _of_rows(name: str, rows: Sequence[_Row], least: float | None, schema: Schema | None = None) -> Source:
     """Return a source with the COMPLETE trials at one budget, as in `read_source`. Other trials are counted as left
     out.
     """
@@ -334,7 +350,7 @@ def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
     if others := sum(budget != wanted for budget in budgets):
         left_out["of another budget"] += others
     kept = [lesson for (lesson, *_), budget in zip(complete, budgets, strict=True) if budget == wanted]
-    return Source(name=name, trials=kept, left_out=left_out)
+    return Source(name=name, trials=kept, left_out=left_out, schema=schema)
 
 
 class _Options:
@@ -428,14 +444,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def of_object(given: Any, space: Space, least: float | None) -> Source:
+def of_object(given: Any, space: Space | None, least: float | None) -> Source:
     """Return the trials in a study, in hyperopt's Trials, or in a list. Raises UsageError for any other object."""
     if isinstance(given, StudyResults):
         return of_study(given, space, least)
-    if isinstance(given, hyperopt.Trials):
-        return _of_trials(given)
     if callable(getattr(given, "get_trials", None)):
         return _of_optuna(given, space, least)
+    _known(space)
+    if isinstance(given, hyperopt.Trials):
+        return _of_trials(given)
     if isinstance(given, (bytes, Mapping)) or not isinstance(given, Iterable):
         raise UsageError(
             f"{short(given, 60)} cannot be a warm start; give a study, its name, a CSV file, hyperopt's Trials, "
@@ -454,14 +471,21 @@ def of_object(given: Any, space: Space, least: float | None) -> Source:
     )
 
 
-def _of_optuna(study: Any, space: Space, least: float | None) -> Source:
+def _of_optuna(study: Any, space: Space | None, least: float | None) -> Source:
     """Return the trials of a study of Optuna, or of `shadho_celery.optuna`. Only those with one value can be used."""
+    trials, schema = study.get_trials(deepcopy=False), None
+    if space is None:
+        schema = Schema()
+        for trial in trials:
+            asked = suggested({label: law_of(label, each) for label, each in trial.distributions.items()}, trial.params)
+            schema = schema.seen(asked, is_complete=trial.state.name == TrialState.COMPLETE)
+        space = schema.space()
     reader, rows = _Reader(space), []
-    for trial in study.get_trials(deepcopy=False):
+    for trial in trials:
         point = {label: reader.draw(label, value, value) for label, value in trial.params.items()}
         loss = trial.values[0] if trial.values and len(trial.values) == 1 else None
         rows.append((Lesson(point=point, loss=loss, is_minimised=False), trial.state.name, None))
-    return _of_rows(f"Optuna's study {study.study_name}", rows, least)
+    return _of_rows(f"Optuna's study {study.study_name}", rows, least, schema)
 
 
 def _of_trials(trials: hyperopt.Trials) -> Source:

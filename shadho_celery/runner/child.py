@@ -355,13 +355,7 @@ class Child:
                 if self._cleanup is not None:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
-            objective: Objective = file.objective
-            values = file.maker(space)
-            if file.space is None:
-                # Imported here, because few objectives ask for their labels.
-                from shadho_celery.objective.suggest import Suggesting
-
-                objective, values = Suggesting(objective), dict
+            objective, values = file.runnable(space)
             edited = partial(DiskWatch().edited, file.code) if file.reads_disk else None
             takes_context, is_fresh = wants_context(objective), bool(file.stated.get("fresh"))
             self._studies[module] = _Study(self._interruptible(objective), takes_context, values, is_fresh, edited)

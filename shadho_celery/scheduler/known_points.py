@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.trial import Outcome, Params, Result, Trial, TrialState
+from shadho_celery.core.trial import POINT, Outcome, Params, Report, Result, Trial, TrialState, turned_first
 from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.objective.result import scalar
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.scheduler.executors import HOST, INLINE_CLASS
@@ -17,6 +20,7 @@ from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.proposals import learns_whole, make_samplers, tell_samplers, trial_seed
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.points import complete, fill
+from shadho_celery.space.schema import Schema
 from shadho_celery.study.state import StudyState
 
 #: number of proposals of the sampler among which the nearest completes a partial point; limit of this number for all
@@ -37,10 +41,17 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object], scheduler: 
 
     Each of these trials counts as a draw in its subspace. The sampler proposes values for the labels that a point
     lacks. If one of the points is refused, nothing is added. Raises UsageError as `completed` does.
+
+    In a study without a space, a point has values by label. Its trial gets them when it asks for these labels.
     """
     points = [*points]
+    by_label: list[Params] = [{} for _ in points]
+    if study.schema is not None:
+        by_label = [{POINT: _written(*each)} for each in enumerate(points)]
+        points = [{} for _ in points]
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)])
-    added = _add(study, plan, _filled(study, plan, points, found), "enqueued")
+    filled = zip(_filled(study, plan, points, found), by_label, strict=True)
+    added = _add(study, plan, [(name, {**params, **more}) for (name, params), more in filled], "enqueued")
     if scheduler is not None:
         scheduler.enqueue(added)
     else:
@@ -50,16 +61,38 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object], scheduler: 
     return [trial.number for trial in added]
 
 
-def adopt(study: StudyState, plan: Plan, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
+def _written(place: int, point: Any) -> str:
+    """Return the values of a point by label as JSON. Raises UsageError for any other point."""
+    try:
+        return json.dumps({**point}, default=scalar)
+    except (TypeError, ValueError):
+        raise UsageError(f"point {place}: {short(point, 60)} is not a dict of labels and plain values") from None
+
+
+def as_given(points: Iterable[Params], schema: Schema | None) -> list[Params]:
+    """Return params of trials as points that a user gives. `schema` is that of the study."""
+    return [dict(params) if schema is None else schema.read_values(params) for params in points]
+
+
+def adopt(
+    study: StudyState,
+    plan: Plan,
+    points: Iterable[object],
+    outcomes: Iterable[Outcome],
+    reports: Mapping[int, float] | None = None,
+) -> None:
     """Add a finished trial for each point that was evaluated elsewhere, with its outcome.
 
-    Labels that a point lacks are drawn at random. A value between two grid points of its domain is accepted. Raises
-    UsageError as `completed` does.
+    Labels that a point lacks are drawn at random. A value between two grid points of its domain is accepted. `reports`
+    are losses by step that each of the trials has reported. Raises UsageError as `completed` does.
     """
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
     for trial, outcome in zip(_add(study, plan, found, "added"), outcomes, strict=True):
-        attempt, at = study.send(trial, INLINE_CLASS), study.clock.wall()
-        study.tell(Result(number=trial.number, attempt=attempt.attempt, outcome=outcome, host=HOST, at=at))
+        sent = study.send(trial, INLINE_CLASS)
+        which: dict[str, Any] = {"number": sent.number, "attempt": sent.attempt, "at": study.clock.wall()}
+        for step, loss in (reports or {}).items():
+            study.tell(Report(step=step, loss=turned_first(loss, study.record.objectives), **which))
+        study.tell(Result(outcome=outcome, host=HOST, **which))
     study.commit()
 
 

@@ -82,8 +82,6 @@ class Scheduler:
         self.stopping = False
         #: True while no more trials are sent, until `unpause`
         self.paused = False
-        #: True once trials have asked for other labels than those of the space, see `become`
-        self.has_grown = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
         self._reservations = Reservations(self.study, is_searched=bool(self.cost_model.widths))
         self._widths = Widths(self.study, self.cost_model, self._memory_fit, self._reservations)
@@ -144,10 +142,9 @@ class Scheduler:
     def run(self, on_turn: Callable[[], None] = lambda: None) -> None:
         """Run the loop until the study has reached a limit or was stopped, and no trial runs.
 
-        It also ends if the space has grown (`has_grown`). The search then continues with another scheduler. `on_turn`
-        is called after each turn.
+        `on_turn` is called after each turn. If the space of the study has grown, it calls `become`.
         """
-        while not (self.done or self.has_grown):
+        while not self.done:
             self.turn()
             on_turn()
 
@@ -168,9 +165,9 @@ class Scheduler:
             if self._ended:
                 # This comes before the next trials are sent, because `on_trial` may stop the study.
                 self._call_on_trial()
-            if self.study.has_grown and not self.stopping:
+            if self.study.has_grown:
                 # Nothing more is proposed in the old space.
-                self.has_grown = self.study.commit()
+                self.study.commit()
                 return
             self.assign()
             self.fill()

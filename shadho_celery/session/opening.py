@@ -121,42 +121,46 @@ class Opening:
         self._schema = None if request.space is not None else Schema()
         space = compile_space(request.space) if self._schema is None else self._schema.space()
         where = {**request.stated, **request.given}.get("where")
-        if self._schema is not None and (request.warm_start is not None or request.points or where is not None):
+        if self._schema is not None and where is not None:
             raise UsageError(
-                "without a space, a study has no warm start, no where, and points only for trials in its own process, "
-                "because its labels are not known yet; give a space, or add trials with shadho_celery.optuna"
+                "without a space, a study has no where, because its labels are not known yet; give a space"
             )
         self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
         self.plan.check_sampler()
-        known_points.completed(self.plan, request.points)
+        # The labels of points without a space are not known yet.
+        known_points.completed(self.plan, request.points if self._schema is None else [{} for _ in request.points])
         self.plan.check_warm_start(request.warm_start, resume=request.resume is True)
 
     def open(self) -> OpenStudy:
         """Open the store, and begin or resume the study. Raises ShadhoError."""
-        request, plan, space = self._request, self.plan, self.plan.space
+        request, plan, schema = self._request, self.plan, self._schema
         kept: dict[str, Any] = {"module": request.module, "settings": request.given if request.module else None}
-        kept |= {"tree": to_json(space, self._schema), "resume": request.resume}
+        kept |= {"tree": to_json(plan.space, schema), "resume": request.resume}
         with ExitStack() as opened:
             store = SqlStore(request.store)
             opened.callback(store.close)
             warm_start = None
             if request.warm_start is not None:
-                given = (request.warm_start, space, store, plan.settings.least_budget, plan.settings.objectives)
-                warm_start = fit(read_source(*given), plan.subspaces, plan.settings.objectives)
-            earlier = earlier_study(store, space.describe(), name=request.name, **kept)
+                known = plan.space if schema is None else None
+                given = (request.warm_start, known, store, plan.settings.least_budget, plan.settings.objectives)
+                source = read_source(*given)
+                if source.schema is not None:
+                    plan = plan.with_space(source.schema.space())
+                    kept["tree"] = to_json(plan.space, source.schema)
+                warm_start = fit(source, plan.subspaces, plan.settings.objectives)
+            earlier = earlier_study(store, plan.space.describe(), name=request.name, **kept)
             if earlier is not None:
                 plan = plan.with_settings(settle(request, earlier.settings, earlier.in_force), request.limits)
-            if earlier is not None and (schema := read_schema(earlier.tree)) is not None:
-                space = schema.space()
-                plan = plan.with_space(space)
+                if (schema := read_schema(earlier.tree)) is not None:
+                    plan = plan.with_space(schema.space())
             study = open_study(
                 store,
-                space.describe(),
+                plan.space.describe(),
                 name=request.name if earlier is None else earlier.name,
                 key=request.key,
                 seed=request.seed,
                 in_force=plan.settings.in_force(),
-                given=ValuesRecord(space).of,
+                given=ValuesRecord(plan.space).of,
                 warm_start=() if warm_start is None else warm_start.trials,
                 **kept,
             )
@@ -183,6 +187,12 @@ class OpenStudy:
     warm_start: WarmStart | None
     #: lines about settings that differ from the previous run
     changes: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if self.study.schema is not None:
+            # The subspaces have changed since these trials were recorded.
+            learned = self.study.warm_start
+            self.study.warm_start = [replace(each, subspace=place(self.plan, each)) for each in learned]
 
     def scheduler(
         self,
@@ -213,14 +223,8 @@ class OpenStudy:
             return self
         plan = self.plan.with_space(schema.space())
         space, tree = plan.space.describe(), to_json(plan.space, schema)
-
-        def place(trial: Trial) -> str:
-            # A trial that failed early may lack a choice.
-            fitting = [each.name for each in plan.subspaces if each.contains(trial.params)]
-            return next(iter(fitting), plan.subspaces[0].name)
-
         try:
-            moved = {each.number: name for each in study if (name := place(each)) != each.subspace}
+            moved = {each.number: name for each in study if (name := place(plan, each)) != each.subspace}
             key, now = study.record.key, study.clock.wall()
             self.store.reshape(key, study.fence, now, space=space, tree=tree, moved=moved)
             trials = [*self.store.earlier(key)]
@@ -261,6 +265,12 @@ class OpenStudy:
             self.study.close()
         finally:
             self.store.close()
+
+
+def place(plan: Plan, trial: Trial) -> str:
+    """Return the subspace of a trial. A trial that failed early may lack a choice, and gets the first subspace."""
+    fitting = [each.name for each in plan.subspaces if each.contains(trial.params)]
+    return next(iter(fitting), plan.subspaces[0].name)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:

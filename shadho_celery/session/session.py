@@ -345,13 +345,10 @@ class Session:
         """Continue in the space of the labels for which trials have asked so far."""
         # The limits of the plan may have changed since the study was opened.
         self.opened = dataclasses.replace(self.opened, plan=self.plan).grown()
-        if self.study.has_grown:
-            # The store cannot be reached. The loop goes on in the old space, and tries again.
-            self.scheduler.has_grown = False
-            return
         self.plan = self.opened.plan
-        self.scheduler.become(self.opened.scheduler(self.executor, is_known=True))
-        self._demand_slots()
+        if not self.study.has_grown:
+            self.scheduler.become(self.opened.scheduler(self.executor, is_known=True))
+            self._demand_slots()
 
     def _to_retry(self) -> list[Params]:
         """Return the params of failed trials that are to run again. The limit on trials is raised if it is too low."""
@@ -365,7 +362,7 @@ class Session:
         if "trials" not in self.options.given and settings.trials is not None and settings.trials < least:
             self.plan = self.plan.with_settings(replace(settings, trials=least))
             self.opened = dataclasses.replace(self.opened, plan=self.plan)
-        return [trial.params for trial in found]
+        return known_points.as_given([trial.params for trial in found], self.study.schema)
 
     def _fleet(self) -> Servers:
         """Return the connections to the servers of a fleet."""
@@ -459,9 +456,6 @@ class Session:
         with view:
             try:
                 self.scheduler.run(partial(self._after_turn, view))
-                while self.scheduler.has_grown:
-                    self._grow()
-                    self.scheduler.run(partial(self._after_turn, view))
             except _StopNow:
                 # Embedded workers end with this process. Their trials are not cancelled but lost, so that --resume
                 # repeats them.
@@ -469,8 +463,6 @@ class Session:
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
-        if self.study.has_grown:
-            self.opened = dataclasses.replace(self.opened, plan=self.plan).grown()
         self._forget(at_end=True)
         self.executor.look()
         self.steering.turn(self._say)
@@ -509,6 +501,8 @@ class Session:
 
     def _after_turn(self, view: View) -> None:
         self.turned_at = time.monotonic()
+        if self.study.has_grown:
+            self._grow()
         self._forget()
         if self._signals.noted:
             self._handle_signals(view.note)

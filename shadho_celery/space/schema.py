@@ -6,18 +6,21 @@ has asked for, with their laws. A `Schema` collects them, and makes the space in
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
 from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import one_line, resolve, short
-from shadho_celery.core.trial import Params
+from shadho_celery.core.trial import POINT, Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.space import Space
 
@@ -28,10 +31,14 @@ Drawn = int | float
 
 #: maximum number of values of a whole number that may explain which labels a trial asks for
 MOST_COUNTED = 64
+#: number of values of a grid that is too large for a draw
+MOST_STEPS = 2**62
 #: maximum number of labels of a schema
 MOST_LABELS = 1000
 #: fraction of a step by which a number may miss its grid
 _ROUNDING = 1e-9
+#: value of a label for which a trial did not ask
+_NOT_ASKED = "None"
 
 
 class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,23 +52,19 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int | float | None = None
     log: bool = False
     #: options of a choice, whose positions it draws, in order
-    options: tuple[Scalar, ...] = ()
+    choices: tuple[Scalar, ...] = ()
 
     @property
     def explains(self) -> bool:
         """True if its value may explain which other labels a trial asks for: a choice, or a count."""
-        return self.kind == "categorical" or (self._is_plain and self.high - self.low < MOST_COUNTED)
+        is_plain = self.kind == "int" and self.step == 1 and not self.log
+        return self.kind == "categorical" or (is_plain and self.high - self.low < MOST_COUNTED)
 
     @property
     def form(self) -> str:
         """Text of what is the same in all trials. The texts of 1, 1.0 and True differ."""
-        return (
-            f"{self.kind} with log" if self.log else f"{self.kind} of {[*self.options]}" if self.options else self.kind
-        )
-
-    @property
-    def _is_plain(self) -> bool:
-        return self.kind == "int" and self.step == 1 and not self.log
+        of = f" of {[*self.choices]}" if self.choices else ""
+        return f"{self.kind} with log" if self.log else f"{self.kind}{of}"
 
     def joined(self, label: str, other: Law) -> Law:
         """Return the law whose values are those of both. Raises SpaceError if they differ in more than bounds."""
@@ -104,12 +107,12 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
             near = (self.step or 0) * _ROUNDING
             is_same = found is not None and math.isclose(found, value, rel_tol=_ROUNDING, abs_tol=near)
             return found if is_same else None
-        same = [place for place, option in enumerate(self.options) if option == value]
-        return next((place for place in same if type(self.options[place]) is type(value)), next(iter(same), None))
+        same = [place for place, option in enumerate(self.choices) if option == value]
+        return next((place for place in same if type(self.choices[place]) is type(value)), next(iter(same), None))
 
     def value(self, drawn: Drawn) -> Any:
         """Return what an objective gets for a drawn value."""
-        return self.options[int(drawn)] if self.kind == "categorical" else drawn
+        return self.choices[int(drawn)] if self.kind == "categorical" else drawn
 
     def expression(self, label: str) -> Any:
         """Return the hp expression of a number's law."""
@@ -139,7 +142,8 @@ def number(label: str, low: Any, high: Any, *, is_int: bool, step: Any = None, l
     step = 1 if is_int and step is None else step
     try:
         least, most, by = kind(low), kind(high), None if step is None else kind(step)
-        is_range = least <= most and math.isfinite(most - least) and (by is None or by > 0)
+        is_range = least <= most and math.isfinite(most - least)
+        is_range = is_range and (by is None or (by > 0 and (most - least) / by < MOST_STEPS))
     except (TypeError, ValueError, OverflowError):
         is_range = False
     if not is_range:
@@ -164,7 +168,15 @@ def choice(label: str, options: Iterable[object]) -> Law:
                 f"{label!r} has the option {short(option, 60)}; give texts, numbers, True, False or None, and use them "
                 "as names of other objects"
             )
-    return Law(kind="categorical", high=len(found) - 1, step=1, options=tuple(found))  # type: ignore[arg-type]
+    return Law(kind="categorical", high=len(found) - 1, step=1, choices=tuple(found))  # type: ignore[arg-type]
+
+
+def law_of(label: str, distribution: Any) -> Law:
+    """Return the law of a distribution of Optuna, or of a law, which has the same attributes. Raises SpaceError."""
+    if choices := getattr(distribution, "choices", ()):
+        return choice(label, choices)
+    low, high, step, log = (getattr(distribution, name) for name in ("low", "high", "step", "log"))
+    return number(label, low, high, is_int=isinstance(low, int), step=step, log=log)
 
 
 class Suggested(Struct, frozen=True, kw_only=True):
@@ -174,16 +186,30 @@ class Suggested(Struct, frozen=True, kw_only=True):
     drawn: Drawn
 
 
-def suggested(laws: Mapping[str, Law], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a trial that got these values has asked for, as in `Outcome.asked`. Raises SpaceError."""
+def suggested(laws: Mapping[str, Law], values: Mapping[str, Any]) -> dict[str, Suggested]:
+    """Return what a trial that got these values has asked for. Raises SpaceError."""
     found = {}
     for label, value in values.items():
         if (law := laws.get(label)) is None:
             raise SpaceError(f"there is no label {short(label, 60)}; known are {short([*laws], 300)}")
         if (drawn := law.place(value)) is None:
             raise SpaceError(f"{label!r} is {short(value, 60)}, which its law does not have")
-        found[label] = to_builtins(Suggested(law=law, drawn=drawn))
+        found[label] = Suggested(law=law, drawn=drawn)
     return found
+
+
+class _Met(Struct, frozen=True, kw_only=True):
+    """Labels for which the trials have asked in which a choice or count had a certain value."""
+
+    #: those of any trial
+    ever: frozenset[str] = frozenset()
+    #: those of all COMPLETE trials; None without such trials
+    always: frozenset[str] | None = None
+
+    def seen(self, asked: frozenset[str], *, is_complete: bool) -> _Met:
+        """Return this with one more trial."""
+        before = asked if self.always is None else self.always
+        return _Met(ever=self.ever | asked, always=before & asked if is_complete else self.always)
 
 
 class Schema(Struct, frozen=True, kw_only=True):
@@ -196,12 +222,8 @@ class Schema(Struct, frozen=True, kw_only=True):
 
     #: the law of each label, in the order in which they were first asked for
     laws: dict[str, Law] = {}
-    #: by choice or count: its values in the COMPLETE trials; None stands for a trial that did not ask for it
-    values: dict[str, list[Drawn | None]] = {}
-    #: by label, by earlier choice or count: the values of that in trials that asked for the label
-    beside: dict[str, dict[str, list[Drawn | None]]] = {}
-    #: the same of COMPLETE trials that did not ask for the label
-    apart: dict[str, dict[str, list[Drawn | None]]] = {}
+    #: by choice or count, by the text of its value; "" has all trials, as if they had not asked for one more label
+    met: dict[str, dict[str, _Met]] = {}
 
     def seen(self, asked: Mapping[str, Suggested], *, is_complete: bool) -> Schema:
         """Return the schema with one more trial. Raises SpaceError for a law that differs from that of other trials."""
@@ -210,47 +232,40 @@ class Schema(Struct, frozen=True, kw_only=True):
             laws[label] = laws[label].joined(label, each.law) if label in laws else each.law
         if len(laws) > MOST_LABELS:
             raise SpaceError(f"trials ask for more than {MOST_LABELS} labels; give labels the same name in each trial")
-        beside, apart, values = {**self.beside}, {**self.apart}, {**self.values}
-        explaining: dict[str, Drawn | None] = {}
-        for label, law in laws.items():
-            if label not in self.laws:
-                apart[label] = {each: self.values[each] for each in explaining if each in self.values}
-            if label in asked:
-                beside[label] = _with(beside.get(label, {}), explaining)
-            elif is_complete:
-                apart[label] = _with(apart[label], explaining)
-            if law.explains:
-                explaining[label] = asked[label].drawn if label in asked else None
-        if is_complete:
-            # For a label that was not asked for until now, None stands for the trials before.
-            earlier: dict[str, list[Drawn | None]] = {
-                each: [None] for each in explaining if each not in self.laws and self.values
-            }
-            values = _with({**earlier, **values}, explaining)
-        return Schema(laws=laws, values=values, beside=beside, apart=apart)
+        met = {**self.met}
+        for explaining in ["", *(label for label, law in laws.items() if law.explains)]:
+            known = self.met.get(explaining, self.met.get("", {}))
+            value = str(int(asked[explaining].drawn)) if explaining in asked else _NOT_ASKED
+            met[explaining] = {**known, value: known.get(value, _Met()).seen(frozenset(asked), is_complete=is_complete)}
+        return Schema(laws=laws, met=met)
 
-    def parent(self, label: str) -> tuple[str, list[Drawn]] | None:
+    def parent(self, label: str) -> tuple[str, list[int]] | None:
         """Return the choice or count that explains a label, and the values with which trials ask for the label.
 
         It is the latest such choice, else the count with the fewest values. None stands for a label that nothing
         explains, for which values are always proposed.
         """
-        found = []
-        for explaining, beside in self.beside.get(label, {}).items():
-            law = self.laws[explaining]
-            without = {each for each in self.apart[label].get(explaining, ()) if each is not None}
-            if None in beside or not without or not law.explains:
+        counts, choices = [], []
+        for explaining, law in self.laws.items():
+            if explaining == label:
+                break
+            met = self.met[explaining] if law.explains else {}
+            without = [
+                int(value)
+                for value, each in met.items()
+                if value != _NOT_ASKED and each.always is not None and label not in each.always
+            ]
+            if not without or (_NOT_ASKED in met and label in met[_NOT_ASKED].ever):
                 continue
-            with_it = [each for each in beside if each is not None]
-            if not law.options:
-                if min(with_it) > max(without):
-                    found.append((explaining, [*range(int(min(with_it)), int(law.high) + 1)]))
-            elif without.isdisjoint(with_it):
-                found.append((explaining, sorted(with_it)))
-        counts = sorted(found, key=lambda each: self.laws[each[0]].high - self.laws[each[0]].low)
-        return next((each for each in reversed(found) if self.laws[each[0]].options), next(iter(counts), None))
+            with_it = sorted(int(value) for value, each in met.items() if label in each.ever)
+            if law.choices and not {*without} & {*with_it}:
+                choices.append((explaining, with_it))
+            elif not law.choices and with_it[0] > max(without):
+                counts.append((explaining, [*range(with_it[0], int(law.high) + 1)]))
+        counts.sort(key=lambda each: self.laws[each[0]].high - self.laws[each[0]].low)
+        return next(iter([*choices[::-1], *counts]), None)
 
-    def outline(self) -> dict[str, tuple[Law, tuple[str, list[Drawn]] | None]]:
+    def outline(self) -> dict[str, tuple[Law, tuple[str, list[int]] | None]]:
         """Return what determines the space: the law of each label, and what explains it."""
         return {label: (law, self.parent(label)) for label, law in self.laws.items()}
 
@@ -268,46 +283,44 @@ class Schema(Struct, frozen=True, kw_only=True):
         from hyperopt import hp
         from hyperopt.pyll import scope
 
-        parents = {label: self.parent(label) for label in self.laws}
-        nodes: dict[str, Any] = {}
+        inner: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+        for label in self.laws:
+            explaining, values = self.parent(label) or ("", [0])
+            for value in values:
+                inner[explaining, value].append(label)
 
-        def under(labels: Iterable[str]) -> dict[str, Any]:
-            found = {}
-            for label in labels:
-                law = self.laws[label]
-                inner = [each for each, parent in parents.items() if parent and parent[0] == label]
-                if label not in nodes:
-                    nodes[label] = _choice(label, law, inner) if law.options else law.expression(label)
-                found[label] = nodes[label]
-                if inner and not law.options:
-                    counted = range(int(law.low), int(law.high) + 1)
-                    # An index that is computed makes no subspaces, because these differ in the number alone.
-                    found[f"{label}: labels"] = scope.switch(nodes[label] - int(law.low), *_below(inner, counted))
-            return found
+        def under(explaining: str, value: int) -> dict[str, Any]:
+            return {name: node for label in inner[explaining, value] for name, node in entry(label).items()}
 
-        def _below(inner: Collection[str], values: Iterable[Drawn]) -> list[dict[str, Any]]:
-            return [under([each for each in inner if value in (parents[each] or ("", []))[1]]) for value in values]
+        @cache
+        def entry(label: str) -> dict[str, Any]:
+            law = self.laws[label]
+            below = [under(label, value) for value in range(int(law.low), int(law.high) + 1)] if law.explains else []
+            if law.choices:
+                pairs = zip(law.choices, below, strict=True)
+                options = [{label: str(option), **labels} if labels else option for option, labels in pairs]
+                return {label: hp.choice(label, options)}
+            node = law.expression(label)
+            # An index that is computed makes no subspaces, because these differ in the number alone.
+            more = {f"{label}: labels": scope.switch(node - int(law.low), *below)} if any(below) else {}
+            return {label: node, **more}
 
-        def _choice(label: str, law: Law, inner: Collection[str]) -> Any:
-            below = _below(inner, range(len(law.options)))
-            named = [option if isinstance(option, str) else str(option) for option in law.options]
-            pairs = zip(law.options, named, below, strict=True)
-            return hp.choice(label, [{label: name, **labels} if labels else option for option, name, labels in pairs])
-
-        return under(label for label in self.laws if parents[label] is None)
+        return under("", 0)
 
     def read_values(self, params: Params) -> dict[str, Any]:
         """Return what an objective gets for these params, by label."""
-        return {label: self.laws[label].value(drawn) for label, drawn in params.items() if label in self.laws}
+        known = {label: self.laws[label].value(drawn) for label, drawn in params.items() if label in self.laws}
+        return known | read_point(params)
 
 
-def _with(known: Mapping[str, list[Drawn | None]], now: Mapping[str, Drawn | None]) -> dict[str, list[Drawn | None]]:
-    """Return the lists of values with one more value each."""
-    return {**known, **{name: _added(known.get(name, []), value) for name, value in now.items()}}
-
-
-def _added(values: list[Drawn | None], value: Drawn | None) -> list[Drawn | None]:
-    return values if value in values else [*values, value]
+def read_point(params: Params) -> dict[str, Any]:
+    """Return the values that a user has given to labels of an enqueued trial; {} for other trials."""
+    try:
+        found = json.loads(params.get(POINT, "{}"))
+    except (ValueError, RecursionError):
+        # A stranger may have written it.
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def _is_multiple(value: float, step: float) -> bool:

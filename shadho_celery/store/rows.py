@@ -26,7 +26,7 @@ from shadho_celery.core.checks import is_shallow, one_line
 from shadho_celery.core.columns import FACTS, HINTS, KEPT, Summary
 from shadho_celery.core.records import Action, AttemptRecord, MachineRecord, SessionRecord
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import MAX_LEVELS, NO_OUTCOME, Finite, Outcome, Report, Trial, TrialState
+from shadho_celery.core.trial import MAX_LEVELS, NO_OUTCOME, POINT, Finite, Outcome, Report, Trial, TrialState
 from shadho_celery.store.base import StudyRecord
 
 #: numbers by which SQLite marks generated columns, which are computed when they are read or written
@@ -464,7 +464,8 @@ def trial_row(key: str, trial: Trial, change: int | None = None) -> dict[str, ob
 
 def _params(text: str | None) -> dict[str, Any]:
     params = _object(text)
-    if any(isinstance(value, (dict, list, str)) for value in params.values()):
+    others = [value for label, value in params.items() if label != POINT or not isinstance(value, str)]
+    if any(isinstance(value, (dict, list, str)) for value in others):
         raise ValueError("a label's value is not a number")
     return params
 

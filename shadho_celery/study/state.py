@@ -45,7 +45,7 @@ from shadho_celery.core.trial import (
     turned_first,
 )
 from shadho_celery.errors import SpaceError, StoreOutage, UsageError
-from shadho_celery.space.schema import Schema, Suggested
+from shadho_celery.space.schema import Suggested
 from shadho_celery.space.stored import read_schema, record_values
 from shadho_celery.store.base import Store, StudyRecord, Turn
 from shadho_celery.study.recorder import Recorder
@@ -124,8 +124,6 @@ class StudyState(StudyTrials):
         self._given = given
         #: labels that the objectives have asked for so far; None in a study with a declared space
         self.schema = read_schema(record.tree)
-        if self.schema is not None:
-            self._given = self._values_of
         #: outline of the schema that the present space was made from, and True once the schema has another one
         self._outline = None if self.schema is None else self.schema.outline()
         self.has_grown = False
@@ -336,7 +334,7 @@ class StudyState(StudyTrials):
             number=self._next,
             subspace=subspace,
             params=params,
-            given=None if self._given is None else self._given(params),
+            given=self._values_of(params),
             seed=seed,
             budget=budget,
             slots=slots,
@@ -352,8 +350,10 @@ class StudyState(StudyTrials):
         return trial
 
     def _values_of(self, params: Params) -> str | None:
-        """Return the record of the values that an objective gets which asks for its labels."""
-        return None if self.schema is None else record_values(self.schema, params)
+        """Return the record of the values that an objective gets for params, or None."""
+        if self.schema is not None:
+            return record_values(self.schema, params)
+        return None if self._given is None else self._given(params)
 
     def use_code(self, code: Digest) -> None:
         """Set the version of the code of this run.
@@ -639,7 +639,7 @@ class StudyState(StudyTrials):
             return self._lose(trial, result, result.retry.reason, result.retry)
         live = dict(self.live.of(trial.number))
         own = live.get(result.attempt)
-        outcome, schema = (result.outcome, None) if self.schema is None else self._told(self.schema, result.outcome)
+        asked, outcome = self._with_asked(trial, result.outcome)
         if not self.live.finish(trial.number, result.attempt, well=outcome.state in WELL):
             if own is None:
                 return Transition(ended=())
@@ -654,13 +654,9 @@ class StudyState(StudyTrials):
             self.recorder.end(late, result, result.at, is_pruned=trial.step is not None)
         self.rescued += own is not None and result.attempt != min(live)
         seen = trial if own is None else own.attempt
-        if schema is not None:
-            self.schema, self.has_grown = schema, schema.outline() != self._outline
-            params = {label: each["drawn"] for label, each in (outcome.asked or {}).items()}
-            trial = replace(trial, params=params, given=self._values_of(params))
         if (outcome.state is _S.CANCELLED and trial.step is not None) or outcome.state is _S.PRUNED:
             outcome = self._pruned(trial, outcome)
-        finished = trial.evolve(
+        finished = asked.evolve(
             state=outcome.state,
             outcome=outcome,
             step=self._last_step(trial) if outcome.state is _S.PRUNED else None,
@@ -671,19 +667,24 @@ class StudyState(StudyTrials):
         )
         return Transition(trial=self._note(finished), ended=ended, is_over=True)
 
-    def _told(self, schema: Schema, outcome: Outcome) -> tuple[Outcome, Schema | None]:
-        """Return an outcome, and the schema with the labels for which its objective has asked, or None without any.
+    def _with_asked(self, trial: Trial, outcome: Outcome) -> tuple[Trial, Outcome]:
+        """Return a trial with the params for which its objective has asked, and the outcome. Extend the schema by them.
 
         The outcome is FAILED if they contradict those of other trials.
         """
-        if outcome.asked is None:
-            return outcome, None
+        if self.schema is None or outcome.asked is None:
+            return trial, outcome
         try:
             asked = convert(outcome.asked, dict[str, Suggested])
-            return outcome, schema.seen(asked, is_complete=outcome.state is _S.COMPLETE)
+            self.schema = self.schema.seen(asked, is_complete=outcome.state is _S.COMPLETE)
         except (SpaceError, ValidationError) as error:
             lost: dict[str, Any] = {"loss": None, "losses": {}, "constraints": {}, "asked": None}
-            return replace(outcome, state=_S.FAILED, error=outcome.error or str(error), **lost), None
+            return trial, replace(outcome, state=_S.FAILED, error=outcome.error or str(error), **lost)
+        params = {label: each.drawn for label, each in asked.items()}
+        # If other options were taken than those proposed, as of an enqueued point, the trial has another subspace.
+        others = [label for label, each in asked.items() if each.law.choices and trial.params.get(label) != each.drawn]
+        self.has_grown |= bool(others) or self.schema.outline() != self._outline
+        return replace(trial, params=params, given=self._values_of(params)), outcome
 
     def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Transition:
         """End an attempt without a result for its trial: it was lost, or is retried for `reason`."""

@@ -78,6 +78,10 @@ def test_a_study_file_without_a_space_is_run_and_resumed(desk: Desk) -> None:
         more = ["--resume"] if trials == "24" else []
         run = desk.start("shadho-celery", "run", "asks", "--workers", "cpu=2", "--trials", trials, *more).wait(60)
         assert run.code == 0, desk.said()
+    again = desk.start("shadho-celery", "again", "asks", "3").wait(60)
+    assert again.code == 0, desk.said()
+    before, now = again.out.split("loss ")[1].split(" on record")[0].split(", ")
+    assert before == now
     shown = json.loads(desk.start("shadho-celery", "show", "asks", "--json").wait(60).out)
     assert sorted(shown["subspaces"]) == ["kind=deep", "kind=flat"]
     assert sum(each["complete"] for each in shown["subspaces"].values()) == 24

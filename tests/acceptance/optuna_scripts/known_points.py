@@ -30,7 +30,7 @@ if __name__ == "__main__":
         )
     )
     study.optimize(objective, n_trials=15)
-    assert study.trials[0].value == 0.1
-    assert study.trials[1].params == {"neighbours": 5, "weights": "uniform"}
-    assert study.trials[2].params["neighbours"] == 12
+    assert study.trials[0].params == {"neighbours": 5, "weights": "uniform"}
+    assert study.trials[1].params["neighbours"] == 12
+    assert study.trials[2].value == 0.1
     print("best", study.best_params)

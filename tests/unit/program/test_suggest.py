@@ -12,8 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
+import shadho_celery.optuna
 from shadho_celery import Study, hp, load_study, minimize
 from shadho_celery.errors import SpaceChanged, SpaceError, StoreOutage, UsageError
 from shadho_celery.objective.suggest import Trial, TrialPruned
@@ -155,6 +157,7 @@ def test_the_same_label_has_the_same_value_within_a_trial() -> None:
         (lambda trial: trial.suggest_categorical("model", [dict]), "'model' has the option"),
         (lambda trial: trial.suggest_float("x", 2, 1), "'x': from 2 to 1 is no range"),
         (lambda trial: trial.suggest_float(3, 0, 1), "the name of a label is 3"),
+        (lambda trial: trial.suggest_float("\ud800", 0, 1), "give another text"),
         (lambda trial: trial["x"], "the study has no space"),
     ],
 )
@@ -164,6 +167,7 @@ def test_what_contradicts_other_trials_fails_the_trial_by_its_label(
     def odd(trial: Trial) -> float:
         if trial.number == 1:
             second(trial)
+            return 0.0
         trial.suggest_categorical("option", ["a", "b"])
         return trial.suggest_float("x", 0, 1)
 
@@ -219,6 +223,14 @@ def test_a_trial_that_asks_after_a_report_and_in_another_order_is_searched(tmp_p
     assert study.best_loss < 1
 
 
+def test_a_single_loss_may_be_in_a_sequence() -> None:
+    assert minimize(lambda trial: [trial.suggest_int("x", 3, 3)], trials=1).best_loss == 3
+    direction = minimize(lambda trial: (trial.suggest_int("x", 3, 3),), trials=1, direction="maximize")
+    assert direction.best_loss == 3
+    two = minimize(lambda trial: [1.0, 2.0][: trial.number + 1], trials=2)
+    assert "is a list" in str(two.trials[1].error)
+
+
 def test_facts_become_metrics_and_several_losses_may_be_a_sequence() -> None:
     def fact(trial: Trial) -> tuple[float, float]:
         x = trial.suggest_float("x", 0, 1)
@@ -230,7 +242,7 @@ def test_facts_become_metrics_and_several_losses_may_be_a_sequence() -> None:
     study = minimize(fact, trials=10, objectives={"one": "minimize", "two": "maximize"})
     trial = study.trials[4]
     assert trial.losses == {"one": trial.params["x"], "two": 1 - trial.params["x"]}
-    assert trial.metrics == {"seed": trial.seed, "user.loss": "odd"}
+    assert trial.metrics == {"seed": trial.seed, "loss": "odd"}
     assert "lock" in str(trial.warning)
 
 
@@ -239,8 +251,54 @@ def test_points_are_given_to_the_next_trials_before_their_labels_are_known() -> 
     assert study.trials[0].values == {"model": "svm", "cost": 10.0, "kernel": "rbf"}
     wrong = minimize(structured, trials=2, seed=0, enqueue=[{"model": "other"}])
     assert "'model' is enqueued as 'other', which its law does not have" in str(wrong.trials[0].error)
-    with pytest.raises(UsageError, match="a point is a dict of labels and values, not 3"):
+    with pytest.raises(UsageError, match="point 0: 3 is not a dict of labels and plain values"):
         minimize(structured, trials=1, enqueue=[3])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="is not a dict of labels and plain values"):
+        minimize(structured, trials=1, enqueue=[{"model": object()}])
+
+
+def test_an_enqueued_point_is_kept_in_the_store_and_its_trial_has_its_own_subspace(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/s.db", "study": "one"}
+    with Study(seed=0, enqueue=[{"model": "nearest"}], **where) as study:
+        study.run(structured, trials=10)
+        study.enqueue([{"model": model, "cost": np.float64(2), "depth": 5} for model in MODELS])
+        assert study.trials[11].values["model"] == "forest"
+    study = minimize(structured, trials=13, resume=True, **where)
+    added = study.trials[10:13]
+    assert [trial.values["model"] for trial in added] == MODELS
+    assert [trial.subspace.partition(",")[0] for trial in added] == [f"model={model}" for model in MODELS]
+    assert (added[0].values["cost"], added[1].values["depth"]) == (2.0, 5)
+
+
+@pytest.mark.parametrize("source", ["ours", "a module", "Optuna's", "a declared space's", "a list"])
+def test_a_study_without_a_space_learns_from_studies_that_know_how_labels_are_drawn(
+    source: str, tmp_path: Path
+) -> None:
+    earlier: Any = [({"model": 1}, 1.0)]
+    if source == "a declared space's":
+        earlier = minimize(loss_of, SPACE, trials=5, seed=0)
+    elif source == "ours":
+        minimize(structured, trials=30, seed=0, store=f"sqlite:///{tmp_path}/s.db", study="early")
+        earlier = f"sqlite:///{tmp_path}/s.db#early"
+    elif source != "a list":
+        optuna = pytest.importorskip("optuna") if source == "Optuna's" else shadho_celery.optuna
+        earlier = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        earlier.optimize(structured, n_trials=30)
+    if source in {"a list", "a declared space's"}:
+        with pytest.raises(UsageError, match="without a space, a study learns only from a study of Optuna or from"):
+            minimize(structured, trials=5, warm_start=earlier)
+        return
+
+    def wider(trial: Trial) -> float:
+        return structured(trial) + (trial.suggest_categorical("new", [0, 1]) if trial.number > 2 else 0)
+
+    with Study(seed=0, sampler="tpe", warm_start=earlier, store=f"sqlite:///{tmp_path}/late.db", study="late") as study:
+        study.run(wider, trials=1)
+        assert study.taught == 30
+        assert study.trials[0].subspace.startswith("model="), "the labels are known before the first trial"
+        study.run(wider, trials=8)
+    study = minimize(wider, trials=12, resume=True, store=f"sqlite:///{tmp_path}/late.db", study="late")
+    assert study.best_loss < 1
 
 
 def test_results_from_elsewhere_are_added_by_value() -> None:
