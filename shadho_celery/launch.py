@@ -189,13 +189,12 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
         )
     if words is None and loss is not None:
         raise UsageError("--loss is for a command after --; in a study file, set loss beside command")
-    if words is None and study_module is None and not resume:
-        raise click.UsageError("Missing argument 'STUDY_FILE'.", click.get_current_context())
     if words is None and study_module is None:
-        raise click.UsageError(
+        taken = (
             f"--resume has taken {short(resume, 60)} as the name of a study; write run {resume} --resume for its "
             "latest study, or shadho-celery resume NAME; a command is given again: run --resume NAME -- COMMAND"
         )
+        raise click.UsageError(taken if resume else "Missing argument 'STUDY_FILE'.", click.get_current_context())
     connection = ("broker", "redis", "url_file", "signing_key_file")
     options = [given.pop(name) for name in connection]
     if local and any(options[:3]):

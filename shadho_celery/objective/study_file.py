@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 WITHIN = "SHADHO_WITHIN"
 #: the value in the process of a slot
 IN_A_TRIAL = "a trial"
-#: matches a source that may be meant as a study
-_STUDY = re.compile(rb"space|objective|study|import +\*", re.IGNORECASE)
+#: matches the source of a script that is not meant as a study
+_SCRIPT = re.compile(rb"(?is)(?!.*(space|objective|study|import +\*)).*(argparse|sys\.argv|__main__)")
 #: maximum number of files among which a module of a similar name is looked for
 MOST_FILES = 1000
 
@@ -175,7 +175,7 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
     # Read before the import, which then uses these sources.
     code = _read(name, spec)
     lacks = f"{name} is not a {kind}: it lacks"
-    if "SPACE" in needed and any(code.files.values()) and not _STUDY.search(Path(str(spec.origin)).read_bytes()):
+    if "SPACE" in needed and any(code.files.values()) and _SCRIPT.match(Path(str(spec.origin)).read_bytes()):
         # It may be a script that takes hours.
         raise UsageError(f"{lacks} {' and '.join(needed)}; {remedy}")
     if edited := sources.edited_since_import(code):
@@ -188,13 +188,11 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
     try:
         with within(f"the import of {name}"):
             imported = importlib.import_module(name)
-    except NestedStart:
+    except (NestedStart, KeyboardInterrupt):
         raise
     except ImportError as error:
         line = line_of(error, str(spec.origin))
         raise UsageError(f"{name} cannot be imported: {error}{line}; install what it needs") from error
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
         line, hint = line_of(error, str(spec.origin)), ""
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
@@ -384,14 +382,9 @@ def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
     except (OSError, SyntaxError, ValueError):
         return
     for node in body:
-        match node:
-            case ast.Assign(targets=targets, value=ast.Dict() as study):
-                pass
-            case ast.AnnAssign(target=target, value=ast.Dict() as study):
-                targets = [target]
-            case _:
-                continue
-        if any(isinstance(target, ast.Name) and target.id == "STUDY" for target in targets):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        study = getattr(node, "value", None)
+        if isinstance(study, ast.Dict) and any(isinstance(each, ast.Name) and each.id == "STUDY" for each in targets):
             yield [(_literal(key), _literal(value)) for key, value in zip(study.keys, study.values, strict=True)]
 
 

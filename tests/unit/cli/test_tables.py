@@ -32,7 +32,7 @@ from shadho_celery.core.failures import Failure, FailureCount
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.records import Action, Answer
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
-from shadho_celery.results.report import Run, StudyReport, overview_of, placed_by_params, report_of, run_of
+from shadho_celery.results.report import Overview, Run, StudyReport, overview_of, placed_by_params, report_of, run_of
 from shadho_celery.results.study import plain_json, study_json
 from shadho_celery.results.trial import TrialResult, Values, given
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -336,7 +336,7 @@ def test_the_time_in_which_trials_ran_leaves_out_the_pauses_between_runs() -> No
 def test_failed_trials_that_ran_again_beyond_the_limit_are_counted() -> None:
     counts = {S.COMPLETE: 8, S.PRUNED: 0, S.FAILED: 10}
     overview: Any = SimpleNamespace(counts=counts, asked=10, ended=18)
-    assert tables.counts_line(overview) == "8 complete, 10 failed of 18 trials"
+    assert Overview.counts_words.fget(overview) == "8 complete, 10 failed of 18 trials"
 
 
 def test_requests_beyond_those_that_are_listed_are_counted() -> None:

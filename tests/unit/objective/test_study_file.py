@@ -84,7 +84,7 @@ def refusal(module: str) -> str:
             "SPACE = hp.unifrom('x', 0, 1)); did you mean uniform?",
         ),
         ("SPCE = {}\ndef objective(values): return 0.0\n", "it lacks SPACE; did you mean SPCE? see"),
-        ("import sklaern_\nSPACE = {}\n", "line 1: import sklaern_); install what it needs"),
+        ("import sklaern_\n", "line 1: import sklaern_); install what it needs"),
         ("SPACE = 1\n", "lacks objective"),
         ("def objective(params): return 0\n", "lacks SPACE"),
         ("", "lacks SPACE and objective"),
