@@ -92,13 +92,11 @@ class Shown:
         """Print the new output in the log of the first attempt in `attempts` that has a log."""
         from shadho_celery.session.control import NotLeft
 
-        hosts = {row["attempt"]: row["host"] for row in self._study.records.of_trial(trial.number)}
         for attempt in attempts:
             is_shown = attempt == self.attempt
-            where = self._study.key, trial.number, attempt, hosts.get(attempt) or trial.host
             after, source = (self._position, self._source) if is_shown else (0, None)
             try:
-                found, source = self._logs.read(*where, after=after, source=source)
+                found, source = self._logs.read(self._study, trial, attempt, after, source)
             except NotLeft as why:
                 self.missing = why
                 continue

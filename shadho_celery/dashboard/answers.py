@@ -124,10 +124,8 @@ class LogEnds:
         return kept.end
 
     def _read(self, study: StudyResults, trial: TrialResult, attempt: int, before: _End) -> _End:
-        hosts = {row["attempt"]: row["host"] for row in study.records.of_trial(trial.number)}
-        where = study.key, trial.number, attempt, hosts.get(attempt) or trial.host
         try:
-            found, source = self._logs.read(*where, after=before.position, source=before.source)
+            found, source = self._logs.read(study, trial, attempt, before.position, before.source)
         except (ServiceError, UsageError) as error:
             # Keep the text that was read before.
             return before._replace(why=str(error))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.errors import UsageError
+from shadho_celery.fleet import urls
 from shadho_celery.results.report import overview_of
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import given
@@ -33,6 +35,18 @@ class ShownStudy(StudyResults):
         from shadho_celery.charts.report import StudyPictures
 
         return StudyPictures(self)
+
+    def fetch(self, to: str | Path, number: int | None = None) -> None:
+        """Copy what trial `number`, by default the best one, has left in its checkpoint_dir to the folder `to`.
+
+        The files are read from the working directory, or else from the workers of the fleet that the environment names.
+        Raises UsageError unless `to` is new or empty, and ServiceError if the files cannot be read.
+        """
+        from shadho_celery.session.control import TrialLogs
+        from shadho_celery.session.fetching import TrialFolder, fetch
+
+        with closing(TrialLogs(is_fleet=urls.is_fleet({}))) as workers:
+            fetch(TrialFolder(workers, self.key, self.best if number is None else self.trial(number)), Path(to))
 
     def _repr_html_(self) -> str:
         from shadho_celery.charts.report import study_html

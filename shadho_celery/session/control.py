@@ -48,6 +48,8 @@ from shadho_celery.fleet.redis import Redis, connect, refusals
 from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
 from shadho_celery.node.logs import answered
+from shadho_celery.results.study import StudyResults
+from shadho_celery.results.trial import TrialResult
 from shadho_celery.runner.output import replica_logs
 from shadho_celery.scheduler.executors import HOST as IN_PROCESS
 from shadho_celery.session import cleaning
@@ -469,16 +471,15 @@ class TrialLogs:
         self._lock = threading.Lock()
 
     def read(
-        self, study: str, number: int, attempt: int, host: str | None, *, after: int = 0, source: str | None = None
+        self, study: StudyResults, trial: TrialResult, attempt: int, after: int = 0, source: str | None = None
     ) -> tuple[WorkerAnswer, str | None]:
-        """Return the part of a log from position `after` on, and its source, as `ask` does.
-
-        `study` is the study's key, and `host` the machine of the attempt if it is known.
-        """
+        """Return the part of a log from position `after` on, and its source, as `ask` does."""
+        hosts = {row["attempt"]: row["host"] for row in study.records.of_trial(trial.number)}
+        host, number = hosts.get(attempt) or trial.host, trial.number
         nothing = f"trial {number} has printed nothing"
         if host == IN_PROCESS:
             nothing = f"trial {number} ran in the process of its search, whose output is not kept"
-        deed = ReadLog(study=study, number=number, attempt=attempt, after=after)
+        deed = ReadLog(study=study.key, number=number, attempt=attempt, after=after)
         return self.ask(deed, host, f"the log of trial {number}", nothing, source)
 
     def of_replicas(self, study: str, number: int, attempt: int) -> list[Path]:

@@ -65,7 +65,7 @@ class TrialFolder:
                     raise ServiceError(f"{name} was written while it was fetched; fetch it again")
 
 
-def fetch(folder: TrialFolder, to: Path, update: Callable[[int], object]) -> None:
+def fetch(folder: TrialFolder, to: Path, update: Callable[[int], object] = lambda size: None) -> None:
     """Copy the folder of a trial to the folder `to`, which is new or empty. It appears once it is complete.
 
     Raises UsageError if it cannot be written, and ServiceError if the trial's folder cannot be read.

@@ -40,19 +40,16 @@ def complete(
     values are accepted. Raises SpaceError, with the label, for a point outside the space.
     """
     given = given_values(space, point, off_grid=off_grid)
-    params: Params = {}
-    unused: list[str] = []
     for _ in range(TRIES):
         pins = _with_choices(space, given, generator)
-        params = space.draw(generator, 1, pins)[0]
-        unused = [label for label in given if label not in params]
-        if not unused:
+        params: Params = space.draw(generator, 1, pins)[0]
+        if not (unused := [label for label in given if label not in params]):
             break
-    if not unused and len(params) > len(given) and not space.allows(params):
+    else:
+        raise SpaceError(f"{unused[0]!r} is not active together with the other labels; leave it out")
+    if len(params) > len(given) and not space.allows(params):
         others = (each for each in space.draw(generator, ALLOWED, pins) if {*given} <= {*each})
         params = next(space.allowed(others), params)
-    if unused:
-        raise SpaceError(f"{unused[0]!r} is not active together with the other labels; leave it out")
     space.check(params)
     for subspace in subspaces:
         if subspace.contains(params):

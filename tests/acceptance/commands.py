@@ -369,6 +369,33 @@ class Desk:
         return time.monotonic() - began
 
 
+def signing_key(desk: Desk) -> dict[str, str]:
+    """Write a signing key to the desk's folder, and return the environment that names it."""
+    key = desk.write("shadho.key", "a key of more than sixteen bytes\n")
+    key.chmod(0o600)
+    return {"SHADHO_SIGNING_KEY_FILE": str(key)}
+
+
+def signed_fleet(desk: Desk, redis_url: str) -> dict[str, str]:
+    """Return the environment of a fleet with a `signing_key`, whose broker is this Redis."""
+    return {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url, **signing_key(desk)}
+
+
+def worker_elsewhere(
+    desk: Desk, folder: Path, study: str, redis_url: str, *words: str
+) -> tuple[Desk, Command, dict[str, str], dict[str, str]]:
+    """Start a worker of a signed fleet in another folder, as on another machine. Both folders get the study file.
+
+    Return its desk and command, and the environment of the fleet with and without the key.
+    """
+    there, signed = Desk(folder, desk.temporary), signed_fleet(desk, redis_url)
+    for each in (desk, there):
+        each.write("my_study.py", study)
+    worker = there.worker("cpu", *words, **signed, SHADHO_IMPORTS="my_study")
+    desk.commands.append(worker)
+    return there, worker, signed, {name: url for name, url in signed.items() if name.endswith("_URL")}
+
+
 @contextlib.contextmanager
 def as_a_process(folder: Path) -> Iterator[None]:
     """Work in `folder`; afterwards this process has the folder, path, modules and environment that it had."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.commands import ROOT, Desk, until
+from acceptance.commands import ROOT, Desk, signed_fleet, until
 from acceptance.commands import desk as make_desk
 
 pytestmark = pytest.mark.timeout(180)
@@ -107,9 +107,7 @@ def test_a_function_is_sent_signed_to_the_workers_of_a_fleet_that_accept_code(
 ) -> None:
     """They get the modules of its folder too. A second run with other data sends them as well."""
     helper(desk)
-    key = desk.write("shadho.key", "a key of more than sixteen bytes\n")
-    key.chmod(0o600)
-    urls = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url, "SHADHO_SIGNING_KEY_FILE": str(key)}
+    urls = signed_fleet(desk, redis_url)
     text = BEGIN.replace("1_000_000", "1_000")
     where = f"broker={redis_url!r}, redis={redis_url!r}, store='sqlite:///s.db', study='one', resume='if-exists'"
     desk.write(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 import services
-from acceptance.commands import Command, Desk, until
+from acceptance.commands import Command, Desk, signing_key, until
 from acceptance.commands import desk as make_desk
 
 pytestmark = pytest.mark.timeout(180)
@@ -184,9 +184,7 @@ def test_workers_without_the_files_run_code_that_is_shipped_to_them(
     on_fleet: Desk, redis_url: str, unique: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Only those that accept it do, one with an old copy too; each version has a folder of its own."""
-    key = on_fleet.write("shadho.key", "a key of more than sixteen bytes\n")
-    key.chmod(0o600)
-    on_fleet.environment |= {"SHADHO_SIGNING_KEY_FILE": str(key), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
+    on_fleet.environment |= {**signing_key(on_fleet), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
     empty, stale = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("stale")
     write(stale, options=SECOND)
     write(on_fleet.folder)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import redis
-from acceptance.commands import Command, Desk, until
+from acceptance.commands import Command, Desk, signing_key, until
 from acceptance.commands import desk as make_desk
 
 # Each trial imports torch.
@@ -178,10 +178,8 @@ def on_fleet(
 ) -> Iterator[Desk]:
     """A desk on RabbitMQ and Redis with a signing key. It is cleared before the Redis of its workers is."""
     with make_desk(tmp_path_factory.mktemp("scheduler")) as made:
-        key = made.write("shadho.key", "a key of more than sixteen bytes\n")
-        key.chmod(0o600)
         made.environment |= {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url, "SHADHO_LEASE_SECONDS": "5"}
-        made.environment |= {"SHADHO_SIGNING_KEY_FILE": str(key), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
+        made.environment |= {**signing_key(made), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
         yield made
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from acceptance.commands import Desk, until
+from acceptance.commands import Desk, signed_fleet, until
 from services.cases import cases
 
 from shadho_celery.fleet.redis import connect
@@ -188,11 +188,7 @@ def test_a_fleet_runs_commands_of_files_on_its_disks(desk: Desk, redis_url: str)
 
 
 def test_a_command_is_shipped_to_workers_that_accept_signed_code(desk: Desk, redis_url: str) -> None:
-    key = desk.write("shadho.key", f"{'0a' * 32}\n")
-    key.chmod(0o600)
-    desk.environment |= {
-        "CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url, "SHADHO_SIGNING_KEY_FILE": str(key)
-    }  # fmt: skip
+    desk.environment |= signed_fleet(desk, redis_url)
     folder = desk.folder / "worker"
     folder.mkdir()
     desk.start("bash", "-c", f"cd {folder}; exec shadho-celery worker --class a --slots 1 --accept-code")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from acceptance.commands import Desk, until
+from acceptance.commands import Desk, until, worker_elsewhere
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -89,15 +89,8 @@ def test_on_this_machine(desk: Desk) -> None:
 
 def test_on_a_signed_fleet(desk: Desk, tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> None:
     """The workers have another folder. A study of another store is left, and so is what a command without key asks."""
-    there = Desk(tmp_path_factory.mktemp("there"), desk.temporary)
-    key = desk.write("shadho.key", "a key of more than sixteen bytes\n")
-    key.chmod(0o600)
-    keyless = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
-    signed = {**keyless, "SHADHO_SIGNING_KEY_FILE": str(key)}
-    for folder in (desk, there):
-        folder.write("my_study.py", STUDY)
-    worker = there.worker("cpu", "-c", "2", **signed, SHADHO_IMPORTS="my_study")
-    desk.commands.append(worker)
+    folder = tmp_path_factory.mktemp("there")
+    there, worker, signed, keyless = worker_elsewhere(desk, folder, STUDY, redis_url, "-c", "2")
     run = desk.launch("my_study", "--trials", "8", "--study", "s", **signed).wait(90)
     assert run.code == 0, desk.said()
     first, second, third, *_ = best_of(desk)

@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from acceptance.commands import Command, Desk, until
+from acceptance.commands import Command, Desk, until, worker_elsewhere
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -115,16 +115,8 @@ def test_the_output_of_trials_on_a_fleet_is_read_from_its_workers(
     desk: Desk, tmp_path_factory: pytest.TempPathFactory, redis_url: str
 ) -> None:
     """Also while a trial runs, and signed; once the worker is gone, the last lines of one that failed are left."""
-    # A folder as on another machine.
-    there = Desk(tmp_path_factory.mktemp("there"), desk.temporary)
-    key = desk.write("shadho.key", "a key of more than sixteen bytes\n")
-    key.chmod(0o600)
-    keyless = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
-    urls = {**keyless, "SHADHO_SIGNING_KEY_FILE": str(key)}
-    for folder in (desk, there):
-        folder.write("my_study.py", STUDY)
-    worker = there.worker("cpu", "-c", "1", "-l", "INFO", **urls, SHADHO_IMPORTS="my_study")
-    desk.commands.append(worker)
+    folder = tmp_path_factory.mktemp("there")
+    there, worker, urls, keyless = worker_elsewhere(desk, folder, STUDY, redis_url, "-c", "1", "-l", "INFO")
     run = desk.launch("my_study", "--trials", "3", "--study", "s", **urls)
     until(lambda: [*there.folder.glob(".shadho/checkpoints/*/logs/2.1.log")], 60, desk.said)
     followed = logs(desk, "s", "2", "--follow", **urls)

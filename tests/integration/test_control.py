@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +15,7 @@ from hyperopt import hp
 from msgspec.structs import replace
 from services.cases import cases
 from services.controlled import SIGNER, control
+from services.repeating import repeated
 
 from shadho_celery.core.records import Answer, Cancel, OfStudy, Stop
 from shadho_celery.errors import ServiceError, UsageError
@@ -182,21 +182,15 @@ def test_an_inbox_of_a_wrong_type_is_removed(client: Any) -> None:
 @contextmanager
 def running(client: Any) -> Iterator[None]:
     """A study that is announced, whose scheduler carries out what it is asked."""
-    scheduler, ended = Scheduler(client), threading.Event()
+    scheduler = Scheduler(client)
     announced(client, "svm-3f2a")
 
-    def run() -> None:
-        while not ended.wait(0.01):
-            for request in scheduler.read():
-                scheduler.inbox.answer(request, Answer(is_done=True, text=f"{request.deed} by {request.by}"))
+    def turn() -> None:
+        for request in scheduler.read():
+            scheduler.inbox.answer(request, Answer(is_done=True, text=f"{request.deed} by {request.by}"))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with repeated(turn):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def announced(client: Any, name: str, control: str | None = SIGNER.fingerprint) -> None:

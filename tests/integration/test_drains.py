@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from click.testing import CliRunner
 from integration.fleets import fleet
 from services.cases import cases
 from services.controlled import SIGNER, control
+from services.repeating import repeated
 
 from shadho_celery.cli.group import commands
 from shadho_celery.core.system import ManualClock
@@ -45,20 +45,15 @@ def serving(
     heartbeat = Heartbeat(client, name, worker, leases, clock, signer=signer, control=key)
     heartbeat.check()
     heartbeat.announce(consumer)
-    ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(0.01):
-            clock.sleep(DRAIN_EVERY)
-            heartbeat.beat(has_free_slot=False)
+        clock.sleep(DRAIN_EVERY)
+        heartbeat.beat(has_free_slot=False)
 
-    thread = threading.Thread(target=beat)
-    thread.start()
     try:
-        yield heartbeat, consumer
+        with repeated(beat):
+            yield heartbeat, consumer
     finally:
-        ended.set()
-        thread.join()
         heartbeat.withdraw()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from services.cases import cases
+from services.repeating import repeated
 
 from shadho_celery.core.folders import MAX_PIECE, sweep
 from shadho_celery.core.hardware import Machine
@@ -66,22 +67,15 @@ def worker(
     Registry(client, Worker).announce(NAME, Worker(machine=Machine(host="h"), storage="s"))
     requests = Requests(client, of_worker(NAME), signer, TO_WORKERS)
     server = AnswerServer(requests, folder.parents[1], None if in_use is None else lambda study: in_use, SystemClock())
-    ends = threading.Event()
 
-    def beats() -> None:
-        while not ends.wait(0.02):
-            server._was_asked = True
-            server.beat()
+    def beat() -> None:
+        server._was_asked = True
+        server.beat()
 
-    beating = threading.Thread(target=beats)
-    beating.start()
-    try:
+    with repeated(beat):
         yield
-    finally:
-        ends.set()
-        beating.join()
-        if server._answering is not None:
-            server._answering.join()
+    if server._answering is not None:
+        server._answering.join()
 
 
 def names(folder: Path = Path()) -> list[str]:
@@ -177,21 +171,32 @@ def test_a_worker_reads_nothing_outside_of_its_folder(folder: Path) -> None:
         assert answer == WorkerAnswer(problem=answer.problem) != WorkerAnswer()
 
 
-@pytest.mark.parametrize("size", [10, 10 * 2**40])
-def test_without_room_nothing_is_left(client: Any, folder: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither if that is known before, nor if the disk is full in the middle."""
-    (folder / "model").write_bytes(b"x" * 10)
+@pytest.mark.parametrize("most", [2 * MAX_PIECE, None])
+def test_without_room_nothing_is_left(client: Any, folder: Path, most: int | None) -> None:
+    """Neither if that is known before, nor if the file system refuses to go on in the middle."""
+    (folder / "model").write_bytes(b"x" * 3 * MAX_PIECE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with worker(client, folder):
         found = TrialFolder(TrialLogs(is_fleet=True), STUDY, TRIAL)
-        found.size = size
-
-        def full(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        with pytest.raises(UsageError, match="has room for" if size > 10 else "No space left") as refused:
-            fetch(found, Path("copy"), full)
-    assert "\n" not in str(refused.value)
+        found.size = 3 * MAX_PIECE if most else 10 * 2**40
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most or soft, hard))
+        try:
+            with pytest.raises(UsageError, match="copy cannot be written: File too" if most else "has room for") as no:
+                fetch(found, Path("copy"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(no.value)
     assert names() == []
+
+
+def test_ten_gigabytes_are_listed_and_deleted(client: Any, folder: Path) -> None:
+    with (folder / "model").open("wb") as file:
+        file.truncate(10 * 2**30)
+    with worker(client, folder):
+        assert TrialFolder(TrialLogs(is_fleet=True), STUDY, TRIAL).size == 10 * 2**30
+        found = asked(client, UNSIGNED, Sweep(studies={STUDY: b"\xff"}, is_sure=True))
+    assert found.swept == {STUDY: (1, 10 * 2**30)}
+    assert not folder.exists()
 
 
 def test_a_worker_that_ends_in_the_middle_is_named_and_nothing_is_left(client: Any, folder: Path) -> None:

@@ -13,8 +13,9 @@ from shadho_celery.core.files import CHECKPOINTS, EMBEDDED
 from shadho_celery.core.system import ManualClock
 from shadho_celery.dashboard.answers import FRESH_SECONDS, MOST_BYTES, MOST_LOGS, LogEnds
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.fleet.control import WorkerAnswer
+from shadho_celery.fleet.control import ReadLog, WorkerAnswer
 from shadho_celery.results.study import StudyResults
+from shadho_celery.results.trial import TrialResult
 from shadho_celery.runner.output import log_path
 from shadho_celery.session.control import NotLeft, TrialLogs
 
@@ -77,12 +78,13 @@ def test_a_log_that_was_begun_again_is_read_from_its_beginning(rig: Rig) -> None
 
 def test_without_a_log_the_answer_says_where_it_may_be(rig: Rig) -> None:
     assert rig.read()["why"] == "trial 0 ran in the process of its search, whose output is not kept"
+    deed = ReadLog(study=rig.study.key, number=0, attempt=1)
     for host, why in ((None, "has printed nothing, or ran in another folder"), ("far", "is on far; give --redis")):
         with pytest.raises(NotLeft, match=why):
-            TrialLogs().read(rig.study.key, 0, 1, host)
+            TrialLogs().ask(deed, host, "the log", "trial 0 has printed nothing")
     (EMBEDDED / rig.study.key).mkdir(parents=True)
     with pytest.raises(NotLeft, match=r"^trial 0 has printed nothing$"):  # an embedded study runs in this folder alone
-        TrialLogs().read(rig.study.key, 0, 1, None)
+        TrialLogs().ask(deed, None, "the log", "trial 0 has printed nothing")
     with pytest.raises(UsageError, match="has 1 attempt;"):
         rig.read(attempt="2")
     with pytest.raises(UsageError, match="no trial 999"):
@@ -100,9 +102,9 @@ class Worker:
         self.answer: WorkerAnswer | ServiceError = WorkerAnswer(is_done=True, text="said\n", end=5)
 
     def read(
-        self, study: str, number: int, attempt: int, host: str | None, *, after: int = 0, source: str | None = None
+        self, study: StudyResults, trial: TrialResult, attempt: int, after: int, source: str | None
     ) -> tuple[WorkerAnswer, str]:
-        self.asked.append((number, after, source))
+        self.asked.append((trial.number, after, source))
         if isinstance(self.answer, ServiceError):
             raise self.answer
         return self.answer, "cpu@far.1"

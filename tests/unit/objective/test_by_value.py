@@ -166,6 +166,13 @@ def test_an_edited_module_is_another_version_without_a_restart() -> None:
     assert importlib.import_module("own_new").X == 2
 
 
+class OfGpu:
+    """An object that raises an error of its own when it is pickled."""
+
+    def __reduce__(self) -> str:
+        raise RuntimeError("CUDA error: no device\nCompile with TORCH_USE_CUDA_DSA")
+
+
 class Holder:
     """An object with a lock."""
 
@@ -184,6 +191,10 @@ def locked(lock: object) -> Callable[..., Any]:
     "make, said",
     [
         (lambda: program("def objective(p): return L", L=threading.Lock()), "its global L is a _thread.lock: cannot"),
+        (
+            lambda: locked(OfGpu()),
+            "its variable lock is a tests.unit.objective.test_by_value.OfGpu: CUDA error: no device",
+        ),
         (lambda: locked(threading.Lock()), "its variable lock is a _thread.lock: cannot"),
         (lambda: Holder().method, "its object is a tests.unit.objective.test_by_value.Holder: cannot pickle '"),
         (lambda: functools.partial(lambda n, p: p, threading.Lock()), "its argument 0 is a _thread.lock: cannot"),

@@ -583,3 +583,17 @@ def test_other_bounds_are_another_version_of_the_code() -> None:
             found += [trial.code for trial in study.run(lambda values: 0.0, trials=1, progress=False).trials]
     assert found[0] == found[1]
     assert len({*found}) == 3
+
+
+def test_what_a_trial_has_left_is_copied(tmp_path: Path) -> None:
+    def objective(x: float, context: Any) -> float:
+        (context.checkpoint_dir / "model").write_text(str(x))
+        return x
+
+    study = minimize(objective, hp.uniform("x", 0, 1), trials=3, progress=False)
+    study.fetch("best")
+    study.fetch(tmp_path / "second", 1)
+    assert Path("best/model").read_text() == str(study.best_loss)
+    assert Path("second/model").read_text() == str(study.trial(1).loss)
+    with pytest.raises(UsageError, match="best is not empty"):
+        study.fetch("best")
