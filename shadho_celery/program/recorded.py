@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.errors import UsageError
-from shadho_celery.fleet import urls
 from shadho_celery.results.report import overview_of
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import given
@@ -42,6 +41,7 @@ class ShownStudy(StudyResults):
         The files are read from the working directory, or else from the workers of the fleet that the environment names.
         Raises UsageError unless `to` is new or empty, and ServiceError if the files cannot be read.
         """
+        from shadho_celery.fleet import urls
         from shadho_celery.session.control import TrialLogs
         from shadho_celery.session.fetching import TrialFolder, fetch
 
