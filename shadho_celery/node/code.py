@@ -126,14 +126,17 @@ def _put(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
 
 
-class Codes:
-    """Versions of a worker's study modules. One thread calls `follow`; any thread may call the other methods.
+class CodeGate:
+    """Decides whether this worker has the code that a message needs. One thread calls `follow`; any thread may call the
+    other methods.
 
     A module's known version is the one that the newest process has imported. It becomes unknown when one of the
     module's files is edited, because the next process imports the edited files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, imports: Sequence[str], checkpoints: Path, shipped: ShippedCode | None) -> None:
+        """`imports` are the modules whose objectives may run here; `shipped` manages shipped code; None refuses it."""
+        self._imports, self._checkpoints, self._shipped = imports, checkpoints, shipped
         #: module -> its known version; a change replaces the whole mapping
         self.known: Mapping[str, CodeVersion] = {}
         #: slot -> versions, by module, that its process had imported at the last `follow`
@@ -141,7 +144,12 @@ class Codes:
         self._disk = DiskWatch()
         self._lock = threading.Lock()
 
-    def learn(self, codes: Mapping[str, CodeVersion]) -> None:
+    @property
+    def facts(self) -> dict[str, object]:
+        """Versions that this worker has, and shipped versions that it cannot run, as fields of its announcement."""
+        return {"codes": {**self.known}, "unfit": {} if self._shipped is None else self._shipped.unfit}
+
+    def _learn(self, codes: Mapping[str, CodeVersion]) -> None:
         """Record the versions that a new process has imported. Log the modules that it could not import."""
         with self._lock:
             for module, code in codes.items():
@@ -154,40 +162,12 @@ class Codes:
         for slot, codes in enumerate(imported):
             if codes and codes is not self._seen.get(slot):
                 self._seen[slot] = codes
-                self.learn(codes)
+                self._learn(codes)
         for module, code in self.known.items():
             if path := self._disk.edited(code):
                 log.info("%s was edited; trials of its new version get new processes", path)
                 with self._lock:
                     self.known = {name: each for name, each in self.known.items() if name != module}
-
-    def lacks(self, module: str, digest: str) -> str:
-        """Return why trials with the version `digest` of a module cannot run here, or "" if they can or this is not
-        known.
-        """
-        code = self.known.get(module)
-        if code is None or code.is_usable(digest):
-            return ""
-        return code.problem or f"{module} has version {code.digest} here, but the trials need version {digest}"
-
-
-class CodeGate:
-    """Decides whether this worker has the code that a message needs. Any thread may call the methods."""
-
-    def __init__(self, imports: Sequence[str], checkpoints: Path, shipped: ShippedCode | None) -> None:
-        """`imports` are the modules whose objectives may run here; `shipped` manages shipped code; None refuses it."""
-        self._imports, self._checkpoints = imports, checkpoints
-        self._shipped, self._codes = shipped, Codes()
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Versions that this worker has, and shipped versions that it cannot run, as fields of its announcement."""
-        unfit = {} if self._shipped is None else self._shipped.unfit
-        return {"codes": {**self._codes.known}, "unfit": unfit}
-
-    def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:
-        """Learn the versions that each slot's process has imported. Call this in one thread."""
-        self._codes.follow(imported)
 
     def folder(self, payload: Payload) -> str:
         """Return the folder for the code of a message; "" for this machine's own modules."""
@@ -206,7 +186,11 @@ class CodeGate:
             return self._shipped.lacks(payload)
         if payload.module not in self._imports:
             return f"this worker was not started with {payload.module}, only with {', '.join(self._imports)}"
-        return self._codes.lacks(payload.module, payload.code)
+        code = self.known.get(payload.module)
+        if code is None or code.is_usable(payload.code):
+            return ""
+        versions = f"version {code.digest} here, but the trials need version {payload.code}"
+        return code.problem or f"{payload.module} has {versions}"
 
     def refuse(self, payload: Payload, found: CodeVersion) -> str:
         """Record that a new process has found another version than a message needs. Return why it cannot be used."""
@@ -214,8 +198,8 @@ class CodeGate:
         if self._shipped is not None and payload.is_shipped:
             self._shipped.refuse(payload, reason)
             return reason
-        self._codes.learn({payload.module: found})
-        return self._codes.lacks(payload.module, payload.code) or reason
+        self._learn({payload.module: found})
+        return self.lacks(payload) or reason
 
 
 def storage_id(folder: Path) -> str:

@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.files import STORAGE_TOKEN
 from shadho_celery.node import code
-from shadho_celery.node.code import Codes, storage_id
+from shadho_celery.node.code import CodeGate, storage_id
 
 
 def version(folder: Path, text: str) -> CodeVersion:
@@ -23,21 +25,29 @@ def version(folder: Path, text: str) -> CodeVersion:
     return CodeVersion(root=str(folder), files={"my_study.py": digest_of(text.encode())}).with_space({})
 
 
+def gate(folder: Path) -> CodeGate:
+    return CodeGate(["my_study"], folder, None)
+
+
+def trials_of(digest: str) -> Any:
+    return SimpleNamespace(study="0123456789abcdef", module="my_study", code=digest, is_shipped=False)
+
+
 def test_trials_for_another_version_cannot_run_here(tmp_path: Path) -> None:
-    codes, ours = Codes(), version(tmp_path, "a")
-    assert codes.lacks("my_study", "0123456789ab") == "", "before the import it is not known"
+    codes, ours = gate(tmp_path), version(tmp_path, "a")
+    assert codes.lacks(trials_of("0123456789ab")) == "", "before the import it is not known"
     codes.follow([{}, {"my_study": ours}])
-    assert codes.lacks("my_study", ours.digest) == ""
-    assert ours.digest in codes.lacks("my_study", "0123456789ab")
+    assert codes.lacks(trials_of(ours.digest)) == ""
+    assert ours.digest in codes.lacks(trials_of("0123456789ab"))
 
 
 def test_after_an_edit_nobody_knows_what_the_next_process_finds(tmp_path: Path) -> None:
-    codes, old = Codes(), version(tmp_path, "a")
+    codes, old = gate(tmp_path), version(tmp_path, "a")
     slots = [{"my_study": old}, {"my_study": old}]
     codes.follow(slots)
     new = version(tmp_path, "b")
     codes.follow(slots)
-    assert (codes.known, codes.lacks("my_study", new.digest)) == ({}, "")
+    assert (codes.known, codes.lacks(trials_of(new.digest))) == ({}, "")
     codes.follow([slots[0], {"my_study": new}])
     assert codes.known == {"my_study": new}
     codes.follow([slots[0], {"my_study": new}])
@@ -46,11 +56,11 @@ def test_after_an_edit_nobody_knows_what_the_next_process_finds(tmp_path: Path) 
 def test_an_import_that_fails_is_logged_once_and_serves_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    codes, broken = Codes(), version(tmp_path, "a").with_problem("No module named 'torch'")
+    codes, broken = gate(tmp_path), version(tmp_path, "a").with_problem("No module named 'torch'")
     with caplog.at_level(logging.WARNING):
         codes.follow([{"my_study": broken}, {"my_study": CodeVersion(**_facts(broken))}])
     assert [record.getMessage().count("No module named 'torch'") for record in caplog.records] == [1]
-    assert codes.lacks("my_study", "0123456789ab") == "No module named 'torch'"
+    assert codes.lacks(trials_of("0123456789ab")) == "No module named 'torch'"
 
 
 def _facts(code: CodeVersion) -> dict[str, object]:
@@ -61,6 +71,8 @@ def _facts(code: CodeVersion) -> dict[str, object]:
 RACER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from shadho_celery.node.code import storage_id
 for folder in map(Path, sys.argv[1:]):
     print("ready", flush=True)
