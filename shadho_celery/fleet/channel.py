@@ -172,16 +172,20 @@ class _Channel:
         run(self._client, "cancel", study, mode, *parts)
 
 
-class WorkerChannel(_Channel):
-    """A worker's end of the channel: claim or decline, renew, report, finish."""
+class WorkerEnd(_Channel):
+    """What both parts of a worker's end have: the worker's name, and the duration of its leases."""
 
     def __init__(
         self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
     ) -> None:
-        """Claim attempts under the name `worker`. By default, leases last as configured."""
+        """Claim attempts and take seats under the name `worker`. By default, leases last as configured."""
         super().__init__(client, signer)
         self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
         self.worker = worker
+
+
+class WorkerChannel(WorkerEnd):
+    """A worker's end of the channel: claim or decline, renew, report, finish."""
 
     def decline(self, study: str, number: int, attempt: int, reason: str, *, is_too_long: bool = False) -> None:
         """Give back an attempt that this worker has not claimed. It ends LOST, which does not count against its trial.

@@ -159,10 +159,9 @@ class QueueExecutor:
 
     def refused(self) -> int:
         """Return the number of late results that were refused, or 0 if Redis does not answer."""
-        try:
+        with suppress(redis.RedisError):
             return self.channel.refused()
-        except redis.RedisError:
-            return 0
+        return 0
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         now = self._clock.now()

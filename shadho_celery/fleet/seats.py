@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import Called, ReplicaFailed
-from shadho_celery.fleet.channel import MAX_STRIKES, Claim, configured_lease, unseal
+from shadho_celery.fleet.channel import MAX_STRIKES, Claim, WorkerEnd, unseal
 from shadho_celery.fleet.redis import Redis, keys, run
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 
@@ -44,17 +44,8 @@ class Seat(Struct, frozen=True, kw_only=True):
         return f"{self.number}.{self.attempt}.{self.call}.{self.rank}"
 
 
-class WorkerSeats:
+class WorkerSeats(WorkerEnd):
     """A worker's end: it calls for replicas, and takes, renews and leaves seats."""
-
-    def __init__(
-        self, client: Redis, worker: str, lease_seconds: float | None = None, signer: Signer = UNSIGNED
-    ) -> None:
-        """Take seats under the name `worker`. By default, leases last as configured."""
-        self._client = client
-        self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
-        self._worker = worker
-        self._signer = signer
 
     def call(self, study: str, call: Called) -> bool:
         """Call for replicas, or report that they have arrived. Return False if the attempt does not run any more.
@@ -74,7 +65,7 @@ class WorkerSeats:
 
         If no answer arrived, repeat the call with the same `delivery`.
         """
-        who = (self._lease_ms, delivery, self._worker, MAX_STRIKES)
+        who = (self._lease_ms, delivery, self.worker, MAX_STRIKES)
         return Claim(run(self._client, "take_seat", study, *who, seat.number, seat.attempt, seat.call, seat.rank))
 
     def renew(self, study: str, taken: Sequence[tuple[Seat, str]]) -> list[str]:

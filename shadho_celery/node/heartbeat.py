@@ -213,15 +213,12 @@ class Heartbeat:
             self.worker = replace(self.worker, **facts)
         self._announce_now()
 
-    def beat(self, *, has_free_slot: bool, kept: int = 0, slots: int | None = None) -> None:
+    def beat(self, *, has_free_slot: bool, kept: int = 0) -> None:
         """Announce the worker if that is due, and read its circuit breakers and drains. Raises redis-py's errors.
 
-        Call this about every second. `kept` free slots are kept for trials that wait for more. `slots` is the number of
-        slots that trials may use now; None for no change.
+        Call this about every second. `kept` free slots are kept for trials that wait for more.
         """
         self._kept = kept
-        if slots is not None:
-            self.tell(slots=slots)
         if self._breakers:
             self._follow_breakers()
         if self.clock.now() - self._drain_read_at >= DRAIN_EVERY:

@@ -100,7 +100,7 @@ class Slots:
         self._fork_servers = fork_servers or ForkServers()
         self._fork_servers.on_complaints = self._tell
         channel = WorkerChannel(client, worker=self.name, signer=signer)
-        self._seats = WorkerSeats(client, self.name, signer=signer)
+        self._seats = WorkerSeats(client, worker=self.name, signer=signer)
         self.leases = Leases(channel, self._seats)
         complain_once = cache(partial(log.warning, "%s"))
         make_runner = partial(Runner, imports, complain=complain_once, start=self._fork_servers.start)
@@ -322,14 +322,15 @@ class Slots:
         return reason
 
     def _tell(self) -> None:
-        """Announce the versions of the code that this worker has, the shipped versions that it cannot run, and
-        complaints.
+        """Announce the versions of the code that this worker has, the shipped versions that it cannot run, the number
+        of slots that trials may use now, and complaints.
 
         Complaints say why the slots' processes start slowly. A slot that is starting waits for this announcement, so
         the scheduler knows the complaint before the slot's result, which may be the last one of a short study.
         """
         with self._telling:
-            self.heartbeat.tell(**self._gate.facts, complaints=[*self._fork_servers.complaints()])
+            complaints, slots = [*self._fork_servers.complaints()], self._devices.free.open
+            self.heartbeat.tell(**self._gate.facts, complaints=complaints, slots=slots)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next `count` attempts.
@@ -510,7 +511,7 @@ class Slots:
             bundle.relieve(self._devices.runners[slot].recall)
         self._follow_open()
         free = self._devices.free
-        self.heartbeat.beat(has_free_slot=free.is_any, kept=free.kept, slots=free.open)
+        self.heartbeat.beat(has_free_slot=free.is_any, kept=free.kept)
         self._devices.share_cores(self.heartbeat.neighbours)
         # Log the threads only now: when the worker starts, its log is not set up yet.
         self._devices.tell()

@@ -736,7 +736,7 @@ def test_every_key_of_a_study_ends_a_week_after_its_scheduler_and_workers(
     lived(worker, scheduler)
     quarantine.quarantine("w")
     quarantine.close("other", "disk full")
-    seats = WorkerSeats(client, "other")
+    seats = WorkerSeats(client, worker="other")
     gang = GangCall(address="h:1", token="t")
     assert seats.call("k1", Called(number=1, attempt=1, call=1, gang=gang, at=1.0))
     assert seats.take("k1", Seat(number=2, attempt=1, call=1, rank=1), "d") is Claim.TAKEN

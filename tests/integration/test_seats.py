@@ -39,7 +39,7 @@ def scheduler(client: Any) -> SchedulerChannel:
 def seats(client: Any, worker: Channel) -> WorkerSeats:
     """A worker's end, in a study whose trial 0 runs under its first attempt."""
     assert worker.claim("k1", started())
-    return WorkerSeats(client, "w1")
+    return WorkerSeats(client, worker="w1")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_an_attempt_that_does_not_run_calls_nobody(seats: WorkerSeats, worker: C
 def test_a_call_signed_with_another_key_is_refused(client: Any, worker: Channel) -> None:
     """Replicas would compute for another study."""
     worker.claim("k1", started())
-    WorkerSeats(client, "w1", signer=Signer(b"k" * 32)).call("k1", CALL)
+    WorkerSeats(client, worker="w1", signer=Signer(b"k" * 32)).call("k1", CALL)
     [call] = SchedulerSeats(client, "k1", Signer(b"k" * 32)).calls([(0, 1)])
     assert call == replace(CALL, gang=replace(GANG, token=call.gang.token))
     assert SchedulerSeats(client, "k1", Signer(b"x" * 32)).calls([(0, 1)]) == []
@@ -102,7 +102,7 @@ def test_with_a_key_the_token_of_a_call_is_encrypted_for_the_workers_of_its_seat
     """Neither Redis nor the scheduler can read it, and it opens no seat of another call, attempt, trial or study."""
     worker.claim("k1", started())
     signer = Signer(b"k" * 32)
-    seats = WorkerSeats(client, "w1", signer=signer)
+    seats = WorkerSeats(client, worker="w1", signer=signer)
     assert seats.call("k1", CALL)
     kept = [client.hgetall("shadho:k1:gangs"), client.xrange("shadho:k1:events")]
     [call] = SchedulerSeats(client, "k1", signer).calls([(0, 1)])
@@ -113,7 +113,7 @@ def test_with_a_key_the_token_of_a_call_is_encrypted_for_the_workers_of_its_seat
     for study, seat in others:
         with pytest.raises(UsageError, match="was not encrypted with this worker's signing key"):
             seats.token(study, seat, call.gang.token)
-    assert WorkerSeats(client, "w2").token("k1", SEAT, "clear") == "clear"
+    assert WorkerSeats(client, worker="w2").token("k1", SEAT, "clear") == "clear"
 
 
 # Taking
@@ -124,7 +124,7 @@ def test_a_seat_has_one_holder(seats: WorkerSeats, books: SchedulerSeats, client
     assert books.states([SEAT]) == ["never"]
     assert seats.take("k1", SEAT, "a") is Claim.TAKEN
     assert seats.take("k1", SEAT, "a") is Claim.TAKEN
-    assert WorkerSeats(client, "w2").take("k1", SEAT, "b") is Claim.REFUSED
+    assert WorkerSeats(client, worker="w2").take("k1", SEAT, "b") is Claim.REFUSED
     assert seats.take("k1", replace(SEAT, rank=2), "c") is Claim.TAKEN
     assert books.states([SEAT, replace(SEAT, rank=2), replace(SEAT, rank=3)]) == ["taken", "taken", "never"]
 
@@ -133,7 +133,7 @@ def test_a_seat_has_one_holder(seats: WorkerSeats, books: SchedulerSeats, client
 def test_a_seat_of_an_attempt_that_does_not_run_is_refused_and_its_replica_is_to_stop(
     client: Any, worker: Channel, scheduler: SchedulerChannel, end: str
 ) -> None:
-    seats = WorkerSeats(client, "w1")
+    seats = WorkerSeats(client, worker="w1")
     if end == "lost":
         Channel(client, SHORT).claim("k1", started())
     elif end != "never began":
@@ -187,7 +187,7 @@ def test_a_worker_that_gets_no_trials_gets_no_seats(client: Any, seats: WorkerSe
 def test_a_seat_that_is_not_renewed_is_lost_and_somebody_else_may_take_it(
     client: Any, seats: WorkerSeats, books: SchedulerSeats
 ) -> None:
-    assert WorkerSeats(client, "w2", SHORT).take("k1", SEAT, "a") is Claim.TAKEN
+    assert WorkerSeats(client, SHORT, "w2").take("k1", SEAT, "a") is Claim.TAKEN
     services.wait_until(lambda: books.states([SEAT]) == ["lost"], seconds=5)
     assert seats.take("k1", SEAT, "b") is Claim.TAKEN
     assert seats.renew("k1", [(SEAT, "a"), (SEAT, "b")]) == ["gone", "ok"]
@@ -197,7 +197,7 @@ def test_a_seat_that_is_renewed_late_is_held_on_where_nobody_has_taken_it(
     client: Any, seats: WorkerSeats, books: SchedulerSeats
 ) -> None:
     """Even where the scheduler has cleared it, to publish it again."""
-    WorkerSeats(client, "w2", SHORT).take("k1", SEAT, "a")
+    WorkerSeats(client, SHORT, "w2").take("k1", SEAT, "a")
     services.wait_until(lambda: books.states([SEAT]) == ["lost"], seconds=5)
     books.clear([SEAT])
     assert seats.renew("k1", [(SEAT, "a")]) == ["ok"]
