@@ -34,24 +34,21 @@ def plan(store: SqlStore, named: Sequence[str], running: Collection[str]) -> Pla
         is_foreign = name not in {*names, *names.values()} and fullmatch("[0-9a-f]{16}", name)
         record = None if is_foreign else store.find(names.get(name, name))
         key = name if record is None else record.key
+        refusal = ""
         if key in running or store.holder(key, time.time()) is not None:
             refusal = f"study {name} runs: its scheduler lets workers delete what it does not keep"
-        elif record is None:
-            found[key] = name, None
-            continue
-        elif keep := record.in_force.get("keep"):
-            found[key] = record.name, _unneeded(StudyResults(store, record), keep["best"])
-            continue
-        else:
+        elif record is not None and not record.in_force.get("keep"):
             refusal = f'study {name} needs all of its folders, because it has no STUDY["keep"]'
-        if named:
+        if refusal and named:
             raise UsageError(refusal)
+        if not refusal:
+            found[key] = (name, None) if record is None else (record.name, _unneeded(StudyResults(store, record)))
     return found
 
 
-def _unneeded(study: StudyResults, best: int) -> bytes:
+def _unneeded(study: StudyResults) -> bytes:
     """Return the trials of a study that does not run whose folders are not needed."""
-    keeper, recorded, ladder = Keeper(best), study.recorded, ladder_of(study.in_force)
+    keeper, recorded, ladder = Keeper(study.in_force["keep"]["best"]), study.recorded, ladder_of(study.in_force)
     finished = [trial for trials, _ in recorded.trials.recall() for trial in trials]
     keeper.tell(finished)
     return keeper.unneeded(recorded, () if ladder is None else may_be_promoted(finished, ladder.most))
