@@ -207,31 +207,32 @@ def study_folder(root: Path, study: str) -> Path:
     return below(root, study, "logs").parent
 
 
-def is_locked(path: Path, seconds: float = 0.0) -> bool:
+def is_locked(path: Path, seconds: float = 0.0, *, unknown: bool = False) -> bool:
     """Return whether a live process still holds the lock of a file after `seconds`.
 
-    The call returns as soon as the lock is free. It returns False if this cannot be checked.
+    The call returns as soon as the lock is free. It returns `unknown` if this cannot be checked.
     """
     deadline = time.monotonic() + seconds
-    while _is_locked(path):
+    while _is_locked(path, unknown=unknown):
         if time.monotonic() >= deadline:
             return True
         time.sleep(0.02)
     return False
 
 
-def _is_locked(path: Path) -> bool:
+def _is_locked(path: Path, *, unknown: bool) -> bool:
     try:
         # Links are not followed, because they may lead anywhere. O_NONBLOCK is for pipes, whose opening would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
-        return False
+        return unknown
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # NFS gives an exclusive lock only to who may write.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        return unknown
     finally:
         os.close(descriptor)
     return False

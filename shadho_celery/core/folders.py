@@ -31,12 +31,22 @@ MAX_FILES = 1000
 MAX_PATH = 4096
 
 
+#: name of the folder of a trial's checkpoints, or of that of an attempt beside it
+_NAME = re.compile(r"(0|[1-9][0-9]{0,14})(\.attempt-[0-9]+\.[0-9]+)?")
+
+
 class LeftFile(Struct, frozen=True):
     """A file in the folder of a trial."""
 
     #: path below the folder, which need not be text
     path: Annotated[bytes, Meta(min_length=1, max_length=MAX_PATH)]
     size: Bytes
+
+
+def attempt_folder(checkpoints: str | Path, trial: int, attempt: int) -> Path:
+    """Return the folder of an attempt of a command, which is beside the folder of the trial's checkpoints."""
+    folder = Path(checkpoints).absolute()
+    return folder.with_name(f"{folder.name}.attempt-{trial}.{attempt}")
 
 
 def files_in(folder: Path) -> Iterator[LeftFile]:
@@ -92,4 +102,4 @@ def sweep(
 
 def _number_of(folder: Path) -> int:
     """Return the number of the trial whose folder this may be; one that no trial has, if it is none."""
-    return int(folder.name) if re.fullmatch("0|[1-9][0-9]{0,14}", folder.name) else sys.maxsize
+    return int(found[1]) if (found := _NAME.fullmatch(folder.name)) else sys.maxsize

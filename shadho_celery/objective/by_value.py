@@ -163,7 +163,7 @@ def kept(objective: Callable[..., Any], space: object) -> Iterator[StudyFile]:
             FUNCTIONS.mkdir(parents=True, exist_ok=True)
             for left in FUNCTIONS.glob("*.pickle"):
                 # A program that was killed has left it.
-                if not is_locked(left):
+                if not is_locked(left, unknown=True):
                     left.unlink(missing_ok=True)
             with replacing(path, 0o600) as file:
                 # The copy of the descriptor keeps the lock until it is closed.

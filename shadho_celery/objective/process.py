@@ -1,6 +1,6 @@
 """Runs a command as a trial: makes its folder and files, reads its output, stops it, and reads its result.
 
-Each attempt has a folder beside the study's checkpoints, which is removed when the attempt ends. Processes that a
+Each attempt has a folder beside the trial's checkpoints, which is removed when the attempt ends. Processes that a
 command leaves behind are ended by the slot's process and its reaper, like those of a function.
 """
 
@@ -12,6 +12,7 @@ import resource
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -24,6 +25,7 @@ from typing import Any
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.failures import PRINTED
 from shadho_celery.core.files import MAX_BYTES
+from shadho_celery.core.folders import attempt_folder
 from shadho_celery.objective.call import system_kills
 from shadho_celery.objective.command import Command, is_users
 from shadho_celery.objective.context import INTERRUPT, LocalContext, TrialStopped, TrialTimeout
@@ -51,12 +53,11 @@ def run(command: Command, arguments: Sequence[str], params: object, context: Loc
     `params` are written to the file whose path is in the environment variable SHADHO_PARAMS. Returns None if the trial
     was cancelled, pruned or preempted. Raises CommandFailed if the command fails or has no loss.
     """
-    own = Path(context.checkpoints).absolute().parent / "attempts" / f"{context.trial}.{context.attempt}"
+    own = attempt_folder(context.checkpoints, context.trial, context.attempt)
     try:
-        if not context.is_copy:
-            # The processes of earlier attempts were killed, or their results no longer count.
-            for earlier in own.parent.glob(f"{context.trial}.*"):
-                shutil.rmtree(earlier, ignore_errors=True)
+        # Earlier attempts have ended, or their results no longer count, unless this is a copy.
+        for number in range(context.attempt if context.is_copy else 0, context.attempt + 1):
+            shutil.rmtree(attempt_folder(context.checkpoints, context.trial, number), ignore_errors=True)
         where = _prepare(own, command, params)
         returned = _Attempt(own, where, Printed(command.loss, context), context).run(arguments)
         _keep(command.outputs, where, context)
@@ -79,12 +80,13 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
     if not command.inputs:
         return command.folder
     # A result of an earlier run must not count.
+    shutil.copy(Path(__file__).with_name(_WORKER), own)
     for name in command.files.keys() - {VALUES, RESULT, ARCHIVE}:
-        link = own / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(command.folder / name)
-    with suppress(FileExistsError):
-        own.joinpath(_WORKER).symlink_to(Path(__file__).with_name(_WORKER))
+        copy = own / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(command.folder / name, copy)
+        # A worker's files are read-only, but the command may change its copy.
+        copy.chmod(copy.stat().st_mode | stat.S_IWUSR)
     return own
 
 
@@ -132,15 +134,12 @@ class _Attempt:
         return found
 
     def _started(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        # With this path, a script that is a link finds modules in the attempt's folder.
-        path = os.pathsep.join(filter(None, (str(self._own), os.environ.get("PYTHONPATH"))))
         variables = {
             PARAMS: str(self._own / VALUES),
             CHECKPOINT_DIR: str(self._context.checkpoint_dir.absolute()),
             REPORTS: str(self._own / REPORTS),
             STOP: str(self._own / STOP),
             "PYTHONUNBUFFERED": "1",
-            **({"PYTHONPATH": path} if self._where == self._own else {}),
         }
         return subprocess.Popen(
             arguments,

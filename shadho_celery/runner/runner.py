@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import PRINTED
+from shadho_celery.core.folders import attempt_folder
 from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.system import SystemClock
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
@@ -174,6 +176,9 @@ class Runner:
         if ended is not None:
             return replace(ended.outcome, log=process.output.last_lines(number) or None)
         death = process.death()
+        # A command removes it itself, unless its process was killed.
+        tried = order.attempt
+        shutil.rmtree(attempt_folder(order.checkpoint_dir, tried.number, tried.attempt), ignore_errors=True)
         last_lines = process.output.last_lines(number)
         printed = f"{PRINTED}\n{unstamped(last_lines)}" if last_lines else ""
         return Outcome(

@@ -94,7 +94,7 @@ def test_a_published_script_is_tuned_as_it_is_and_continues_from_its_own_checkpo
     logs = [desk.told("logs", "s", str(number)).out for number in range(3)]
     assert ["continued at epoch" in log for log in logs] == [True, True, False], logs
     assert all("epoch 20/20 - val_loss: " in log for log in logs)
-    assert not [*desk.folder.glob(".shadho/checkpoints/*/attempts/*")]
+    assert not [*desk.folder.glob(".shadho/checkpoints/*/*.attempt-*")]
 
 
 def test_with_two_more_lines_it_is_pruned(desk: Desk) -> None:
@@ -197,7 +197,7 @@ def test_on_a_fleet_the_examples_get_their_files_and_survive_a_killed_worker(
         until(lambda: len([*client.scan_iter("shadho:worker:*")]) == 2, 60, on_fleet.said)
         options = ("--code", "ship", "--trials", "8", "--json")
         command = on_fleet.launch("shell", "--study", "shell", *options)
-        until(lambda: all([*folder.glob(".shadho/checkpoints/*/attempts/*")] for folder in folders), 60, on_fleet.said)
+        until(lambda: all([*folder.glob(".shadho/checkpoints/*/*.attempt-*")] for folder in folders), 60, on_fleet.said)
         workers[0].end()
         assert command.wait(120).code == 0, on_fleet.said()
         assert on_fleet.launch("module", "--study", "module", *options).wait(120).code == 0, on_fleet.said()

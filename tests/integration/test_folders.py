@@ -238,7 +238,8 @@ def asked(client: Any, signer: Signer, sweep: Sweep, seconds: float = 5.0) -> An
 
 def test_folders_are_deleted_only_if_the_request_is_sure_and_signed(client: Any, folder: Path) -> None:
     other = "f" * 16
-    for name in (f"{STUDY}/4", f"{STUDY}/logs", f"{other}/0", "of a user"):
+    left = [f"{STUDY}/4.attempt-6.1", f"{STUDY}/3.attempt-3.2"]
+    for name in (f"{STUDY}/4", *left, f"{STUDY}/logs", f"{other}/0", "of a user"):
         (folder.parents[1] / name).mkdir(parents=True)
         (folder.parents[1] / name / "file").write_text("12345")
     (folder / "file").write_text("123")
@@ -246,12 +247,11 @@ def test_folders_are_deleted_only_if_the_request_is_sure_and_signed(client: Any,
     Path("mine").touch()
     listing, sure = (Sweep(studies={STUDY: b"\xff"}, is_sure=is_sure) for is_sure in (False, True))
     with worker(client, folder, in_use={4}, signer=SIGNER):
-        assert asked(client, SIGNER, listing) == WorkerAnswer(is_done=True, swept={STUDY: (1, 3)})
+        assert asked(client, SIGNER, listing) == WorkerAnswer(is_done=True, swept={STUDY: (2, 8)})
         assert asked(client, UNSIGNED, sure, 0.5) is None
         assert folder.is_dir()
-        assert asked(client, SIGNER, sure) == WorkerAnswer(is_done=True, swept={STUDY: (1, 3)})
-        assert not folder.exists()
-        assert (folder.parent / "4").is_dir()
+        assert asked(client, SIGNER, sure) == WorkerAnswer(is_done=True, swept={STUDY: (2, 8)})
+        assert names(folder.parent) == ["4", "4.attempt-6.1", "5", "logs"]
         found = asked(client, SIGNER, Sweep(studies={STUDY: None, other: b"\x00"}, is_sure=True))
         assert found == WorkerAnswer(is_done=True, swept={STUDY: (0, 0), other: (0, 0)})
     assert Path("mine").exists(), "links are not followed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -45,3 +46,16 @@ def test_only_a_file_itself_is_locked_and_a_pipe_is_not_waited_for(tmp_path: Pat
         assert not is_locked(lock)
         fcntl.flock(file, fcntl.LOCK_EX)
         assert [is_locked(path) for path in (lock, link, pipe, tmp_path / "none")] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_where_locks_cannot_be_checked_the_caller_decides(
+    tmp_path: Path, unknown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    (tmp_path / "lock").touch()
+    assert not is_locked(tmp_path / "lock", unknown=unknown)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert is_locked(tmp_path / "lock", unknown=unknown) is unknown

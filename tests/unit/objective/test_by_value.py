@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import importlib
 import socket
@@ -325,6 +327,15 @@ def test_what_a_killed_program_has_left_is_removed_by_the_next_one_but_not_what_
     with by_value.kept(lambda p: p, SPACE) as first, by_value.kept(lambda p: p, SPACE) as second:
         assert first.module != second.module
         assert {path.name for path in FILE.parent.iterdir()} == {Path(first.module).name, Path(second.module).name}
+
+
+def test_where_locks_are_unknown_no_file_of_another_program_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with by_value.kept(lambda p: p, SPACE) as first, by_value.kept(lambda p: p, SPACE):
+        assert Path(first.module).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_told_in_one_line() -> None:

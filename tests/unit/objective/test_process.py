@@ -36,9 +36,9 @@ class Runs:
 
     @property
     def attempt(self) -> Path:
-        return self.checkpoints.parent / "attempts" / "7.1"
+        return self.checkpoints.with_name("7.attempt-7.1")
 
-    def run(self, script: str | list[str], params: object = None, **given: Any) -> Outcome:
+    def run(self, script: str | list[str], params: object = None, *, is_left: bool = False, **given: Any) -> Outcome:
         words = ["sh", "-c", script] if isinstance(script, str) else script
         fields = {name: given.pop(name) for name in ("loss", "inputs", "outputs", "files") if name in given}
         command = Command(words=tuple(words), folder=self.folder, **fields)
@@ -46,7 +46,7 @@ class Runs:
             trial=7, checkpoints=self.checkpoints, on_report=lambda *each: self.told.append(each), **given
         )
         outcome = call(lambda each, context: process.run(command, words, each, context), lambda: params, self.context)
-        assert not self.attempt.exists()
+        assert is_left or not self.attempt.exists()
         return outcome
 
     def loss(self, script: str, **given: Any) -> float | None:
@@ -265,7 +265,7 @@ def test_a_preempted_command_that_asks_gets_no_signal(runs: Runs) -> None:
     assert runs.run("sleep 60", preempted=after(0.1)).state is TrialState.CANCELLED
 
 
-def test_inputs_are_linked_into_a_folder_of_the_attempt(runs: Runs) -> None:
+def test_inputs_are_copied_into_a_folder_of_the_attempt(runs: Runs) -> None:
     runs.folder.joinpath("data").mkdir()
     files = {"data/x.csv": "3", "main.py": "import shadho_worker, os; shadho_worker.run(lambda p: float(p['x']))"}
     for name, content in {**files, "performance.json": "9", "secret": ""}.items():
@@ -273,9 +273,23 @@ def test_inputs_are_linked_into_a_folder_of_the_attempt(runs: Runs) -> None:
     digests = {name: digest_of(content.encode()) for name, content in {**files, "performance.json": "9"}.items()}
     given: dict[str, Any] = {"inputs": ("data/*",), "files": digests, "params": {"x": 3}}
     assert runs.loss("cat hyperparameters.json; echo loss=$(cat data/x.csv)", loss="loss", **given) == 3
+    runs.folder.joinpath("data/x.csv").chmod(0o555)
+    assert runs.loss("echo 4 >> data/x.csv; echo loss=$(tail -1 data/x.csv)", loss="loss", **given) == 34
+    assert runs.folder.joinpath("data/x.csv").read_text() == "3", "the file of the user is unchanged"
     assert "a number after 'loss'" in runs.error("ls -a | grep secret; true", loss="loss", **given)
     assert runs.loss(f"{sys.executable} main.py", **given) == 3
     assert runs.loss(f"{sys.executable} main.py; rm performance.json", **given) == 3, "the archive has it too"
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_what_earlier_attempts_have_left_is_removed(runs: Runs, is_copy: bool) -> None:
+    """Unless this is a copy, beside which an earlier attempt runs. An earlier one may also begin after its copy."""
+    attempts = [runs.attempt.with_name(f"7.attempt-7.{number}") for number in (1, 2, 3)]
+    for each in attempts:
+        each.mkdir(parents=True)
+        (each / "file").touch()
+    runs.run("true", attempt=2, is_copy=is_copy, is_left=True)
+    assert [each.exists() for each in attempts] == [is_copy, False, True]
 
 
 def test_outputs_are_copied_to_the_checkpoints(runs: Runs) -> None:
@@ -300,11 +314,3 @@ def test_a_folder_that_cannot_be_written_is_told(runs: Runs) -> None:
     outcome = runs.run("true")
     assert outcome.error is not None
     assert outcome.error.startswith(f"the command cannot run in {runs.folder}: [Errno ")
-
-
-@pytest.mark.parametrize("is_copy", [False, True])
-def test_the_folder_of_an_earlier_attempt_is_removed_unless_it_may_run(runs: Runs, is_copy: bool) -> None:
-    earlier = runs.attempt.with_name("7.0")
-    earlier.mkdir(parents=True)
-    runs.run("true", is_copy=is_copy)
-    assert earlier.exists() is is_copy

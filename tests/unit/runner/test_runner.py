@@ -703,10 +703,13 @@ def test_a_process_that_died_in_idleness_costs_no_trial(shared: Runner) -> None:
     assert outcome.metrics["pid"] != pid
 
 
-def test_a_death_is_noticed_though_a_child_of_the_trial_lives_on(own: Runner, no_orphans: None) -> None:
-    outcome = run(own, "forking")
+def test_a_death_is_noticed_though_a_child_of_the_trial_lives_on(own: Runner, no_orphans: None, tmp_path: Path) -> None:
+    """The folder of the attempt is removed."""
+    (left := tmp_path / "4.attempt-4.2" / "folder").mkdir(parents=True)
+    outcome = run(own, "forking", checkpoint_dir=str(tmp_path / "4"))
     assert outcome.state is TrialState.FAILED
     assert "SIGKILL" in str(outcome.error)
+    assert not left.parent.exists()
 
 
 @linux
