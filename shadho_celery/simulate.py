@@ -22,7 +22,7 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.shared_options import option
+from shadho_celery.cli.shared_options import FILE, option
 from shadho_celery.core.settings import SETTINGS
 from shadho_celery.errors import UsageError
 
@@ -64,19 +64,8 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 @click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), help="Instead of the file's.")
 @option(replace(SETTINGS["seconds"], help="Simulated seconds, instead of the file's."))
 @option(replace(SETTINGS["trials"], help="Instead of the file's.", shown_default=""))
-@click.option(
-    "-o",
-    "--output",
-    "--out",
-    "out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the trials to this CSV file.",
-)
-@click.option(
-    "--store",
-    metavar="URL",
-    help="Keep the simulated studies in this database, for shadho-celery dashboard and report.",
-)
+@click.option("-o", "--output", "--out", "out", type=FILE, help="Write the trials to this CSV file.")
+@click.option("--store", metavar="URL", help="Keep the simulated studies in this store, for the dashboard and report.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per policy and nothing else.")
 @click.option(

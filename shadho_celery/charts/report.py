@@ -11,7 +11,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -160,13 +160,9 @@ def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[
     ]
     # The longest labels are replaced first, because a label may be part of another one.
     long = sorted((label for label in data.study.space if len(label) > VALUE), key=len, reverse=True)
-    return [(question, [_with_short(long, sentence) for sentence in sentences]) for question, sentences in answers]
-
-
-def _with_short(labels: Iterable[str], sentence: str) -> str:
-    for label in labels:
-        sentence = sentence.replace(label, one_line(label, VALUE))
-    return sentence
+    for label in long:
+        answers = [(asked, [each.replace(label, one_line(label, VALUE)) for each in said]) for asked, said in answers]
+    return answers
 
 
 def values_of(trial: TrialResult) -> str:

@@ -84,7 +84,8 @@ class Rows:
     @property
     def names(self) -> list[str]:
         """Names of the rows, all different."""
-        return [_row_name(key) for key in self.keys]
+        parts = [[*map(_part, key)] for key in self.keys]
+        return [", ".join([*each[:3], *(f"slot {slot}" for slot in each[3:])]) for each in parts]
 
     def sessions(self, attempts: AttemptColumns) -> Iterator[tuple[Session, list[int]]]:
         """Yield the sessions in the order of their starts, each with the rows of its slots."""
@@ -97,11 +98,7 @@ class Rows:
     @property
     def parts(self) -> dict[str, list[Cell]]:
         """Columns with the parts of the rows' names."""
-        return {
-            name: [_part(key[depth]) for key in self.keys]
-            for depth, name in enumerate(PARTS)
-            if self.keys and depth < len(self.keys[0])
-        }
+        return {name: [*map(_part, parts)] for name, parts in zip(PARTS, zip(*self.keys, strict=True), strict=False)}
 
 
 def _depth(study: StudyResults, **_: object) -> Depth:
@@ -327,11 +324,6 @@ def _outages(attempts: AttemptColumns, rows: Rows, start: float, end: float, lea
     found = sorted(found, key=lambda each: each[1] - each[2])[: MOST // 10]
     columns = {name: [each[part] for each in found] for part, name in enumerate(("y", "start", "end"))}
     return Series.of("no worker", Mark.SPANS, "other", "hatched", **columns)
-
-
-def _row_name(key: Sequence[object]) -> str:
-    shown = [_part(part) for part in key]
-    return ", ".join([*shown[:3], f"slot {shown[3]}"] if len(shown) == len(PARTS) else shown)
 
 
 def _natural(key: tuple[Any, ...]) -> list[list[tuple[int, str]]]:

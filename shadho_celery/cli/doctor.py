@@ -18,8 +18,6 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.status import FleetState, codes, read_fleet
@@ -444,13 +442,10 @@ def _judged(check: Check, site: Site) -> Finding | None:
     "doctor --url-file ~/fleet.urls --longest-trial 6h",
     f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery doctor --json",
 )
-@click.option(
+@shared_options.duration_option(
     "--longest-trial",
     "longest",
-    type=shared_options.Duration(),
-    metavar="DURATION",
     default=duration(LONGEST_SECONDS).replace(" ", ""),
-    show_default=True,
     help="Duration of the longest trial that you expect; the broker must wait for as long.",
 )
 @shared_options.store_option

@@ -65,9 +65,9 @@ class ShownOutput:
         """`say` prints a text."""
         self._study = study
         self._say = say
-        #: by trial and attempt: the position up to which its log was printed, and when it was last seen running
-        self._positions: dict[tuple[int, int], int] = {}
+        #: by trial and attempt: when it was last seen running, and the position up to which its log was printed
         self._seen_at: dict[tuple[int, int], float] = {}
+        self._positions: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._looked_at = 0.0
 
     def update(self) -> None:
@@ -97,13 +97,10 @@ class ShownOutput:
     def _print(self, number: int, attempt: int) -> None:
         try:
             path = log_path(CHECKPOINTS, self._study.record.key, number, attempt)
-            found = read_log(path, self._positions.get((number, attempt), 0))
+            position = self._positions[number, attempt]
+            text, self._positions[number, attempt] = read_log(path, position) or ("", position)
         except (OSError, UsageError) as error:
-            self._say(f"[{number}] its log cannot be read: {error}")
-            return
-        if found is None:
-            return
-        text, self._positions[number, attempt] = found
+            text = f"its log cannot be read: {error}"
         if text:
             self._say("\n".join(f"[{number}] {line}" for line in unstamped(text).splitlines()))
 

@@ -19,7 +19,7 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.shared_options import moment, print_json
+from shadho_celery.cli.shared_options import FILE, moment, print_json
 from shadho_celery.core.checks import unbroken
 from shadho_celery.core.files import EMBEDDED
 from shadho_celery.core.settings import UNNAMED
@@ -69,7 +69,7 @@ def studies(store: str, as_json: bool) -> None:
     if not found:
         say("there is no study yet; begin one: shadho-celery run STUDY_FILE", err=True)
         return
-    from shadho_celery.cli.tables import fact, last, make_table, number
+    from shadho_celery.cli.tables import fact, last, number, print_table
 
     def row(each: StudyResults) -> Sequence[object]:
         state = f"{each.state} on {where}" if (where := each.running_on) else each.state
@@ -78,7 +78,7 @@ def studies(store: str, as_json: bool) -> None:
         return (each.name, module, state, *counts, number(each.best_loss), moment(each.created_at))
 
     columns: list[Any] = [*map(fact, ("study", "module", "state")), ">trials", ">failed", ">best loss", last("begun")]
-    _print(make_table(columns, map(row, found)))
+    print_table(columns, map(row, found))
 
 
 @shared_options.command("show svm", "show svm --json")
@@ -210,14 +210,11 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
     with shared_options.opened(store, name) as study:
         found = study.trial(number)
         if as_json:
-            from shadho_celery.results.study import attempt_json, trial_json
+            from shadho_celery.results.study import attempt_json, reports_json, trial_json
 
-            reports = [
-                {"attempt": each.attempt, "step": each.step, "loss": each.loss, "at": each.at} for each in found.reports
-            ]
             history = [attempt_json(each) for each in study.records.of_trial(number)]
             facts = {**trial_json(found), "folder": found.folder}
-            print_json({"study": study.name, **facts, "history": history, "reports": reports})
+            print_json({"study": study.name, **facts, "history": history, "reports": reports_json(found)})
             return
         for line in _description(study, found):
             say(line)
@@ -493,7 +490,7 @@ a spreadsheet would run it as a formula. A text that begins with an apostrophe g
 @click.option(
     "--format", "kind", type=click.Choice([*WRITERS]), help="Format of the file.  [default: by FILE's name, else csv]"
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="File to write.")
 @click.option("--plain", is_flag=True, help="Write texts in csv unchanged, for programs other than spreadsheets.")
 @shared_options.store_option
 def export(name: str, kind: str | None, output: Path | None, plain: bool, store: str) -> None:
@@ -531,13 +528,7 @@ study: of large studies, fewer marks are drawn, and each chart says by which rul
 )
 @shared_options.study_argument
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    help="File to write; an existing one is replaced.",
+    "-o", "--output", type=FILE, default="report.html", show_default=True, metavar="FILE", help="File to write."
 )
 @shared_options.store_option
 def report(name: str, output: Path, store: str) -> None:

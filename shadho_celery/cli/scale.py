@@ -75,13 +75,8 @@ MAX_OUTPUT = 2000
     help="Run the command in ARGS, without a shell. It starts SHADHO_COUNT workers of class SHADHO_CLASS, variables of "
     f"its environment, and must return within {RETURN_SECONDS:.0f} s.",
 )
-@click.option(
-    "--cooldown",
-    type=shared_options.Duration(),
-    default="60s",
-    show_default=True,
-    metavar="DURATION",
-    help="Time for which idle workers are kept after they are no longer wanted.",
+@shared_options.duration_option(
+    "--cooldown", default="60s", help="Time for which idle workers are kept after they are no longer wanted."
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @shared_options.on_fleet

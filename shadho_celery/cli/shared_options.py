@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T")
 
+#: type of an option that names a file to write
+FILE = click.Path(path_type=Path, dir_okay=False)
 #: environment variable with the URL of the store, if --store is not given
 STORE_VARIABLE = "SHADHO_STORE"
 
@@ -55,6 +57,11 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # it is not generic 
             return seconds_of(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+def duration_option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """Return a decorator that adds an option whose value is a duration, in seconds."""
+    return click.option(*names, **{"type": Duration(), "metavar": "DURATION", "show_default": True, **settings})
 
 
 class Command(click.Command):

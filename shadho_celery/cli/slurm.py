@@ -17,7 +17,7 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.shared_options import Duration
+from shadho_celery.cli.shared_options import duration_option
 from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.hardware import check_class_name
 from shadho_celery.core.units import duration
@@ -69,23 +69,14 @@ GPUS = r"([\w.-]+:)?0*[1-9]\d{0,3}(,([\w.-]+:)?0*[1-9]\d{0,3})*"
 )
 @click.option("--class", "compute_class", required=True, metavar="NAME", help="Compute class of the workers.")
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of workers.")
-@click.option(
+@duration_option(
     "--for",
     "seconds",
-    type=Duration(),
     required=True,
-    metavar="DURATION",
     help="Time limit of each job, such as 4h, in whole minutes. Its worker ends in time.",
 )
-@click.option(
-    "--grace",
-    type=Duration(),
-    default="2m",
-    show_default=True,
-    metavar="DURATION",
-    help="Time for running trials to write a checkpoint before the job ends.",
-)
-@click.option("--idle-exit", "idle", type=Duration(), metavar="DURATION", help="End after this time without a trial.")
+@duration_option("--grace", default="2m", help="Time for running trials to write a checkpoint before the job ends.")
+@duration_option("--idle-exit", "idle", help="End after this time without a trial.")
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
 @click.option("--partition", metavar="NAME", help="Partition of the cluster.")
 @click.option("--gpus", metavar="[TYPE:]NUMBER", help="GPUs of each worker, such as 2 or a100:2.")

@@ -302,11 +302,10 @@ def _show(found: Mapping[str, Any]) -> None:
 
 
 def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
-    from shadho_celery.cli.tables import make_console, make_table
-
     if not studies:
         say("no study runs")
         return
+    from shadho_celery.cli.tables import print_table
 
     def row(study: Mapping[str, Any]) -> Sequence[object]:
         trials = study["trials"] or {}
@@ -315,11 +314,11 @@ def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
         return study["name"], study["state"], f"{study['weight']:.6g}", *counts, _ago(study["age"])
 
     columns = ("study", "state", ">weight", ">trials", ">running", ">waiting", f">{AS_OF}")
-    make_console().print(make_table(columns, map(row, studies)))
+    print_table(columns, map(row, studies))
 
 
 def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
-    from shadho_celery.cli.tables import last, make_console, make_table
+    from shadho_celery.cli.tables import last, print_table
 
     has_gpus = any(worker["gpus"] for worker in workers)
 
@@ -329,7 +328,7 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
         return one_line(worker["name"]), *numbers, worker["state"], *gpus, _in_slots(worker["runs"])
 
     columns = ["worker", ">slots", ">busy", ">ended", f">{AS_OF}", "state", *["GPUs"] * has_gpus]
-    make_console().print(make_table([*columns, last("trials in its slots, by study")], map(row, workers)))
+    print_table([*columns, last("trials in its slots, by study")], map(row, workers))
 
 
 def _ago(age: float | None) -> str:
@@ -348,7 +347,7 @@ def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
-    from shadho_celery.cli.tables import make_console, make_table
+    from shadho_celery.cli.tables import print_table
 
     figures = ["workers", "quarantined", "draining", "slots", "busy", "wanted", "queue"]
     rare = {"draining", "wanted"} - {name for facts in classes.values() for name, value in facts.items() if value}
@@ -362,4 +361,4 @@ def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
         )
         for name, facts in classes.items()
     )
-    make_console().print(make_table(["class", *(f">{each}" for each in figures), "hosts", "modules"], rows))
+    print_table(["class", *(f">{each}" for each in figures), "hosts", "modules"], rows)

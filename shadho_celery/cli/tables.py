@@ -125,11 +125,6 @@ def best_line(study: Overview) -> str:
     return f"{study.best_words} ({nearest}trial {best.number}, {unbroken(best.subspace)}, {best.compute_class})"
 
 
-def right(name: str) -> Column:
-    """Return a column whose cells are aligned to the right, for numbers."""
-    return Column(Text(name), justify="right", no_wrap=True)
-
-
 def fact(name: str) -> Column:
     """Return a column that keeps its width in a narrow terminal."""
     return Column(Text(name), no_wrap=True)
@@ -274,12 +269,19 @@ def number(value: float | None) -> str:
 
 def make_table(columns: Iterable[str | Column], rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
     """Return a table. A column whose name begins with > is aligned to the right, for numbers. None is shown as "-"."""
-    shown = (right(each[1:]) if isinstance(each, str) and each.startswith(">") else each for each in columns)
+    shown = (
+        Column(Text(each[1:]), justify="right", no_wrap=True) if str(each).startswith(">") else each for each in columns
+    )
     table = Table(*shown, title=title, title_justify="left")
     for row in rows:
         # Cells are `Text`, because rich takes square brackets in a str for markup.
         table.add_row(*(each if isinstance(each, Text) else Text("-" if each is None else str(each)) for each in row))
     return table
+
+
+def print_table(columns: Iterable[str | Column], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table as `make_table` makes it."""
+    make_console().print(make_table(columns, rows))
 
 
 #: heading of the column with a trial's values, and names of the columns with its result
@@ -386,7 +388,7 @@ def _by_class(
         [unbroken(name), *(None if where not in placed else _placed(placed[where]) for where in classes), *cells]
         for name, (placed, cells) in [*rows.items()][:most]
     )
-    return make_table([title, *map(right, [*classes, *more])], shown)
+    return make_table([title, *(f">{name}" for name in (*classes, *more))], shown)
 
 
 def _placed(found: OnClass) -> str:

@@ -36,7 +36,7 @@ from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted
 from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.results.study import StudyResults, plain_json, trial_json
+from shadho_celery.results.study import StudyResults, plain_json, reports_json, trial_json
 from shadho_celery.results.trial import TrialResult, given
 from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import DEFAULT_STORE
@@ -381,13 +381,12 @@ def trial(cached: CachedStudy, number: int) -> Json:
     rows = cached.study.records.of_trial(number)
     machines = cached.study.records.machines()
     at = machines["host"].index(found.host) if found.host in machines["host"] else None
-    reports = found.reports
     return {
         "trial": plain_json(trial_json(found)),
         "folder": found.folder,
         "attempts": plain_json([{name: value for name, value in row.items() if name != "placed"} for row in rows]),
         "machine": None if at is None else plain_json({name: column[at] for name, column in machines.items()}),
-        "reports": [{"attempt": r.attempt, "step": r.step, "loss": plain_json(r.loss), "at": r.at} for r in reports],
+        "reports": plain_json(reports_json(found)),
         "is_live": not TrialState(found.state).is_finished,
         "actions": buttons("trial", study=cached.study.name, number=number),
         # The browser needs this time because its machine may have another clock.

@@ -421,6 +421,11 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
     return {"number": trial.number, "values": _values(trial), **found, "loss": loss}
 
 
+def reports_json(trial: TrialResult) -> list[dict[str, Any]]:
+    """Return the reports of a trial as plain values for JSON."""
+    return [{name: getattr(each, name) for name in ("attempt", "step", "loss", "at")} for each in trial.reports]
+
+
 def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
     """Return an attempt, as `Records.of_trial` returns it, as plain values for JSON."""
     return {**attempt, "placed": {name: each._asdict() for name, each in attempt["placed"].items()}}

@@ -29,14 +29,14 @@ from shadho_celery.errors import SpaceError, StoreError, UsageError
 from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
-from shadho_celery.space.describe import outermost_calls
 from shadho_celery.space.domains import Categorical
+from shadho_celery.space.flat import FlatValues
 from shadho_celery.space.points import complete, given_values
 from shadho_celery.space.schema import Schema, law_of, suggested
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.stored import read_schema, shown_options
-from shadho_celery.space.tree import Switch, evaluate
+from shadho_celery.space.tree import Switch
 from shadho_celery.store.sql import SqlStore
 
 #: trials, each as its params by label and its loss as the objective returned it
@@ -385,8 +385,7 @@ class _Reader:
     """Finds the drawn values for which the objective gets the same values as in another search."""
 
     def __init__(self, space: Space) -> None:
-        self._space = space
-        self._calls = outermost_calls(space.root)
+        self._space, self._values = space, FlatValues(space)
         self._options = {label: _Options(label, switch) for label, switch in space.switches.items()}
 
     def of_cell(self, label: str, cell: str, drawn: str | None) -> Any:
@@ -406,22 +405,11 @@ class _Reader:
         """
         if label in self._options:
             return self._options[label].of_value(shown)
-        is_same = label not in self._space.domains or _are_equal(self._shown(label, drawn), shown)
-        return drawn if is_same else str(shown)
-
-    def _shown(self, label: str, drawn: Any) -> Any:
-        """Return the value that the objective gets for a drawn value: computed by the label's expression, if it has
-        exactly one.
-
-        Returns None if the expression fails.
-        """
-        calls = {*self._calls.get(label, ())}
-        if len(calls) != 1:
-            return drawn
+        is_same = label not in self._space.domains
+        # The label's expression may call any function, which may fail.
         with suppress(Exception):
-            value = evaluate(calls.pop(), {label: drawn}, {})
-            return value.item() if isinstance(value, np.generic) else value
-        return None
+            is_same = is_same or _are_equal(self._values({label: drawn})[label], shown)
+        return drawn if is_same else str(shown)
 
 
 def _are_equal(one: Any, other: Any) -> bool:

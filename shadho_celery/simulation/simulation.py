@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,7 +137,7 @@ class Cluster:
         """Call one of the functions in DRAWN and return its random factors. Raises UsageError if it fails or they are
         invalid.
         """
-        drawn = self._called(function, _as_array, generator, count)
+        drawn = self._called(function, partial(np.asarray, dtype=float), generator, count)
         if drawn.shape != (count,) or not (np.isfinite(drawn) & (drawn >= 0)).all():
             raise UsageError(f"{function} of {self.name} must give {count} finite numbers from 0, as an array")
         found: list[float] = drawn.tolist()
@@ -148,10 +149,6 @@ class Cluster:
         except Exception as error:
             failure = read_failure(traceback.format_exc())
             raise UsageError(f"{function} of {self.name} failed for {short(given[0])}: {failure}; fix it") from error
-
-
-def _as_array(drawn: Any) -> NDArray[np.float64]:
-    return np.asarray(drawn, dtype=float)
 
 
 def load(module: str) -> Cluster:

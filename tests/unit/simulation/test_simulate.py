@@ -561,7 +561,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_played(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulation, "simulate", lambda *_, **__: pytest.fail("it was played"))
-    assert "--out" in refused(file, "--out", "no/such/folder/trials.csv")
+    assert "trials.csv cannot be written" in refused(file, "--out", "no/such/folder/trials.csv")
 
 
 @pytest.mark.slow
