@@ -238,8 +238,8 @@ def test_points_that_an_earlier_run_had_to_try_are_cancelled_if_new_bounds_refus
 def test_as_many_first_trials_as_asked_for_also_if_a_subspace_has_fewer_points(sampler: str) -> None:
     space = {"opt": hp.choice("opt", ["adam", {"opt": "sgd", "layers": hp.randint("layers", 6)}])}
     found = known_points.first(Plan.of(compile_space(space), StudySettings(trials=9, sampler=sampler)), [], 0, 10)
-    drawn = {tuple(sorted(each.items())) for each in found}
-    assert (len(found), len(drawn)) == (10, 7) if sampler == "random" else (7, 7)
+    # A random search repeats points. The others have no more than these.
+    assert len(found) == 10 if sampler == "random" else len({tuple(each.items()) for each in found}) == len(found) == 7
 
 
 def test_failed_trials_are_those_that_were_not_tried_again() -> None:
