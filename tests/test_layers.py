@@ -58,7 +58,7 @@ ALLOWED: Mapping[str, str] = {
     "cloudpickle": "objective",
     "rich": "program cli simulate",
     "click": "cli dashboard launch worker simulate",
-    "pandas": "results optuna",
+    "pandas": "results",
     "tasks": "",
 }
 ROOMS = [room for row in ROWS for room in row.split()] + [*ASIDE]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -125,14 +124,10 @@ class Suggesting:
 
     objective: Objective
 
-    @cached_property
-    def _takes_context(self) -> bool:
-        return wants_context(self.objective)
-
     def __call__(self, proposed: Params, context: LocalContext) -> Outcome:
         trial = Trial(context, proposed)
         try:
-            returned = self.objective(trial, context) if self._takes_context else self.objective(trial)
+            returned = self.objective(trial, context) if wants_context(self.objective) else self.objective(trial)
         except Exception as error:
             if not is_pruning(error):
                 raise

@@ -20,6 +20,7 @@ from shadho_celery.optuna.trial import FrozenTrial, TrialState, frozen
 from shadho_celery.program import recorded
 from shadho_celery.program import study as program
 from shadho_celery.program.optuna_study import steps_of
+from shadho_celery.results.frame import load_pandas
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.schema import Schema, law_of
@@ -235,11 +236,7 @@ class Study:
     @refuse_unknown
     def trials_dataframe(self, attrs: Sequence[str] = _COLUMNS) -> Any:
         """Return the trials as a table of pandas, with Optuna's columns."""
-        try:
-            import pandas as pd
-        except ModuleNotFoundError:
-            raise UsageError('a table needs pandas; in the checkout: pip install -e ".[export]"') from None
-        trials = self.trials
+        pd, trials = load_pandas(), self.trials
         groups = [pd.DataFrame([self._cells(trial, attr) for trial in trials]) for attr in attrs]
         return pd.concat([group.sort_index(axis=1) for group in groups], axis=1)
 

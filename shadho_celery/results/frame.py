@@ -64,12 +64,18 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
     return columns
 
 
-def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
-    """Return `table` as a pandas DataFrame, with a suitable type for each column."""
+def load_pandas() -> Any:
+    """Return the module pandas, which is imported late. Raises UsageError if it is not installed."""
     try:
         import pandas as pd
     except ImportError:
         raise UsageError('tables of trials need pandas; in the checkout: pip install -e ".[export]"') from None
+    return pd
+
+
+def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
+    """Return `table` as a pandas DataFrame, with a suitable type for each column."""
+    pd = load_pandas()
     columns = table(trials, values)
     facts = {*FACTS, *TEXTS}
     kept = {name: column if name in facts else _typed(column) for name, column in columns.items()}
