@@ -160,16 +160,17 @@ class TrialColumns:
         """True for trials that violate a constraint, shape (n,)."""
         return np.asarray(self.violation > 0, bool)
 
-    def by_class(self, within: Within) -> Iterator[tuple[str, bool, Indices]]:
-        """Yield triples of a class, whether its trials are infeasible, and their places; the feasible trials come
-        first.
+    def by_class(
+        self, within: Within, state: str = "", form: str = "filled"
+    ) -> Iterator[tuple[str, str, str, Indices]]:
+        """Yield a class, the name and the form of its marks, and the places of its trials; feasible trials come first.
 
-        Only the trials `within` are yielded.
+        Only the trials `within` are yielded. Names of feasible ones end in `state`, and their form is `form`.
         """
         among, is_infeasible = np.arange(len(self))[within], self.is_infeasible[within]
         for group in (False, True):
             for name, places in self.compute_class.places(among[is_infeasible == group]):
-                yield name, group, places
+                yield name, *((f"{name}{INFEASIBLE}", "dash") if group else (f"{name}{state}", form)), places
 
     @cached_property
     def slot_seconds(self) -> Array:
@@ -229,11 +230,10 @@ def points_by_class(
     Infeasible trials have separate series. `more` has functions that make further columns from places. `state` is
     appended to the series' names.
     """
-    for name, is_infeasible, own in trials.by_class(within):
-        look = (f"{name}{INFEASIBLE}", "dash") if is_infeasible else (f"{name}{state}", form)
+    for name, label, look, own in trials.by_class(within, state, form):
         columns = {column: make(own) for column, make in more.items()}
         points = {"x": x[own], "y": trials.loss[own], "number": trials.number[own]}
-        yield Series.of(look[0], Mark.POINTS, f"class {name}", look[1], **points, **columns)
+        yield Series.of(label, Mark.POINTS, f"class {name}", look, **points, **columns)
 
 
 class Session(SessionRecord, frozen=True, kw_only=True):

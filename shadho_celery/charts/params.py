@@ -33,7 +33,7 @@ from shadho_celery.charts.chart import (
     thin_points,
     thin_rows,
 )
-from shadho_celery.charts.columns import INFEASIBLE, Label, TrialColumns, points_by_class
+from shadho_celery.charts.columns import Label, TrialColumns, points_by_class
 from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.trial import COUNTED
@@ -328,12 +328,11 @@ def parallel(trials: TrialColumns) -> Chart:
     drawn, note = thin_rows(len(places), MOST // len(axes), is_best)
     places = places[drawn]
     series = []
-    for name, is_infeasible, own in trials.by_class(places):
+    for name, label, form, own in trials.by_class(places):
         # Columns are named by the index of the axis, because a label may have any name.
         values = [*(trials.labels[label].values for label in shown), trials.loss]
         columns = {**{f"axis {index}": each[own] for index, each in enumerate(values)}, "number": trials.number[own]}
-        look = (f"{name}{INFEASIBLE}", "dash") if is_infeasible else (name, "filled")
-        series.append(Series.of(look[0], Mark.POLYLINES, f"class {name}", look[1], **columns))
+        series.append(Series.of(label, Mark.POLYLINES, f"class {name}", form, **columns))
     if note:
         note = f"{note} The best {BEST} trials are among them. "
     if not all(trials.labels[label].is_active[places].all() for label in shown):

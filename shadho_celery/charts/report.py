@@ -382,9 +382,8 @@ def headline(data: StudyData) -> Html:
 
 def best_trials(data: StudyData) -> Html:
     """Return a table of the best trials."""
-    names = ("trial", "loss", "seconds", "class", "values")
-    kinds = dict.fromkeys(names[:3], "number")
-    head = element("tr", *(element("th", name, scope="col", class_=kinds.get(name, "text")) for name in names))
+    kinds = {"trial": "number", "loss": "number", "seconds": "number", "class": "text", "values": "text"}
+    head = element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in kinds.items()))
     rows = []
     for trial in data.report.front[:BEST] or data.report.best_few:
         loss = next(iter(trial.losses.values()), trial.loss)
@@ -395,11 +394,8 @@ def best_trials(data: StudyData) -> Html:
             one_line(trial.compute_class or "–", 60),
             values_of(trial),
         )
-        shown = (
-            element("td", cell, data_label=name, class_=kinds.get(name, "text"))
-            for name, cell in zip(names, cells, strict=True)
-        )
-        rows.append(element("tr", *shown))
+        columns = zip(kinds.items(), cells, strict=True)
+        rows.append(element("tr", *(element("td", cell, data_label=n, class_=kind) for (n, kind), cell in columns)))
     if not rows:
         return element("p", "No trial has a loss yet.", class_="empty")
     return element("table", element("thead", head), element("tbody", *rows), class_="cards")

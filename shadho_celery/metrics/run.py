@@ -147,11 +147,8 @@ def _best(run: Run) -> Samples:
 
 
 def _workers(run: Run) -> Samples:
-    found: Counter[tuple[str, ...]] = Counter()
-    for name, workers in run.workers().items():
-        for worker in workers:
-            found[name, "draining" if worker.draining else worker.state] += 1
-    return found
+    live = ((name, worker) for name, workers in run.workers().items() for worker in workers)
+    return Counter((name, "draining" if worker.draining else worker.state) for name, worker in live)
 
 
 FAMILIES: Sequence[Family[Run]] = [

@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -306,6 +307,8 @@ def simulate(
         on_turn(study)
     study.close()
     names, best = [subspace.name for subspace in plan.subspaces], study.best
+    done = (each for each in study.trials if each.state is TrialState.COMPLETE)
+    placed = Counter((each.subspace, each.compute_class) for each in done)
     return Simulation(
         policy=plan.settings.policy,
         shares=plan.settings.shares_in_force,
@@ -313,7 +316,7 @@ def simulate(
         seconds=clock.now(),
         complete={name: study.count(TrialState.COMPLETE, subspace=name) for name in names},
         failed={name: study.count(TrialState.FAILED, subspace=name) for name in names},
-        placed=_placed(names, fleet, study),
+        placed={name: {each: placed[name, each] for each in fleet.classes} for name in names},
         lost=study.lost,
         interrupted=progress.interrupted,
         utilisation=executor.utilisation(),
@@ -371,15 +374,6 @@ def _turns(scheduler: Scheduler, executor: SimulatedExecutor, *, is_endless: boo
         yield
         if executor.is_still and not scheduler.classes and is_endless:
             return  # all workers have died, so the trials will never end
-
-
-def _placed(names: Sequence[str], fleet: Fleet, study: StudyState) -> dict[str, dict[str, int]]:
-    """Return the number of completed trials by subspace and class."""
-    placed = {name: dict.fromkeys(fleet.classes, 0) for name in names}
-    for trial in study.trials:
-        if trial.state is TrialState.COMPLETE:
-            placed[trial.subspace][str(trial.compute_class)] += 1
-    return placed
 
 
 class Progress:
