@@ -157,9 +157,9 @@ class Study(ShownStudy):
     def enqueue(self, points: Iterable[Mapping[str, Any]]) -> int:
         """Add known points, which run in this order before all other trials. Return how many were added.
 
-        A point is a dict of values by label; for a choice, the value is the index or the name of an option. The sampler
-        proposes values for missing labels. If a point is invalid, no point is enqueued. Raises UsageError, which gives
-        the position of the point and the cause.
+        A point is a dict of values by label; for a choice, the value is the index or the name of an option, and in a
+        study without a space the option itself. The sampler proposes values for missing labels. If a point is invalid,
+        no point is enqueued. Raises UsageError, which gives the position of the point and the cause.
         """
         points = _listed(points)
         with self._changing(within_run=True):
