@@ -494,7 +494,8 @@ a spreadsheet would run it as a formula. A text that begins with an apostrophe g
 @click.option("--plain", is_flag=True, help="Write texts in csv unchanged, for programs other than spreadsheets.")
 @shared_options.store_option
 def export(name: str, kind: str | None, output: Path | None, plain: bool, store: str) -> None:
-    """Write all trials of a study to FILE, or to standard output."""
+    """Write all trials of a study to FILE, or to standard output, also for -."""
+    output = None if output == Path("-") else output
     ending = output.suffix[1:].lower() if output else ""
     if kind is None and ending and ending not in WRITERS:
         raise UsageError(f"there is no format for names that end with .{ending}; give --format {', '.join(WRITERS)}")

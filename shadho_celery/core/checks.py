@@ -178,8 +178,6 @@ def unknown(how: object, known: Collection[str], others: Collection[str], are: s
 
     `others` are names of another kind, and `are` is the text that says what they stand for.
     """
-    if how is None:
-        return "it has no name, `how`"
     if here := elsewhere(str(how), known):
         return f"write {here} for {short(how, 60)}"
     return f"{short(how, 60)} {are}" if elsewhere(str(how), others) else f"there is no {short(how, 60)}"
@@ -302,7 +300,8 @@ def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) ->
         wrong = next((short(key, 60) for key in value if not isinstance(key, str)), None)
         if not keys:
             return wrong or "", _no_such_key(kind)
-        return ".".join(keys), f"the key {wrong} is not a text" if wrong else "one of its keys is not allowed"
+        given = ", ".join(short(key, 60) for key in value)
+        return ".".join(keys), f"the key {wrong} is not a text" if wrong else f"not allowed as a key: {given}"
     return ".".join(keys), _in_words(what, value)
 
 

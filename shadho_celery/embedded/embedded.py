@@ -34,6 +34,7 @@ from shadho_celery.embedded.plan import (
     CONTROL_KEY,
     KEEP,
     REDIS_LOG,
+    REMOVE,
     Plan,
     open_log,
     remove_link,
@@ -104,11 +105,11 @@ class Embedded:
         """Return whether the fleet has these slots by class, and was started with the current environment variables."""
         return self.workers == workers and self._environment == _environment()
 
-    def keep(self) -> None:
-        """Keep the state folder of an early fleet, because its study has begun."""
+    def keep(self, *, is_kept: bool = True) -> None:
+        """Keep the state folder of an early fleet, because its study has begun; or remove a folder at the end."""
         assert self._supervisor.stdin is not None
         with suppress(OSError):
-            self._supervisor.stdin.write(f"{KEEP}\n".encode())
+            self._supervisor.stdin.write(f"{KEEP if is_kept else REMOVE}\n".encode())
             self._supervisor.stdin.flush()
 
     def await_redis(self) -> None:

@@ -27,8 +27,9 @@ REDIS_SECONDS = 1.5
 
 REDIS_LOG = "redis.log"
 
-#: line to the supervisor of an early fleet, which says that its study has begun, so that it keeps the state folder
-KEEP = "keep"
+#: lines to the supervisor: the study of an early fleet has begun, so that it keeps the state folder; and the study has
+#: ended and cannot be resumed, so that it removes the folder
+KEEP, REMOVE = "keep", "remove"
 
 #: name of Redis's socket in the state folder
 SOCKET = "redis.sock"

@@ -4,7 +4,7 @@ It is started with ``python -m shadho_celery.embedded.supervisor``.
 
 It reads its plan from standard input, a pipe from the scheduler. When the scheduler closes the pipe or dies, the
 supervisor removes the socket and stops the workers and Redis. It keeps the state folder for the next start, unless the
-fleet was started for a study that has not begun.
+fleet was started for a study that has not begun, or the study has ended and cannot be resumed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Supervisor:
         self._started_at: dict[str, float] = {}
         self._start_workers()
         self._stopping = False
-        self._is_kept = not plan.is_early
+        #: the latest line from the scheduler; "" if the study of an early fleet has not begun
+        self._line = "" if plan.is_early else KEEP
         self._began = time.time()
 
     def watch(self, pipe: IO[str]) -> None:
@@ -81,7 +82,7 @@ class Supervisor:
                 line = pipe.readline()
                 if not line:
                     break
-                self._is_kept |= line.strip() == KEEP
+                self._line = line.strip()
             self._start_workers()
             self._revive_redis()
             self._cut_logs()
@@ -90,13 +91,13 @@ class Supervisor:
     def stop(self) -> None:
         """Remove the socket, and stop the workers, then Redis. Trials that still run are lost.
 
-        If the study of an early fleet has not begun, remove the folders too.
+        If the state folder is not kept, remove the folders too.
         """
         # Remove the socket first, so that other commands do not find a fleet that is ending.
         remove_socket(self._plan)
-        _end(self._workers.values(), WORKER_SECONDS if self._is_kept else 0.0)
-        _end([self._redis], REDIS_SECONDS if self._is_kept else 0.0)
-        if not self._is_kept:
+        _end(self._workers.values(), WORKER_SECONDS if self._line else 0.0)
+        _end([self._redis], REDIS_SECONDS if self._line else 0.0)
+        if self._line != KEEP:
             self._remove_folders()
 
     def _remove_folders(self) -> None:

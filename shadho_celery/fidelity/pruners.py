@@ -145,6 +145,8 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
             settings[setting] = _number(given, number)
     elif isinstance(given, Mapping):
         settings = dict(given)
+        if "how" not in settings:
+            raise UsageError(f"pruner.how: it is missing; {_FORM}")
     else:
         raise UsageError(f"pruner: {short(given, 60)} is not a pruner; {_FORM}")
     how = settings.get("how")

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Annotated, Any
 
 import msgspec
@@ -203,7 +203,8 @@ def _packed(
     try:
         pickles = [_pickled(space, None, modules), _pickled(objective, arrays, modules)]
     except Exception as error:
-        raise _refusal(objective, space, error) from None
+        parts = (("space", space), *sources.used(objective), ("function", objective))
+        raise _refusal(parts, one_line(error, 300)) from None
     if sum(map(len, pickles)) > most:
         raise _too_large(objective, pickles, most, arrays)
     # Only workers import them, and read them from the disk.
@@ -226,6 +227,10 @@ def _pickled(value: object, arrays: list[memoryview] | None, modules: set[str] |
         def reducer_override(self, given: Any) -> Any:
             if modules is not None:
                 modules.update(_modules_of(given))
+            if isinstance(given, CodeType):
+                # Tracebacks name the user's file, for which cloudpickle has put this text.
+                make, parts = self.dispatch_table[CodeType](given)
+                return make, tuple(given.co_filename if each == "<dynamic-code>" else each for each in parts)
             return _reduced(given) or super().reducer_override(given)
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -271,16 +276,17 @@ def _modules_of(value: Any) -> Iterator[str]:
                 yield f"{base}.{each.argval}"
 
 
-def _refusal(objective: Callable[..., Any], space: object, error: Exception) -> UsageError:
-    """Return the error for what cannot be pickled, which names the value that is the reason."""
-    for where, value in (("space", space), *sources.used(objective), ("function", objective)):
+def _refusal(parts: Iterable[tuple[str, object]], reason: str) -> UsageError:
+    """Return the error for what cannot be pickled. It names the first of these parts, or an attribute of it."""
+    for where, value in parts:
         try:
             _pickled(value, [])
         except Exception as found:
             kind, remedy = type(value), "" if isinstance(found, UsageError) else "; create it within the function"
-            named = f"its {where} is a {kind.__module__}.{kind.__qualname__}"
-            return UsageError(f"the function cannot be sent to workers: {named}: {one_line(found, 300)}{remedy}")
-    return UsageError(f"the function cannot be sent to workers: {one_line(error, 300)}")
+            reason = f"its {where} is a {kind.__module__}.{kind.__qualname__}: {one_line(found, 300)}{remedy}"
+            own = {} if "." in where or isinstance(value, (type, ModuleType)) else getattr(value, "__dict__", {})
+            return _refusal(((f"{where}.{name}", each) for name, each in own.items()), reason)
+    return UsageError(f"the function cannot be sent to workers: {reason}")
 
 
 def _too_large(

@@ -40,7 +40,9 @@ class TomlStudy:
             raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
         if (path := study_file.file_of(name)) is None:
             raise study_file.no_file(name)
-        given, space = read_toml(path, name, _read)
+        # The user has not written the file of a command, and does not know its name.
+        shown = "the command after --" if Path(name).is_relative_to(COMMANDS) else name
+        given, space = read_toml(path, shown, _read)
         stated = study_file.checked(name, given)
         return study_file.with_command(
             StudyFile(module=name, space=space, objective=None, stated=stated, code=self.version(name))
@@ -96,17 +98,20 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
     forms: list[tuple[str, Any]] = []
     template = [_declare(word, forms) for word in words]
     if not forms:
+        unclosed = [f"{short(word)} has an open brace; " for word in words if re.search(r"\{[^{}]*\Z", word)]
         raise UsageError(
-            "after -- follows a command with a domain in at least one placeholder, such as "
+            f"{''.join(unclosed[:1])}after -- follows a command with a domain in at least one placeholder, such as "
             "shadho-celery run -- python train.py --lr {lr:log:1e-4:1e-1} --opt {opt:choice:adam:sgd}"
         )
     for label, form in forms:
         as_record(form, Domain, label, f"write {{{label}:log:LOW:HIGH}}, and :STEP for multiples of it")
     lines = ["# Written by: shadho-celery run -- COMMAND", f"command = {json.dumps(words, ensure_ascii=False)}"]
     lines += [] if loss is None else [f"loss = {json.dumps(loss, ensure_ascii=False)}"]
-    # TOML refuses the one control character that JSON does not escape. A word that is not text in UTF-8 is refused when
-    # the file is read.
-    content = "\n".join(lines).replace("\x7f", "\\u007f").encode(errors="surrogateescape")
+    try:
+        # TOML refuses the one control character that JSON does not escape.
+        content = "\n".join(lines).replace("\x7f", "\\u007f").encode()
+    except UnicodeEncodeError:
+        raise UsageError("the command after -- has a word that is not text in UTF-8") from None
     parts = [word for word in template[1:] if not word.startswith("-") and "{" not in word]
     stem = re.sub(r"[^\w-]+", "-", Path((parts or template)[0]).name.removesuffix(".py").removesuffix(".sh")).strip("-")
     path = below(COMMANDS, digest_of(content)) / f"{stem[:50] or 'command'}.toml"

@@ -150,7 +150,7 @@ class UniformShares:
         failing = [name for name, part in self._parts.items() if part.only_fails]
         if not failing or len(failing) == len(self._parts):
             return None
-        return f"all trials failed, so it gets a tenth of its share until one succeeds: {listed(failing, NAMED)}"
+        return f"subspaces that get a tenth of their share until a trial of them succeeds: {listed(failing, NAMED)}"
 
     def follow(self, outlook: Mapping[str, float]) -> None:
         """Divide the next trials by this outlook (`WholeSampler.outlook`). The default does nothing, see `follows`."""

@@ -48,7 +48,7 @@ def search_on_workers(
     if space is not None and isinstance(objective, str):
         raise UsageError("a study file has its own SPACE; leave out space")
     which = ["a sampler of your own"] * callable(given.get("sampler"))
-    which += [name for name in ("fidelity", "objectives", "where") if name in given]
+    which += [name for name in ("fidelity", "keep", "objectives", "where") if name in given]
     if which and module:
         raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
     with _ending_unguarded(module):
@@ -99,7 +99,9 @@ def _run(options: Options, file: StudyFile) -> ShownStudy:
         raise SystemExit(code)
     opened = session.opened
     results = ShownStudy(opened.store, opened.study.record, opened.space)
-    if any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
+    if session.scheduler.hopeless:
+        warn(f"stopped: {session.scheduler.hopeless} (max_failures)")
+    elif any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
         warn(why)
     return results
 

@@ -551,6 +551,8 @@ def minimize(
     broker: str | None = None,
     redis: str | None = None,
     trial_timeout: float | None = None,
+    at_once: int | None = None,
+    keep: Mapping[str, int] | None = None,
     on_trial: OnTrial | None = None,
     warm_start: WarmStartSource | None = None,
 ) -> ShownStudy:
@@ -577,6 +579,7 @@ def minimize(
     settings: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
     settings |= {"fidelity": fidelity, "where": where, **losses}
     opened: dict[str, Any] = {"store": store, "resume": resume, "seed": seed, "warm_start": warm_start}
+    of_workers = {"trial_timeout": trial_timeout, "at_once": at_once, "keep": keep}
     if n_jobs is not None:
         if workers is not None:
             raise UsageError("n_jobs is another name of workers; leave out one of them")
@@ -585,14 +588,16 @@ def minimize(
         # Imported here, because a search in this process does not need it.
         from shadho_celery.program.on_workers import search_on_workers
 
-        settings |= {**bounds, "trial_timeout": trial_timeout}
+        settings |= {**bounds, **of_workers}
         opened |= {"name": study, "points": enqueue, "on_trial": on_trial, "silent": progress is False}
         return search_on_workers(objective, space, settings, opened, workers=workers, broker=broker, redis=redis)
     # Check the arguments before a study is recorded.
     check_objective(objective, "the objective")
-    if trial_timeout is not None:
-        raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")
     check_on_trial(on_trial, "on_trial")
-    Limits.of(read_settings({**bounds, **losses}))
+    Limits.of(read_settings({**bounds, **losses, **of_workers}))
+    if given := [name for name, value in of_workers.items() if value is not None]:
+        raise UsageError(
+            f"{given[0]} needs workers: this process runs one trial at a time, cannot stop it, and keeps all folders"
+        )
     with Study(space, study=study, enqueue=enqueue, **opened, **settings) as found:
         return found.run(objective, **bounds, progress=progress, on_trial=on_trial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -125,7 +126,13 @@ class Opening:
             raise UsageError(
                 "without a space, a study has no where, because its labels are not known yet; give a space"
             )
-        self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
+        try:
+            self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
+        except UsageError as error:
+            # The message begins with the name of the setting.
+            if re.split(r"\W", str(error))[0] not in request.stated.keys() - request.given.keys():
+                raise
+            raise UsageError(f"{request.module}: {error}") from None
         self.plan.check_sampler()
         # The labels of points without a space are not known yet.
         known_points.completed(self.plan, request.points if self._schema is None else [{} for _ in request.points])

@@ -357,11 +357,14 @@ class Session:
         ended = (trial for block, _ in self.study.history() for trial in block)
         found = known_points.failed(chain(ended, self.study.pending()))
         numbers = named([trial.number for trial in found])
-        self._say(f"running the params of {numbers} again" if found else "no failed trial is left to run again")
-        settings, least = self.plan.settings, self.study.counted + len(self.study.pending()) + len(found)
+        waiting = len(self.study.pending())
+        also = f", beside {counted(waiting, 'waiting trial')}" if waiting else ""
+        self._say(f"running the params of {numbers} again" if found else f"no failed trial is left to run again{also}")
+        settings, least = self.plan.settings, self.study.counted + waiting + len(found)
         if "trials" not in self.options.given and settings.trials is not None and settings.trials < least:
             self.plan = self.plan.with_settings(replace(settings, trials=least))
             self.opened = dataclasses.replace(self.opened, plan=self.plan)
+            self.keep_settings({}, self.plan.settings.in_force())
         return known_points.as_given([trial.params for trial in found], self.study.schema)
 
     def _fleet(self) -> Servers:
@@ -466,6 +469,8 @@ class Session:
         self._forget(at_end=True)
         self.executor.look()
         self.steering.turn(self._say)
+        if self.embedded is not None and self.study.best is not None and self.options.store == "sqlite://":
+            self.embedded.keep(is_kept=False)
         is_wanted = self._signals.noted or self.steering.has_stopped
         return 0 if self.study.best is not None or is_wanted else NoSuccessfulTrial.exit_code
 
@@ -652,14 +657,16 @@ class Watch:
             others = sorted(session.executor.workers.with_other_code(0.0))
             yield from self._untold(others)
         deleted = session.study.deletions(at_end=True)
-        yield from self._untold([*session.executor.notices(), *deleted, *self._on_search()])
+        yield from self._untold([*session.executor.notices(), *deleted, *session.scheduler.notices()])
 
     def present(self) -> Iterator[object]:
         """Yield the current notices about money, workers, deleted files, the search, failures and code."""
         session, study = self._session, self._session.study
         if session.scheduler.limits.money or session.scheduler.cheapest:
             yield from self._on_money()
-        yield from [*session.executor.notices(), *study.deletions(), *self._on_search()]
+        yield from [*session.executor.notices(), *study.deletions(), *session.scheduler.notices()]
+        if study.best is not None and (starved := session.scheduler.proposals.shares.notice) is not None:
+            yield starved
         if study.best is not None and study.count(TrialState.FAILED):
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
             # The text must not contain the number of trials, which changes: each notice is shown once.
@@ -683,7 +690,7 @@ class Watch:
             before = served[worker.compute_class]
             served[worker.compute_class] = max(before, worker.slots) if is_on_one else before + worker.slots
         live = {name: worker for name, worker in live.items() if worker.drained or not worker.draining}
-        first = next(iter(classes), "gpu_large")
+        first = next(iter([*classes, *session.slots]), "gpu_large")
         trouble = unable(live, *wanted, refused=session.executor.workers.refused, compute_class=first)
         if trouble is not None and not session.disk.edited(session.code):
             # If there is no worker at all, one warning names all classes, unless a scaler starts the workers.
@@ -711,11 +718,6 @@ class Watch:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
                 over = f"a worker serves the queue {name} now"
                 yield Notice(about=f"class {name}", text=text, over=over)
-
-    def _on_search(self) -> list[str]:
-        scheduler = self._session.scheduler
-        starved = None if self._session.study.best is None else scheduler.proposals.shares.notice
-        return [*scheduler.notices(), *([] if starved is None else [starved])]
 
     def _on_money(self) -> Iterator[str]:
         """Yield notices about costs that the limit on money does not include, again whenever the workers' prices have

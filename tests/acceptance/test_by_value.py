@@ -39,12 +39,13 @@ SCRIPT = (
     + """
 study = shadho_celery.minimize(
     lambda p: {"loss": change(p), "got": float(p["x"])}, SPACE, trials=8, seed=0, workers=2, progress=False,
-    fidelity={"least": 1, "most": 3}, pruner="median",
+    fidelity={"least": 1, "most": 3}, pruner="median", at_once=1, keep={"best": 1},
 )
 print(json.dumps({
     "states": [str(each) for each in study.counts],
     "module": study.module,
     "classes": sorted({trial.compute_class for trial in study.trials}),
+    "keep": study.record.in_force["keep"],
     "is_right": all(trial.loss == 1 + trial.metrics["got"] for trial in study.trials),
 }))
 """
@@ -70,14 +71,29 @@ def helper(desk: Desk) -> None:
 
 
 def test_a_lambda_of_a_script_runs_on_two_workers_with_its_data_and_settings(desk: Desk) -> None:
-    """The script needs no main guard, because no worker imports it. Its file is removed at the end."""
+    """The script needs no main guard, because no worker imports it. Its files are removed at the end."""
     helper(desk)
     desk.write("own.py", SCRIPT)
     run = desk.start(sys.executable, "own.py").wait(90)
     assert run.code == 0, desk.said()
     expected = {"states": ["COMPLETE"], "module": "", "classes": ["cpu"], "is_right": True}
-    assert json.loads(run.out.splitlines()[-1]) == expected
+    assert json.loads(run.out.splitlines()[-1]) == {**expected, "keep": {"best": 1}}
     assert not (desk.folder / ".shadho/functions").exists()
+    until(lambda: not (desk.folder / ".shadho/embedded").exists(), 20, desk.said)
+
+
+def test_a_search_on_workers_says_that_its_first_trials_have_all_failed_and_where(desk: Desk) -> None:
+    desk.write(
+        "own.py",
+        "from shadho_celery import hp, minimize\n\n\ndef bad(p):\n    raise ValueError('on purpose')\n\n\n"
+        "study = minimize(bad, hp.uniform('x', 0, 1), trials=50, workers=1, max_failures=3, progress=False)\n"
+        "print(study.trials[0].error)\n",
+    )
+    run = desk.start(sys.executable, "own.py").wait(90)
+    assert run.code == 0, desk.said()
+    assert "stopped: the first 3 trials have all failed with ValueError: on purpose" in run.err
+    assert "(max_failures)" in run.err
+    assert 'own.py", line 5, in bad\n    raise ValueError(' in run.out
 
 
 def test_a_study_goes_on_on_workers_and_an_edit_is_another_version(desk: Desk) -> None:

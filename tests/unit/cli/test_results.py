@@ -256,6 +256,7 @@ def test_json_holds_every_trial(here: Path) -> None:
     result = CliRunner().invoke(commands, ["export", "svm-1a", "-o", "t.json"])
     assert (result.exit_code, result.stdout) == (0, "")
     assert json.loads((here / "t.json").read_text()) == told
+    assert json.loads(answer("export", "svm-1a", "-o", "-", "--format", "json")) == told
 
 
 def test_a_report_replaces_an_earlier_file_only_when_it_can_be_written(here: Path) -> None:

@@ -228,7 +228,7 @@ def test_percentiles_are_numpys(percent: float) -> None:
         ("threshold", "needs the loss above which"),
         ("threshold:nan", "nothing lies between"),
         ({"how": "median", "startup": 3}, "startup: there is no such key"),
-        ({"eta": 3}, "it has no name, `how`"),
+        ({"eta": 3}, "pruner.how: it is missing; give median"),
         ({"how": ["asha"]}, "there is no"),
         ({"how": "threshold", "upper": 1, "lower": 2}, "nothing lies between 2 and 1"),
         (7, "7 is not a pruner"),

@@ -23,6 +23,7 @@ from services.cases import cases
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import by_value, study_file
+from shadho_celery.objective.call import describe
 from shadho_celery.objective.sources import function_version
 
 SPACE = {"x": hp.uniform("x", 0, 1)}
@@ -66,6 +67,14 @@ def test_a_function_runs_with_its_globals_and_its_context_and_leaves_nothing() -
         assert loaded.code == file.code
         assert file.recorded_module == ""
     assert not Path(".shadho").exists()
+
+
+def test_a_failure_on_a_worker_shows_the_line_of_the_users_file() -> None:
+    text = "def helper(p):\n    raise ValueError(p)\ndef objective(p):\n    return helper(p)\n"
+    Path("program.py").write_text(text)
+    with by_value.kept(program(text), SPACE) as file, pytest.raises(ValueError, match="2") as failed:
+        in_a_slot(file.module).objective(2, None)
+    assert 'File "program.py", line 2, in helper\n    raise ValueError(p)\n' in describe(failed.value)
 
 
 def adding(n: int) -> Callable[[int], int]:
@@ -198,7 +207,7 @@ def locked(lock: object) -> Callable[..., Any]:
             "its variable lock is a tests.unit.objective.test_by_value.OfGpu: CUDA error: no device",
         ),
         (lambda: locked(threading.Lock()), "its variable lock is a _thread.lock: cannot"),
-        (lambda: Holder().method, "its object is a tests.unit.objective.test_by_value.Holder: cannot pickle '"),
+        (lambda: Holder().method, "its object.lock is a _thread.lock: cannot pickle '"),
         (lambda: functools.partial(lambda n, p: p, threading.Lock()), "its argument 0 is a _thread.lock: cannot"),
         (
             lambda: program("def f(): return L\ndef objective(p): return f()", L=threading.Lock()),

@@ -147,6 +147,11 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
     assert file.stated == {**stated, "classes": ("gpu", "cpu"), "preload": ("numpy",)}
 
 
+def test_a_wrong_key_of_keep_is_named(write: Callable[..., str]) -> None:
+    with pytest.raises(UsageError, match=r"^STUDY of \w+: keep: not allowed as a key: 'bset'; .*\{\"best\": 3\}"):
+        load(write(GOOD + "STUDY = {'keep': {'bset': 3}}\n"))
+
+
 def test_a_direction_is_short_for_an_objective(write: Callable[..., str]) -> None:
     file = load(write(GOOD + "STUDY = {'trials': 3, 'direction': 'maximize'}\n"))
     assert file.stated == {"trials": 3, "objectives": {"loss": "maximize"}}

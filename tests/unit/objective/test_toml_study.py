@@ -182,6 +182,7 @@ COMMANDS = [
     "x {lr:log:1:inf}",
     "x {lr:log:1:2:3:4}",
     "x {lr:log:1:2} {lr:log:1:3}",
+    "x {lr:log:1:2",
 ]
 
 
@@ -265,6 +266,11 @@ def test_the_documented_commands_of_other_environments_are_studies(folder: Path)
         assert isinstance(objective, Command)
         assert ("--lr", "{lr}") in [*pairwise(objective.words)]
     assert {command.split()[0] for command in found} >= {"conda", "uv", "apptainer", "docker"}
+
+
+def test_a_word_that_is_not_text_is_refused_before_a_file_is_written(folder: Path) -> None:
+    assert "has a word that is not text in UTF-8" in told(write_command, ["x", "\udcff{lr:log:1:2}"])
+    assert not (folder / ".shadho").exists()
 
 
 def test_the_oldest_files_of_commands_are_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

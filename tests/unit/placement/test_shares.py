@@ -217,7 +217,7 @@ def test_a_subspace_that_only_fails_gets_a_tenth_from_then_on_and_its_full_share
     for _ in range(HOPELESS):
         shares.deal("s1")
         shares.tell(ended("s1", None))
-    assert shares.notice == "all trials failed, so it gets a tenth of its share until one succeeds: s1"
+    assert shares.notice == "subspaces that get a tenth of their share until a trial of them succeeds: s1"
 
     def dealt(trials: int) -> list[int]:
         """Places of the trials of s1 among the next ones."""

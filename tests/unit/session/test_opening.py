@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hyperopt import hp
 
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
@@ -19,6 +20,15 @@ from hyperopt import hp
 SPACE = {"x": hp.uniform("x", 0, 1)}
 def objective(params): return params["x"]
 """
+
+
+@pytest.mark.parametrize("stated", [{"fidelity": {"laest": 1, "most": 3}}, {"pruner": {"name": "asha"}}])
+def test_a_wrong_key_within_a_setting_is_named_with_the_study_file(stated: dict[str, Any]) -> None:
+    [(name, _)] = stated.items()
+    with pytest.raises(UsageError, match=rf"^my_study: {name}\.(laest: there is no such key|how: it is missing)"):
+        Opening(Request(space=hp.uniform("x", 0, 1), module="my_study", stated=stated))
+    with pytest.raises(UsageError, match=rf"^{name}\."):
+        Opening(Request(space=hp.uniform("x", 0, 1), module="my_study", given=stated))
 
 
 @pytest.mark.parametrize(

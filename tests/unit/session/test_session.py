@@ -51,6 +51,7 @@ def watch(executor: object, study: object, embedded: object = None, **more: Any)
         "plan": SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
         "declared": {"gpu": ClassSpec(), "cpu": ClassSpec()},
         "coming": {},
+        "slots": {},
         "code": CodeVersion(),
         "disk": DiskWatch(),
     }
@@ -89,6 +90,13 @@ def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_t
     live = {"w": Worker(protocol=PROTOCOL, compute_class="gpu", imports=["m"], slots=1)}
     [cpu] = warnings(MISSING_SECONDS, live=live)
     assert "no worker serves the queue cpu" in cpu
+
+
+def test_the_remedy_for_no_worker_names_a_class_that_this_run_has_had() -> None:
+    workers = SimpleNamespace(announced={}, refused=0)
+    executor = SimpleNamespace(workers=workers, known_for=MISSING_SECONDS)
+    [only] = watch(executor, SimpleNamespace(), declared={}, slots={"rack": 2}).missing()
+    assert str(only).endswith("-Q rack")
 
 
 def test_it_is_said_where_trials_go_as_the_last_resort() -> None:
