@@ -99,6 +99,16 @@ def test_the_remedy_for_no_worker_names_a_class_that_this_run_has_had() -> None:
     assert str(only).endswith("-Q rack")
 
 
+def test_a_retry_without_failed_trials_says_that_others_wait() -> None:
+    said: list[str] = []
+    study = SimpleNamespace(history=list, pending=lambda: [Trial(number=8, subspace="s", params={})], counted=8)
+    plan, options = SimpleNamespace(settings=StudySettings(trials=9)), SimpleNamespace(retry_failed=True, given={})
+    parts: dict[str, Any] = {"options": options, "study": study, "plan": plan, "_say": said.append}
+    study.schema = None
+    assert Session._to_retry(SimpleNamespace(**parts)) == []  # type: ignore[arg-type]
+    assert said == ["no failed trial is left to run again, beside 1 waiting trial"]
+
+
 def test_it_is_said_where_trials_go_as_the_last_resort() -> None:
     assert warnings(0.0, notices=["they go to cpu"]) == ["Warning: they go to cpu"]
 
