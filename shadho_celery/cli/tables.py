@@ -270,7 +270,9 @@ def number(value: float | None) -> str:
 def make_table(columns: Iterable[str | Column], rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
     """Return a table. A column whose name begins with > is aligned to the right, for numbers. None is shown as "-"."""
     shown = (
-        Column(Text(each[1:]), justify="right", no_wrap=True) if isinstance(each, str) and each.startswith(">") else each
+        Column(Text(each[1:]), justify="right", no_wrap=True)
+        if isinstance(each, str) and each.startswith(">")
+        else each
         for each in columns
     )
     table = Table(*shown, title=title, title_justify="left")

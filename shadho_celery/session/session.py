@@ -364,7 +364,6 @@ class Session:
         if "trials" not in self.options.given and settings.trials is not None and settings.trials < least:
             self.plan = self.plan.with_settings(replace(settings, trials=least))
             self.opened = dataclasses.replace(self.opened, plan=self.plan)
-            self.keep_settings({}, self.plan.settings.in_force())
         return known_points.as_given([trial.params for trial in found], self.study.schema)
 
     def _fleet(self) -> Servers:
