@@ -140,6 +140,8 @@ def dry_run(options: RunOptions, number: int) -> int:
     with readable_warnings(), redirect_stdout(sys.stderr):
         # As for a run: what the study's code prints is not among the values.
         file = study_file.load(options.study)
+        if file.space is None:
+            raise UsageError(f"{file.module} has no SPACE, so its values are not known before a trial; run one trial")
         plan = Opening(request_of(options, file)).plan
         check_command(file, plan, is_fleet=options.fleet)
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if options.seed is None else options.seed
@@ -176,7 +178,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     session.study.commit()
     store, study = session.opened.store, session.study
     # JSON has the values as they are in the store, so that later commands print the same JSON.
-    values = Values(study.record, None if options.as_json else session.plan.space)
+    values = Values(study.record, None if options.as_json else session.opened.space)
     subspaces = session.scheduler.subspaces if options.as_json else ()
     state = state_at_rest(study.record, store.steered(study.record.key), study.counted)
     report = report_of(study, store, values, subspaces, state=state)

@@ -78,6 +78,10 @@ def test_a_study_file_without_a_space_is_run_and_resumed(desk: Desk) -> None:
         more = ["--resume"] if trials == "24" else []
         run = desk.start("shadho-celery", "run", "asks", "--workers", "cpu=2", "--trials", trials, *more).wait(60)
         assert run.code == 0, desk.said()
+        assert "best: {x: " in run.out
+        assert "labels:" not in run.out
+    dry = desk.start("shadho-celery", "run", "asks", "--dry-run", "3").wait(60)
+    assert (dry.code, "asks has no SPACE, so its values are not known before a trial" in dry.err) == (2, True)
     again = desk.start("shadho-celery", "again", "asks", "3").wait(60)
     assert again.code == 0, desk.said()
     before, now = again.out.split("loss ")[1].split(" on record")[0].split(", ")
