@@ -103,8 +103,9 @@ def failed_params(study: StudyResults, numbers: Sequence[str]) -> list[Any]:
     for trial in asked:
         if trial.state is not TrialState.FAILED:
             raise UsageError(f"trial {trial.number} has not failed: it is {trial.state.lower()}; leave it out")
-    if found := asked or known_points.failed(each.record for each in study.trials):
-        return known_points.as_given([each.params for each in found], read_schema(study.tree))
+    schema = read_schema(study.tree)
+    if found := asked or known_points.failed((each.record for each in study.trials), schema):
+        return known_points.as_given([each.params for each in found], schema)
     raise UsageError(f"study {study.name} has no failed trial, or all of them were tried again")
 
 

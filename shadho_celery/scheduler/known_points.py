@@ -30,6 +30,9 @@ PROPOSALS, MOST_PROPOSALS = 8, 64
 #: numbers that are mixed into the study's seed: for draws of missing labels, and for the sampler's proposals
 _STREAM, _PROPOSAL_STREAM = 0x6E, 0x6F
 
+#: sampler of an enqueued trial
+ENQUEUED = "enqueued"
+
 #: name of a subspace, and params in it
 Found = tuple[str, Params]
 
@@ -51,7 +54,7 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object], scheduler: 
         points = [{} for _ in points]
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)])
     filled = zip(_filled(study, plan, points, found), by_label, strict=True)
-    added = _add(study, plan, [(name, {**params, **more}) for (name, params), more in filled], "enqueued")
+    added = _add(study, plan, [(name, {**params, **more}) for (name, params), more in filled], ENQUEUED)
     if scheduler is not None:
         scheduler.enqueue(added)
     else:
@@ -108,10 +111,23 @@ def _add(study: StudyState, plan: Plan, found: Iterable[Found], sampler: str) ->
     ]
 
 
-def failed(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials that have failed, without those whose params were tried again by a later trial."""
-    latest = {tuple(sorted(trial.params.items())): trial for trial in trials}
-    return sorted((each for each in latest.values() if each.state is TrialState.FAILED), key=lambda each: each.number)
+def failed(trials: Iterable[Trial], schema: Schema | None) -> list[Trial]:
+    """Return the trials that have failed, without those whose params were tried again by a later trial.
+
+    In a study without a space, whose `schema` is given, that is an enqueued trial with the same values of the labels
+    that both have.
+    """
+    latest = {tuple(sorted(trial.params.items())): trial for trial in trials}.values()
+    enqueued = [] if schema is None else [each for each in latest if each.sampler == ENQUEUED]
+    points = [*zip(enqueued, as_given([each.params for each in enqueued], schema), strict=True)]
+
+    def is_repeated(trial: Trial) -> bool:
+        [given] = as_given([trial.params], schema)
+        later = (point for repeat, point in points if repeat.number > trial.number)
+        return any(all(point.get(label, value) == value for label, value in given.items()) for point in later)
+
+    found = [each for each in latest if each.state is TrialState.FAILED and not is_repeated(each)]
+    return sorted(found, key=lambda each: each.number)
 
 
 def first(plan: Plan, points: Sequence[object], seed: int, number: int) -> list[Params]:

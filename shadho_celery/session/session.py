@@ -355,7 +355,7 @@ class Session:
         if not self.options.retry_failed:
             return []
         ended = (trial for block, _ in self.study.history() for trial in block)
-        found = known_points.failed(chain(ended, self.study.pending()))
+        found = known_points.failed(chain(ended, self.study.pending()), self.study.schema)
         numbers = named([trial.number for trial in found])
         waiting = len(self.study.pending())
         also = f", beside {counted(waiting, 'waiting trial')}" if waiting else ""

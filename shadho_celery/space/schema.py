@@ -312,6 +312,14 @@ class Schema(Struct, frozen=True, kw_only=True):
         known = {label: self.laws[label].value(drawn) for label, drawn in params.items() if label in self.laws}
         return known | read_point(params)
 
+    def proposed(self, params: Params) -> Params:
+        """Return the params that a trial would have; those of an enqueued point are its values with a known label."""
+        if POINT not in params:
+            return params
+        known = [(label, value) for label, value in read_point(params).items() if label in self.laws]
+        placed = {label: self.laws[label].place(value) for label, value in known}
+        return {label: drawn for label, drawn in placed.items() if drawn is not None}
+
 
 def read_point(params: Params) -> dict[str, Any]:
     """Return the values that a user has given to labels of an enqueued trial; {} for other trials."""

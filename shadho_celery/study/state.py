@@ -670,7 +670,8 @@ class StudyState(StudyTrials):
     def _with_asked(self, trial: Trial, outcome: Outcome) -> tuple[Trial, Outcome]:
         """Return a trial with the params for which its objective has asked, and the outcome. Extend the schema by them.
 
-        The outcome is FAILED if they contradict those of other trials.
+        A trial that is not COMPLETE keeps what was proposed for labels for which it would have asked later. The outcome
+        is FAILED if its labels contradict those of other trials.
         """
         if self.schema is None or outcome.asked is None:
             return trial, outcome
@@ -684,6 +685,8 @@ class StudyState(StudyTrials):
         # If other options were taken than those proposed, as of an enqueued point, the trial has another subspace.
         others = [label for label, each in asked.items() if each.law.choices and trial.params.get(label) != each.drawn]
         self.has_grown |= bool(others) or self.schema.outline() != self._outline
+        if outcome.state is not _S.COMPLETE:
+            params = {**self.schema.proposed(trial.params), **params}
         return replace(trial, params=params, given=self._values_of(params)), outcome
 
     def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Transition:

@@ -19,6 +19,8 @@ import shadho_celery.optuna
 from shadho_celery import Study, hp, load_study, minimize
 from shadho_celery.errors import SpaceChanged, SpaceError, StoreOutage, UsageError
 from shadho_celery.objective.suggest import Trial, TrialPruned
+from shadho_celery.scheduler import known_points
+from shadho_celery.space.stored import read_schema
 from shadho_celery.store.sql import SqlStore
 
 MODELS = ["svm", "forest", "nearest"]
@@ -246,6 +248,50 @@ def test_facts_become_metrics_and_several_losses_may_be_a_sequence() -> None:
     assert "lock" in str(trial.warning)
 
 
+@pytest.mark.parametrize("sampler", ["auto", "tpe"])
+def test_an_option_that_fails_is_avoided_as_in_a_declared_space(sampler: str) -> None:
+    def fails(values: dict[str, Any]) -> float:
+        if values["model"] == "forest":
+            raise RuntimeError("no forest")
+        return float(values["a"] + values["b"])
+
+    def asked(trial: Trial) -> float:
+        if trial.suggest_categorical("model", MODELS) == "forest":
+            raise RuntimeError("no forest")
+        return float(trial.suggest_int("a", 0, 3) + trial.suggest_int("b", 0, 3))
+
+    space = {"model": hp.choice("model", MODELS), "a": hp.randint("a", 4), "b": hp.randint("b", 4)}
+    with pytest.warns(UserWarning, match="all 48 points of the space have been tried"):
+        study = minimize(asked, trials=60, seed=0, sampler=sampler)
+    with pytest.warns(UserWarning, match="all 48 points of the space have been tried"):
+        declared = minimize(fails, space, trials=60, seed=0, sampler=sampler)
+    assert study.counts["FAILED"] <= declared.counts["FAILED"] + 3 <= 20
+    failed = [trial for trial in study.trials if trial.state == "FAILED"]
+    assert all(trial.values.keys() == {"model", "a", "b"} for trial in failed[2:]), "what was proposed is recorded"
+
+
+def test_failed_trials_are_repeated_once_however_many_labels_they_had() -> None:
+    def fails(trial: Trial) -> float:
+        loss = trial.suggest_float("x", 0, 1)
+        if trial.number in {0, 20, 22, 23}:
+            raise RuntimeError("broken")
+        return loss + trial.suggest_int("layers", 1, 2) + (trial.suggest_float("more", 0, 1) if loss > 0.5 else 0)
+
+    def failed(study: Study) -> list[int]:
+        return [each.number for each in known_points.failed((each.record for each in study.trials), schema)]
+
+    with Study(seed=0) as study:
+        study.run(fails, trials=22)
+        schema = read_schema(study.tree)
+        assert failed(study) == [0, 20]
+        for ended, left in ((24, [22, 23]), (26, [])):
+            study.enqueue([study.trials[number].values for number in (0, 20)])
+            assert failed(study) == []
+            study.run(fails, trials=ended)
+            assert failed(study) == left
+        assert study.trials[-1].values["x"] == study.trials[20].values["x"]
+
+
 def test_points_are_given_to_the_next_trials_before_their_labels_are_known() -> None:
     study = minimize(structured, trials=6, seed=0, enqueue=[{"model": "svm", "cost": 10.0, "kernel": "rbf"}, {}])
     assert study.trials[0].values == {"model": "svm", "cost": 10.0, "kernel": "rbf"}
@@ -325,8 +371,8 @@ def test_a_study_asks_and_tells_trials_that_ask_for_values(tmp_path: Path) -> No
         for _ in range(20):
             trial = study.ask()
             study.tell(trial, structured(trial))
-        told = study.tell(study.ask(), error="no reason")
-        assert (told.state, told.params) == ("FAILED", {})
+        told = study.tell(trial := study.ask(), error="no reason")
+        assert (told.state, told.params) == ("FAILED", trial.proposed)
         open_ones = [study.ask() for _ in range(3)]
         model = open_ones[0].proposed["model"]
         assert open_ones[0].suggest_categorical("model", MODELS) == MODELS[int(model)], "what was proposed is given"

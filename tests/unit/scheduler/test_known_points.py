@@ -249,7 +249,7 @@ def test_failed_trials_are_those_that_were_not_tried_again() -> None:
     failed, complete = TrialState.FAILED, TrialState.COMPLETE
     trials = [trial(0, 1.0, failed), trial(1, 2.0, failed), trial(2, 3.0, complete), trial(3, 1.0, complete)]
     trials += [trial(4, 4.0, failed), trial(5, 4.0, failed), trial(6, 2.0, TrialState.WAITING)]
-    assert [each.number for each in known_points.failed(trials)] == [5]
+    assert [each.number for each in known_points.failed(trials, None)] == [5]
 
 
 @cases("sampler", ["random", "qmc", "tpe", "auto", "grid", Fixed])
