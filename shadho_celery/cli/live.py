@@ -251,8 +251,8 @@ class LostTrials:
     def news(self) -> Iterator[str]:
         """Yield lines about newly lost or returned trials, and about earlier ones that have restarted or ended."""
         lost: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        while self._study.losses:
-            attempt, reason, is_given_back = self._study.losses.popleft()
+        while self._study.lost_attempts:
+            attempt, reason, is_given_back = self._study.lost_attempts.popleft()
             where = attempt.worker or attempt.host or attempt.compute_class
             how, by = ("given back", "by") if is_given_back else ("lost", "on")
             lost[how, f"{by} worker {where}: {reason}"].append(attempt.number)
@@ -305,7 +305,7 @@ class _View:
         """Show the current state, and print lines about lost trials. Called in each turn of the scheduler's loop."""
         study = self._scheduler.study
         now = study.clock.now()
-        if now - self._looked_at >= REFRESH_SECONDS or study.losses:
+        if now - self._looked_at >= REFRESH_SECONDS or study.lost_attempts:
             self._looked_at = now
             self._pace.note()
             for line in self._lost.news():

@@ -228,7 +228,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
 
 def _numbers(progress: Progress) -> dict[str, int | None]:
     """Return the numbers of a study's trials, such as ended and running ones."""
-    return {name: fact for name, fact in asdict(progress).items() if name not in {"state", "unsent_slots"}}
+    return {name: fact for name, fact in asdict(progress).items() if name not in {"state", "sendable_slots"}}
 
 
 def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _FOREIGN = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Cause, first line and place of a failure, as read from the error of a trial's outcome."""
+    """Cause, first line and location of a failure, as read from the error of a trial's outcome."""
 
     #: the exception and the line of code that raised it, without the folder; for an error without a traceback, a line
     #: of it without values
@@ -44,10 +44,10 @@ class Failure:
     #: the exception and the first line of its message; for an error without a traceback, a line of it
     headline: str
     #: innermost ``file:line`` of the user's code; "" if the error has none
-    place: str = ""
+    location: str = ""
 
     def __str__(self) -> str:
-        return f"{self.headline} ({self.place})" if self.place else self.headline
+        return f"{self.headline} ({self.location})" if self.location else self.headline
 
     @property
     def kind(self) -> str:
@@ -60,7 +60,7 @@ class Failure:
         headline = (
             self.headline if self.headline == other.headline else mine if mine == theirs else mine.partition(":")[0]
         )
-        return replace(self, headline=headline, place=self.place if self.place == other.place else "")
+        return replace(self, headline=headline, location=self.location if self.location == other.location else "")
 
 
 def read_failure(error: str | None) -> Failure:
@@ -74,8 +74,8 @@ def read_failure(error: str | None) -> Failure:
         said = (text.splitlines() or [""])[-1 if last else 0].removesuffix(PRINTED)
         return Failure(cause=without_values(said) or "no reason", headline=said or "no reason given")
     said = next((line for line in last[frames[-1].end() :].splitlines()[1:] if line[:1].strip()), text.splitlines()[-1])
-    own = next((_place(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")
-    return Failure(cause=f"{said.partition(':')[0][:100]} {_place(frames[-1])}", headline=said.strip(), place=own)
+    own = next((_location(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")
+    return Failure(cause=f"{said.partition(':')[0][:100]} {_location(frames[-1])}", headline=said.strip(), location=own)
 
 
 def cause_of(error: str | None) -> str:
@@ -93,7 +93,7 @@ def headline(error: str | None) -> str:
     return read_failure(error).headline
 
 
-def _place(frame: re.Match[str]) -> str:
+def _location(frame: re.Match[str]) -> str:
     """Return the file and the line of a frame. The folder is left out, because it may differ between machines."""
     return f"{_FOLDER.sub('', frame['file'])}:{frame['line']}"
 

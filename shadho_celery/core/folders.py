@@ -65,9 +65,9 @@ def read_part(root: Path, folder: str, path: bytes, start: int, size: int) -> by
     The file is at `path` below the `folder` below `root`. Raises UsageError if `path` leads out of the `folder` or this
     out of `root`, and OSError if it is no regular file or cannot be read.
     """
-    place = below(below(root, folder), os.fsdecode(path))
+    file_path = below(below(root, folder), os.fsdecode(path))
     # A named pipe must not block.
-    with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+    with os.fdopen(os.open(file_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is no regular file")
         file.seek(start)

@@ -220,7 +220,7 @@ def thread_variables(threads: int | str) -> dict[str, str]:
 def _bits(digits: str) -> set[int]:
     """Return the positions of the bits that are set in a hexadecimal number."""
     number = int(digits, 16)
-    return {place for place in range(number.bit_length()) if number >> place & 1}
+    return {index for index in range(number.bit_length()) if number >> index & 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,12 +278,12 @@ class ComputeClass:
         return self.widest or self.slots
 
     @property
-    def place(self) -> tuple[str, str | None]:
+    def key(self) -> tuple[str, str | None]:
         """Pair of the name of the class, and the name of the machine; None instead of the latter if this is a class."""
         return self.name, self.host
 
     @property
-    def places(self) -> Sequence[ComputeClass]:
+    def targets(self) -> Sequence[ComputeClass]:
         """The machines of the class, each with the limits of the class; the class itself if `machines` is empty."""
         # No trials are queued ahead on a machine, because each trial is sent to a machine with free slots for it.
         return [replace(each, allowance=self.share, turn=self.turn, silent=self.silent) for each in self.machines] or [
@@ -307,7 +307,7 @@ class ComputeClass:
 
 def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAULT_CLASSES) -> list[ComputeClass]:
     """Return the classes, the strongest first: sorted by GPU memory, then by cores, then by the order `expected`."""
-    order = {name: place for place, name in enumerate(expected)}
+    order = {name: index for index, name in enumerate(expected)}
     return sorted(classes, key=lambda c: (-c.gpu_memory, -c.cores, order.get(c.name, len(order)), c.name))
 
 
@@ -464,10 +464,10 @@ def _nvidia_gpus() -> tuple[Gpu, ...]:
         return False
 
     def parts_of(handle: Any) -> Iterator[Gpu]:
-        for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             # There may be fewer parts than this maximum.
             with suppress(pynvml.NVMLError):
-                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
                 uuid = str(pynvml.nvmlDeviceGetUUID(part))
                 yield gpu(part, uuid, uuid)
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from shadho_celery import __version__
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.hardware import Gpu, Machine
-from shadho_celery.core.trial import MAX_TEXT, Bytes, Name, Number, Place, Price, StoredMoment
+from shadho_celery.core.trial import MAX_TEXT, AttemptNumber, Bytes, Name, Number, Price, StoredMoment
 from shadho_celery.core.units import money
 
 #: number of bytes for each class in `AttemptRecord.placed`: three numbers of 32 bits
@@ -106,7 +106,7 @@ class AttemptRecord(Struct, kw_only=True, array_like=True):
 
     #: number of the trial, and number of the attempt of this trial
     number: Number
-    attempt: Place
+    attempt: AttemptNumber
     compute_class: Name | None = None
     #: name of the machine
     host: Name | None = None

@@ -37,7 +37,7 @@ MAX_ATTEMPTS = 1000
 
 Number = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
-Place = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
+AttemptNumber = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
 #: rung of a ladder of budgets, from 0; ladders have far fewer rungs
 Rung = Annotated[int, Meta(ge=0, le=1000)]
 #: a number that is neither NaN nor infinite
@@ -250,7 +250,7 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     """One sending of a trial to a worker."""
 
     #: number of the attempt of its trial, from 1
-    attempt: Place
+    attempt: AttemptNumber
     #: QUEUED until a worker claims it, then RUNNING
     state: TrialState = TrialState.QUEUED
     #: name of the worker that claimed it
@@ -346,7 +346,7 @@ class _Event(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower,
     """An event of an attempt."""
 
     number: Number
-    attempt: Place
+    attempt: AttemptNumber
 
 
 class Started(_Event, frozen=True, kw_only=True):

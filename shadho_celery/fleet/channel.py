@@ -338,7 +338,7 @@ class SchedulerChannel(_Channel):
         It also moves old ended trials from `attempts` to `done`. If another scheduler has the lock, nothing is removed.
         Raises LockLost in that case.
         """
-        self.keep(self._last)
+        self.renew_lock(self._last)
         if self._last.startswith(_LAST_ID):
             self._client.delete(self._events)
         self._last = ""
@@ -347,7 +347,7 @@ class SchedulerChannel(_Channel):
         if len(self._recorded) >= KEPT_ENDED + ARCHIVED:
             self._archive(ARCHIVED)
 
-    def keep(self, recorded: str = "") -> None:
+    def renew_lock(self, recorded: str = "") -> None:
         """Renew the lock, and remove the events up to the id `recorded`.
 
         Raises LockLost if another scheduler has the lock.

@@ -44,7 +44,7 @@ class CircuitBreaker:
     def __init__(self, quarantine: Quarantine) -> None:
         self._quarantine = quarantine
         #: pending calls that record decisions in Redis; they are repeated until Redis answers
-        self.unsaid: list[Callable[[], object]] = []
+        self.pending_calls: list[Callable[[], object]] = []
         #: quarantined workers
         self.quarantined: set[str] = set()
         #: warnings for the operator
@@ -90,7 +90,7 @@ class CircuitBreaker:
         Call this if no other worker is left to try the failed trials.
         """
         workers = {*workers}
-        self.unsaid += [partial(self._quarantine.close, worker) for worker in self._cleared(workers) or workers]
+        self.pending_calls += [partial(self._quarantine.close, worker) for worker in self._cleared(workers) or workers]
 
     def _note_success(self, result: Result) -> None:
         """Count a success, and count the trial's earlier failures against the workers on which it failed."""
@@ -103,8 +103,8 @@ class CircuitBreaker:
         black_holes = {worker for worker in guilty if self._is_black_hole(worker)} - self.quarantined
         self.quarantined |= black_holes
         # The breakers of workers with other undecided failures do not change.
-        self.unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
-        self.unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
+        self.pending_calls += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
+        self.pending_calls += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
         self.notices += [self._notice(worker) for worker in black_holes]
 
     def _is_believed(self, result: Result, able: Set[str]) -> bool:
@@ -136,8 +136,8 @@ class CircuitBreaker:
         unexplained = set() if is_alone else {worker for worker, how in failures if how not in self._known}
         cleared = self._cleared(worker for worker, _ in failures)
         known = kind if kind in self._known else None
-        self.unsaid += [partial(self._quarantine.close, worker, known) for worker in cleared - unexplained]
-        self.unsaid += [partial(self._quarantine.half_open, worker) for worker in cleared & unexplained]
+        self.pending_calls += [partial(self._quarantine.close, worker, known) for worker in cleared - unexplained]
+        self.pending_calls += [partial(self._quarantine.half_open, worker) for worker in cleared & unexplained]
         return True
 
     def _is_black_hole(self, worker: str) -> bool:

@@ -28,7 +28,7 @@ from shadho_celery.core.folders import MAX_DIGESTED, MAX_PATH, LeftFile
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Answer, OfStudy
 from shadho_celery.core.system import SystemClock
-from shadho_celery.core.trial import Bytes, Int64, Name, Number, Place
+from shadho_celery.core.trial import AttemptNumber, Bytes, Int64, Name, Number
 from shadho_celery.fleet.redis import Redis, is_spoilt, keys, run, server_time
 from shadho_celery.fleet.signing import Sealed, Signer
 
@@ -244,7 +244,7 @@ class OfTrial(Struct, frozen=True, kw_only=True, tag=True):
 class ReadLog(OfTrial, frozen=True, kw_only=True):
     """Read the log of an attempt."""
 
-    attempt: Place
+    attempt: AttemptNumber
     #: position in the log at which the answer should begin
     after: Number = 0
 

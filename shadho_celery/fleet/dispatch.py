@@ -96,7 +96,7 @@ class Dispatch:
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
         #: attempts that the next `send` publishes, except those that are no longer in flight by then
-        self.unsent: list[Attempt] = []
+        self.to_publish: list[Attempt] = []
         #: (number, attempt) pairs that have ended their trials according to Redis, although the trials continue; `send`
         #: makes Redis accept claims of later attempts
         self.reopened: list[tuple[int, int]] = []
@@ -107,7 +107,7 @@ class Dispatch:
         self._look_at = -math.inf
 
     def send(self) -> None:
-        """Publish the unsent attempts. While the broker is unavailable, try again every RETRY_SECONDS.
+        """Publish the attempts in `to_publish`. While the broker is unavailable, try again every RETRY_SECONDS.
 
         Raises ServiceError for an error of Redis that is not temporary.
         """
@@ -116,14 +116,14 @@ class Dispatch:
                 self.channel.reopen(self.reopened)
                 self.reopened.clear()
             now = self.clock.now()
-            if not self.unsent or self.is_waiting(now):
-                if not self.unsent and now >= self._look_at:
+            if not self.to_publish or self.is_waiting(now):
+                if not self.to_publish and now >= self._look_at:
                     self.publisher.look()
                     self._look_at = self.clock.now() + RETRY_SECONDS
                 return
-            wanted = [each for each in self.unsent if self.in_flight.find(each.number, each.attempt)]
+            wanted = [each for each in self.to_publish if self.in_flight.find(each.number, each.attempt)]
             if self.publish(self._messages(wanted)):
-                self.unsent.clear()
+                self.to_publish.clear()
 
     def publish(self, messages: Iterable[tuple[str, Payload]]) -> bool:
         """Publish pairs of a queue's name and a message. Return whether the broker accepted them."""
@@ -223,8 +223,8 @@ class LeaseMonitor:
     #: True if Redis has failed to answer in time since the last look, so that workers may have been unable to renew
     #: leases
     was_silent: bool = False
-    #: Lost events that were found; the executor removes them
-    losses: list[Lost] = field(default_factory=list)
+    #: events of lost attempts that were found; the executor removes them
+    lost_events: list[Lost] = field(default_factory=list)
     _looked_at: float = -math.inf
     #: number of announcements and leases read by the last look
     _read: int = 0
@@ -259,8 +259,8 @@ class LeaseMonitor:
             self.was_silent = False
         self.ended = self.channel.ended_leases()
         # After an outage in the middle of a call, losses may still have to be returned.
-        told = {(lost.number, lost.attempt) for lost in self.losses}
-        self.losses += [self._lost(*key, now) for key in self.ended if key not in told]
+        told = {(lost.number, lost.attempt) for lost in self.lost_events}
+        self.lost_events += [self._lost(*key, now) for key in self.ended if key not in told]
         keys = [sent.key for sent in self.in_flight]
         self._states = dict(zip(keys, self.channel.states(keys), strict=True))
         self._read = len(self.workers.announced) + len(self.in_flight)
@@ -286,8 +286,8 @@ class LeaseMonitor:
     def missing(self) -> list[tuple[int, int]]:
         """Return the (number, attempt) pairs in flight that are void in Redis although no event has ended them.
 
-        Claimed attempts of which Redis has had no record for MAX_UNLEASED looks are added to `losses`. Call this after
-        all events before the last look have been handled, because they may contain results.
+        Claimed attempts of which Redis has had no record for MAX_UNLEASED looks are added to `lost_events`. Call
+        this after all events before the last look have been handled, because they may contain results.
         """
         found = []
         for key, state in self._states.items():
@@ -300,7 +300,7 @@ class LeaseMonitor:
             if sent.unleased >= MAX_UNLEASED:
                 number, attempt = key
                 reason = "Redis has no record of it, and no worker renews its lease"
-                self.losses.append(Lost(number=number, attempt=attempt, reason=reason, claimed=False))
+                self.lost_events.append(Lost(number=number, attempt=attempt, reason=reason, claimed=False))
         self._states = {}
         return found
 

@@ -79,7 +79,9 @@ class QueueExecutor:
         #: workers that were present when the recorder was last told
         self._recorded: frozenset[str] = frozenset()
         self._in_flight = live
-        self._dispatch = Dispatch(study.template, self._publisher, channel, workers, live, self._clock, study.adopt)
+        self._dispatch = Dispatch(
+            study.template, self._publisher, channel, workers, live, self._clock, study.takes_over
+        )
         self._leases = LeaseMonitor(channel, workers, live, self._breaker, self._clock)
         seats = SchedulerSeats(client, key, signer)
         self.gangs = Gangs(seats, self._dispatch, workers, live, study.gang_wait_seconds)
@@ -173,7 +175,7 @@ class QueueExecutor:
             # If the store was unavailable, the attempt was created long before now.
             if (sent := self._in_flight.find(attempt.number, attempt.attempt)) is not None:
                 sent.at = now
-        if self._is_new and not self._study.adopt:
+        if self._is_new and not self._study.takes_over:
             orphans = [(attempt.number, attempt.attempt) for attempt in attempts]
             reason = "it ran on this machine and ended with its scheduler"
             self._unwanted.append(partial(self.channel.give_up, orphans, reason))
@@ -184,7 +186,7 @@ class QueueExecutor:
         # Speculative copies are left out: the attempt that they copy is still in flight, and its result may arrive.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
         self._dispatch.reopened += [(a.number, a.attempt - 1) for a in again]
-        self._dispatch.unsent += queued
+        self._dispatch.to_publish += queued
         self._dispatch.send()
 
     def poll(self, seconds: float) -> Sequence[Event]:
@@ -199,7 +201,7 @@ class QueueExecutor:
                 self._ship()
                 self._shipped_at = asked_at
             self._confirm()
-            flush(self._breaker.unsaid)
+            flush(self._breaker.pending_calls)
             self._leases.note_wait(self._clock.now() - asked_at)
             # Send before taking attempts back, because `send` also reopens trials whose attempts have ended.
             self._dispatch.send()
@@ -214,13 +216,13 @@ class QueueExecutor:
             for lost in self.gangs.tend(self._clock.now()) if self.gangs.is_needed else ():
                 self.channel.give_up([(lost.number, lost.attempt)], lost.reason, claimed=lost.claimed)
             self._dispatch.pace.turn(self.workers.classes)
-            losses = self._leases.losses
+            lost_events = self._leases.lost_events
             # Do not wait at the first poll, or if a worker has just come: there are free slots to fill.
-            is_waiting = not (losses or self._is_new or has_changed)
+            is_waiting = not (lost_events or self._is_new or has_changed)
             wait = min(seconds, LOOK_SECONDS if self._in_flight else 0.1) if is_waiting else 0.0
             self._is_new = False
             asked_at = self._clock.now()
-            events: list[Event] = [*losses]
+            events: list[Event] = [*lost_events]
             for event in self.channel.drain(int(wait * 1000)):
                 if isinstance(event, GangEvent):
                     self.gangs.hear(event, self._clock.now())
@@ -233,17 +235,17 @@ class QueueExecutor:
             self.silence, self._leases.was_silent = unusable(error), True
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
-        self._leases.losses, self.silence = [], None
+        self._leases.lost_events, self.silence = [], None
         self._leases.returned, self._leases.ended = self._leases.ended, []
         self._is_informed = self.channel.is_drained
         return [self._judged(event) if isinstance(event, Result) else event for event in events]
 
-    def keep(self) -> None:
+    def renew_lock(self) -> None:
         now = self._clock.now()
         if now - self._held_at < HOLD_SECONDS / 4:
             return
         with outages_pass():
-            self.channel.keep()
+            self.channel.renew_lock()
             # Other schedulers and workers must see that the study is alive.
             self.workers.look(now, self._in_flight, self._breaker.quarantined)
             self._held_at = now
@@ -354,7 +356,7 @@ class QueueExecutor:
         sent = self._in_flight.find(result.number, result.attempt)
         if sent is None or not result.is_of(sent.attempt.params):
             return result
-        if self._study.adopt:
+        if self._study.takes_over:
             # A worker with an open breaker may try the trial later.
             paused = self.workers.quarantined - self._breaker.quarantined
             result = self._breaker.judge(result, self.workers.able | paused)

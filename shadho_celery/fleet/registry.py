@@ -150,7 +150,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     #: number of trials that are drawn but have not started
     waiting: Number = 0
     #: sum of the slots of all trials that are still to be sent, drawn or not; 0 while the study sends no trials
-    unsent_slots: _Slots = 0
+    sendable_slots: _Slots = 0
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
@@ -180,8 +180,8 @@ class StudyWants(Struct, frozen=True, kw_only=True):
 
         A scaler keeps workers for these slots, but does not start any.
         """
-        unsent = 0 if self.progress is None else self.progress.unsent_slots
-        return {name: int(slots) + unsent for name, slots in self.wants.items() if name not in self.wanted_slots}
+        sendable = 0 if self.progress is None else self.progress.sendable_slots
+        return {name: int(slots) + sendable for name, slots in self.wants.items() if name not in self.wanted_slots}
 
 
 def one_a_disk(workers: Mapping[str, Worker], control: str | None = None) -> list[str]:

@@ -97,7 +97,7 @@ class FleetStudy:
     weight: float = 1.0
     #: True to wait for attempts that an earlier scheduler left running. False if all workers are embedded: the workers
     #: of an earlier scheduler ended with it
-    adopt: bool = True
+    takes_over: bool = True
     #: seconds after which a trial whose gang is not complete gives its slots back and ends LOST
     gang_wait_seconds: float = 60.0
 

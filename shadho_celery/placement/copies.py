@@ -162,7 +162,9 @@ def record_placements(
     found, predicted = [], _predicted([attempt for attempt, _ in placed], classes, model)
     for (attempt, prices), seconds in zip(placed, predicted, strict=True):
         known = dict(zip(classes, seconds, strict=True))
-        recorder.place(attempt, {n: Placed(each, recorder.backlog(n), prices.get(n)) for n, each in known.items()})
+        recorder.note_placement(
+            attempt, {n: Placed(each, recorder.backlog(n), prices.get(n)) for n, each in known.items()}
+        )
         # The class may have no worker any more, if the store was not available for a time.
         own = known.get(str(attempt.compute_class))
         found.append(attempt if own is None or own < 1.0 else attempt.evolve(expected=own))

@@ -50,17 +50,23 @@ class Reservations:
         """Names of the classes that are reserved, or that have a reserved machine."""
         return {name for name, _ in self.reserved}
 
-    def see(self, classes: Sequence[ComputeClass], fits: Fits = lambda trial, place: True) -> None:
+    def see(self, classes: Sequence[ComputeClass], fits: Fits = lambda trial, target: True) -> None:
         """Drop the reservations that are no longer valid.
 
         The class has no workers any more, it has too few slots for the trial, the trial no longer `fits`, or it no
         longer waits.
         """
-        places = {place.place: place for compute_class in classes for place in compute_class.places}
+        targets = {target.key: target for each in classes for target in each.targets}
         for key, number in list(self.reserved.items()):
-            trial, place = self._study.find_open(number), places.get(key)
+            trial, target = self._study.find_open(number), targets.get(key)
             is_waiting = trial is not None and trial.state is TrialState.WAITING
-            if trial is None or place is None or not is_waiting or trial.slots > place.room or not fits(trial, place):
+            if (
+                trial is None
+                or target is None
+                or not is_waiting
+                or trial.slots > target.room
+                or not fits(trial, target)
+            ):
                 del self.reserved[key]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
@@ -74,7 +80,7 @@ class Reservations:
         # Slots for earlier reservations are subtracted. Otherwise other machines would use up the study's share, and
         # the machines that were reserved earlier would wait.
         for (name, host), number in self.reserved.items():
-            if (name, host) == compute_class.place:
+            if (name, host) == compute_class.key:
                 break
             trial = self._study.find_open(number)
             if name == compute_class.name and trial is not None:
@@ -87,8 +93,8 @@ class Reservations:
         A trial for which another class is reserved may take this one only if it can start at once, and not at all if
         its width was chosen for the reserved class.
         """
-        if compute_class.place in self.reserved:
-            return self.reserved[compute_class.place] == trial.number
+        if compute_class.key in self.reserved:
+            return self.reserved[compute_class.key] == trial.number
         kept = [name for (name, _), number in self.reserved.items() if number == trial.number]
         if kept and self._is_searched and compute_class.name not in kept:
             return False
@@ -129,7 +135,7 @@ class Reservations:
         for attempt in self._study.attempts if compute_class.by_worker else ():
             if attempt.compute_class == compute_class.name and attempt.worker in left:
                 left[attempt.worker] -= attempt.slots
-            elif (attempt.compute_class, attempt.only_on) == compute_class.place and not attempt.worker:
+            elif (attempt.compute_class, attempt.only_on) == compute_class.key and not attempt.worker:
                 unclaimed.append(attempt.slots)
         # A worker with too few free slots leaves an attempt to a worker with enough.
         for slots in sorted(unclaimed, reverse=True):
@@ -292,14 +298,14 @@ class Widths:
             left[sent.attempt.only_on or sent.attempt.host] += [self._left(sent)] * sent.attempt.slots
         widths = self._model.widths_on(compute_class)
         least = np.full(len(widths), math.inf)
-        for place in self._classes[compute_class].places:
-            free = self._reservations.free(place)
-            if (free_only and free <= 0) or place.place in self._reservations.reserved:
+        for target in self._classes[compute_class].targets:
+            free = self._reservations.free(target)
+            if (free_only and free <= 0) or target.key in self._reservations.reserved:
                 continue
-            ends = [0.0] * max(0, free) + sorted(left[place.host])
+            ends = [0.0] * max(0, free) + sorted(left[target.host])
             # A trial that is wider than the study's share of the class would wait until the study uses no slot of the
             # class.
-            most = min(len(ends), place.room, max(place.limit, widths[0]))
+            most = min(len(ends), target.room, max(target.limit, widths[0]))
             for row, width in enumerate(widths):
                 if width <= most and ends[width - 1] < math.inf:
                     least[row] = min(least[row], width * ends[width - 1] - sum(ends[:width]))

@@ -193,7 +193,7 @@ class Study(ShownStudy):
                 points = [{} for _ in points]
             # Create a new scheduler at the next `ask`. It learns from all trials that are recorded then.
             self._loop = None
-            known_points.adopt(self._study, self._plan, points, outcomes, reports)
+            known_points.add_finished(self._study, self._plan, points, outcomes, reports)
             if self._run_by is None:
                 self._grow()
 

@@ -26,7 +26,7 @@ from shadho_celery.study.recorder import Recorder
 class Executor(Protocol):
     """Runs attempts.
 
-    While the store cannot be reached, the scheduler calls `keep` instead of `poll`, because `poll` confirms that
+    While the store cannot be reached, the scheduler calls `renew_lock` instead of `poll`, because `poll` confirms that
     earlier events are recorded.
     """
 
@@ -50,7 +50,7 @@ class Executor(Protocol):
         confirmed are returned again.
         """
 
-    def keep(self) -> None:
+    def renew_lock(self) -> None:
         """Keep the scheduler's lock on the study while `poll` is not called. Call this every few seconds."""
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
@@ -105,7 +105,7 @@ class LocalExecutor:
         events, self._events = self._events, []
         return events
 
-    def keep(self) -> None:
+    def renew_lock(self) -> None:
         pass
 
     def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:

@@ -59,17 +59,17 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object], scheduler: 
         scheduler.enqueue(added)
     else:
         for trial in added:
-            study.hold_back(trial)
+            study.put_waiting(trial)
     study.commit()
     return [trial.number for trial in added]
 
 
-def _written(place: int, point: Any) -> str:
+def _written(index: int, point: Any) -> str:
     """Return the values of a point by label as JSON. Raises UsageError for any other point."""
     try:
         return json.dumps({**point}, default=scalar)
     except (TypeError, ValueError):
-        raise UsageError(f"point {place}: {short(point, 60)} is not a dict of labels and plain values") from None
+        raise UsageError(f"point {index}: {short(point, 60)} is not a dict of labels and plain values") from None
 
 
 def as_given(points: Iterable[Params], schema: Schema | None) -> list[Params]:
@@ -77,7 +77,7 @@ def as_given(points: Iterable[Params], schema: Schema | None) -> list[Params]:
     return [dict(params) if schema is None else schema.read_values(params) for params in points]
 
 
-def adopt(
+def add_finished(
     study: StudyState,
     plan: Plan,
     points: Iterable[object],
@@ -100,10 +100,10 @@ def adopt(
 
 
 def _add(study: StudyState, plan: Plan, found: Iterable[Found], sampler: str) -> list[Trial]:
-    places = {subspace.name: place for place, subspace in enumerate(plan.subspaces)}
+    indexes = {subspace.name: index for index, subspace in enumerate(plan.subspaces)}
     return [
         study.add(
-            *(name, params, trial_seed(study.record.seed, places[name], study.asked(name))),
+            *(name, params, trial_seed(study.record.seed, indexes[name], study.asked(name))),
             slots=plan.width(params),
             sampler=sampler,
         )
@@ -143,7 +143,7 @@ def first(plan: Plan, points: Sequence[object], seed: int, number: int) -> list[
         parts = UniformShares(weights).quotas(left) if weights else {WHOLE: left}
         for name, count in parts.items():
             sampler, sees_all = samplers[name], name == WHOLE or learns_whole(samplers[name])
-            pending = [Trial(number=place, subspace=each, params=params) for place, (each, params) in enumerate(found)]
+            pending = [Trial(number=index, subspace=each, params=params) for index, (each, params) in enumerate(found)]
             own = [trial for trial in pending if sees_all or trial.subspace == name]
             proposed = sampler.ask(count, own) if count else []
             found += [(name, params) for params in proposed]
@@ -166,13 +166,13 @@ def completed(
         raise UsageError("known points cannot be enqueued in a study with fidelity; leave out one of the two")
     generator = np.random.default_rng(entropy)
     found = []
-    for place, point in enumerate(points):
+    for index, point in enumerate(points):
         try:
             found.append(complete(plan.space, plan.subspaces, point, generator, off_grid=off_grid))
         except SpaceError as error:
-            raise UsageError(f"point {place}: {str(error).rstrip('.')}") from None
+            raise UsageError(f"point {index}: {str(error).rstrip('.')}") from None
         if not plan.space.allows(found[-1][1]):
-            raise UsageError(f"point {place}: {short(point, 200)} is refused by where, the bounds between params")
+            raise UsageError(f"point {index}: {short(point, 200)} is refused by where, the bounds between params")
     return found
 
 
@@ -182,11 +182,11 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
     `completed` has the same points with random values of the missing labels.
     """
     # Points that are not mappings were already refused when `completed` was computed.
-    partial = [place for place, point in enumerate(points) if {*completed[place][1]} - {*point}]  # type: ignore[misc]
+    partial = [index for index, point in enumerate(points) if {*completed[index][1]} - {*point}]  # type: ignore[misc]
     if not partial:
         return [*completed]
     whole, entropy = plan.whole, [study.record.seed, _PROPOSAL_STREAM, len(study)]
-    known = [each for place, each in enumerate(completed) if place not in partial]
+    known = [each for index, each in enumerate(completed) if index not in partial]
     # A sampler may repeat trials, but a user's point should add information. So, if possible, it is completed to params
     # that are new.
     tried = {whole.key(params) for _, params in known}
@@ -203,16 +203,16 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
     for told in _history(study):
         tell_samplers(samplers, told)
     for name, sampler in samplers.items():
-        places = [place for place in partial if name in {WHOLE, completed[place][0]}]
-        if not places:
+        indexes = [index for index in partial if name in {WHOLE, completed[index][0]}]
+        if not indexes:
             continue
-        count = max(1, min(PROPOSALS, MOST_PROPOSALS // len(places)))
-        proposals = sampler.ask(count * len(places), _pending(study, WHOLE if learns_whole(sampler) else name, known))
-        for nth, place in enumerate(places):
+        count = max(1, min(PROPOSALS, MOST_PROPOSALS // len(indexes)))
+        proposals = sampler.ask(count * len(indexes), _pending(study, WHOLE if learns_whole(sampler) else name, known))
+        for nth, index in enumerate(indexes):
             own = proposals[nth * count : (nth + 1) * count]
-            params = fill(plan.space, points[place], completed[place][1], own, generator, is_new=is_new)
+            params = fill(plan.space, points[index], completed[index][1], own, generator, is_new=is_new)
             tried.add(whole.key(params))
-            found[place] = next(each.name for each in plan.subspaces if each.contains(params)), params
+            found[index] = next(each.name for each in plan.subspaces if each.contains(params)), params
     return found
 
 

@@ -72,7 +72,7 @@ class Proposals:
 
     def __post_init__(self) -> None:
         samplers = self.samplers
-        self._index = {subspace.name: place for place, subspace in enumerate(self.members)}
+        self._index = {subspace.name: index for index, subspace in enumerate(self.members)}
         #: names of the subspaces, in the order of the search space
         self.subspaces = tuple(self._index)
         #: True if one sampler draws in the whole space, so that shares do not apply
@@ -204,20 +204,22 @@ class Proposals:
         """Return the prices of the live classes for the trials of a subspace; {} if the policy has no prices."""
         return self.policy.prices(subspace) if self.spans_space or subspace in self._index else {}
 
-    def ask(self, compute_class: ComputeClass, fits: Fits, left: float, excess: Excess | None = None) -> Trial | None:
+    def ask(
+        self, compute_class: ComputeClass, fits: Fits, trials_left: float, excess: Excess | None = None
+    ) -> Trial | None:
         """Return a new trial that `fits` a class, or None if no trial is wanted now.
 
-        New trials that do not fit wait in the study. `left` is the maximum number of trials that may still be sent,
-        waiting trials included. `excess` is as in `Slot`.
+        New trials that do not fit wait in the study. `trials_left` is the maximum number of trials that may still be
+        sent, waiting trials included. `excess` is as in `Slot`.
         """
         slot = Slot(compute_class, self.study, self.study.clock.now(), excess, self._seconds_left)
         if wants := self.policy.wants():
-            self._draw_ahead(wants, left)
+            self._draw_ahead(wants, trials_left)
         for _ in range(DRAWS):
-            trial = self._chosen(slot, fits, left)
+            trial = self._chosen(slot, fits, trials_left)
             if trial is None or fits(trial, compute_class):
                 return trial
-            self.study.hold_back(trial)
+            self.study.put_waiting(trial)
         return None
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
@@ -260,13 +262,13 @@ class Proposals:
         if self._decade.recorded is not None:
             self.study.note_decade(self._decade.recorded)
 
-    def _chosen(self, slot: Slot, fits: Fits, left: float) -> Trial | None:
+    def _chosen(self, slot: Slot, fits: Fits, trials_left: float) -> Trial | None:
         """Return the trial that the policy chooses for a slot, after adding it to the study if it is new.
 
         Returns None if no trial is wanted now.
         """
         while True:
-            wanted, offers = self._offers(left)
+            wanted, offers = self._offers(trials_left)
             is_renewed = bool(self._renewed) and wanted is not None and wanted.params is None
             choice = Choice(self._renewed.pop(0)) if is_renewed else self.policy.pick(slot, offers, fits)
             picked = None if choice is None else choice.picked
@@ -286,21 +288,21 @@ class Proposals:
                 return drawn[0]
             # The sampler of this subspace has no more params, so choose again among the other subspaces.
 
-    def _wanted(self, left: float) -> tuple[Sequence[Wanted], Wanted | None]:
+    def _wanted(self, trials_left: float) -> tuple[Sequence[Wanted], Wanted | None]:
         """Return the promotions that the rounds offer, and the new trial that they want next, or None.
 
-        Nothing is wanted if the number of waiting trials has reached `left`, the number that may still be sent.
+        Nothing is wanted if the number of waiting trials has reached `trials_left`, the number that may still be sent.
         """
-        if self.study.count(TrialState.WAITING) >= left:
+        if self.study.count(TrialState.WAITING) >= trials_left:
             return (), None
         offers = self.rounds.offers(self.slots)
-        new = next((place for place, offer in enumerate(offers) if offer.origin is None), None)
+        new = next((index for index, offer in enumerate(offers) if offer.origin is None), None)
         # Offers after the first new trial belong to later brackets and are not due yet.
         return (offers, None) if new is None else (offers[:new], offers[new])
 
-    def _offers(self, left: float) -> tuple[Wanted | None, Offers]:
+    def _offers(self, trials_left: float) -> tuple[Wanted | None, Offers]:
         """Return the new trial that the rounds want next, or None, and the offers among which the policy chooses."""
-        promotions, new = self._wanted(left)
+        promotions, new = self._wanted(trials_left)
         known, self._promotable = self._promotable, {}
         for wanted in promotions:
             assert wanted.origin is not None
@@ -332,7 +334,7 @@ class Proposals:
             left = [name for name in left if quotas[name] > self.study.asked(name)] or left
         return [name for name in left if self._may_wait(name)]
 
-    def _draw_ahead(self, wants: Mapping[str, int], left: float) -> None:
+    def _draw_ahead(self, wants: Mapping[str, int], trials_left: float) -> None:
         """Draw trials ahead: for each subspace the number in `wants`, which comes from the policy.
 
         The shares count them when they are sent. The number of trials drawn ahead in a subspace is at most the number
@@ -340,14 +342,14 @@ class Proposals:
         and in a subspace that always fails, all trials drawn ahead would have to be run.
         """
         for name, missing in wants.items():
-            wanted = self._new(left)
+            wanted = self._new(trials_left)
             if wanted is None:
                 return
             subspaces = self.subspaces if name == WHOLE else (name,)
             quotas = self._quotas(wanted.drawn)
             number = min(
                 missing,
-                left - self.study.count(TrialState.WAITING),
+                trials_left - self.study.count(TrialState.WAITING),
                 math.inf if quotas is None else quotas[name] - self.study.asked(name),
                 self.study.count(*WELL, subspace=None if name == WHOLE else name)
                 - sum(len(self._ahead[each]) for each in subspaces),
@@ -366,14 +368,14 @@ class Proposals:
                         self._has_too_wide = True
                         self._note_budget(trial)
                         self.deal(trial.subspace)
-                        self.study.hold_back(trial)
+                        self.study.put_waiting(trial)
                 self.policy.offer([trial for trial in drawn if self.is_ahead(trial)])
                 number -= at_once
-                wanted = self._new(left)
+                wanted = self._new(trials_left)
 
-    def _new(self, left: float) -> Wanted | None:
+    def _new(self, trials_left: float) -> Wanted | None:
         """Return the next new trial that the rounds want if a sampler draws it, or None."""
-        _, new = self._wanted(left)
+        _, new = self._wanted(trials_left)
         return None if new is None or new.params is not None else new
 
     def _taken(self, trial: Trial) -> Trial:
@@ -507,7 +509,7 @@ def make_samplers(make: Maker, subspaces: Sequence[Subspace], entropy: Sequence[
     """Return the samplers by subspace, or a single sampler under WHOLE that draws in the whole space."""
     if make.spans_space:
         return {WHOLE: make(undivided(subspaces[0].space), entropy)}
-    seeded = {subspace: (*entropy, place) for place, subspace in enumerate(subspaces)}
+    seeded = {subspace: (*entropy, index) for index, subspace in enumerate(subspaces)}
     if make.is_whole and len(subspaces) > 1:
         shared = make.learner(undivided(subspaces[0].space), entropy)
         return {each.name: Unrepeated(shared, each, seed) for each, seed in seeded.items()}

@@ -1,4 +1,4 @@
-"""The loop of a study: collect events, learn from them, update the classes, and send trials to their queues."""
+"""The loop of a study: collect events, learn from them, update the classes, and fill their free slots with trials."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ MAX_AVOIDING = 30
 ALONE_SECONDS = 60.0
 #: seconds for which a trial whose latest machines have vanished is sent only if no other trial fits
 LAST_SECONDS = 600.0
-#: the user is told about a trial that workers have given back this many times
-CUT = 3
+#: the user is told about the first trial that workers have given back this many times
+MANY_RETURNS = 3
 
 #: once the model has learned from this many trials of every class, classes are ordered by speed instead of hardware
 TIMED_TRIALS = 5
@@ -96,15 +96,15 @@ class Scheduler:
         self._served_at = self.study.clock.now()
         #: placed attempts whose placement is not recorded yet, each with the prices of the classes at that time
         self._unrecorded: list[tuple[Attempt, Mapping[str, float]]] = []
-        #: attempts that will be sent after this turn is recorded
-        self._unsent: list[Attempt] = []
-        #: numbers of pruned trials that will be stopped after the decision is recorded
+        #: attempts that will be submitted to the executor once this turn is recorded
+        self._to_submit: list[Attempt] = []
+        #: numbers of pruned trials that will be stopped once this turn is recorded
         self._to_stop: list[int] = []
         self._began = self._watched_at = self.study.clock.now()
-        #: True once the study should end, because the limit on trials without a better loss is reached
+        #: True once the limit on trials without a better loss is reached, so that the study ends
         self.is_stale = False
-        #: notice about the first trial that CUT workers have given back; None before
-        self._cut: str | None = None
+        #: notice about the first trial that workers have given back MANY_RETURNS times; None before
+        self._returned: str | None = None
 
     def begin(self, *, is_known: bool = False) -> None:
         """Learn from the trials of earlier runs, and submit the attempts in flight unless the executor knows them."""
@@ -117,7 +117,7 @@ class Scheduler:
         self.proposals.teach(self.study.warm_start)
         for trials, following in self.study.history():
             self._learn(trials, following)
-            self.executor.keep()
+            self.executor.renew_lock()
         self.proposals.end_history()
         self.is_stale = self._is_without_gain()
         if self.pruning is not None:
@@ -133,8 +133,8 @@ class Scheduler:
 
     def become(self, other: Scheduler) -> None:
         """Continue as the scheduler of the space that has grown. Clock, pause and callbacks stay as they are."""
-        self._unsent += [attempt for attempt, _ in self._unrecorded]
-        kept = ("on_trial", "paused", "stopping", "turn_seconds", "_began", "_ended", "_hopelessness", "_unsent")
+        self._to_submit += [attempt for attempt, _ in self._unrecorded]
+        kept = ("on_trial", "paused", "stopping", "turn_seconds", "_began", "_ended", "_hopelessness", "_to_submit")
         vars(self).update({**vars(other), **{name: getattr(self, name) for name in kept}})
 
     # The loop
@@ -156,32 +156,33 @@ class Scheduler:
         """
         if self.study.trouble is not None:
             self.study.clock.sleep(min(self.turn_seconds, TURN_SECONDS))
-            self.executor.keep()
+            self.executor.renew_lock()
             self._stop_at_limit()
-            self._send()
+            self._record_and_submit()
             self._call_on_trial()
-        else:
-            self.tell(self.collect())
-            if self._ended:
-                # This comes before the next trials are sent, because `on_trial` may stop the study.
-                self._call_on_trial()
-            if self.study.has_grown:
-                # Nothing more is proposed in the old space.
-                self.study.commit()
-                return
-            self.assign()
-            self.fill()
+            return
+        self.tell(self.collect())
+        if self._ended:
+            # This comes before the next trials are sent, because `on_trial` may stop the study.
+            self._call_on_trial()
+        if self.study.has_grown:
+            # Nothing more is proposed in the old space.
+            self.study.commit()
+            return
+        self.update_classes()
+        self._stop_at_limit()
+        self.fill()
 
     def collect(self) -> Sequence[Event]:
         """Wait for events, and return the events since the last turn."""
         # Once the study is stopping, its limit on time no longer shortens the turns.
-        left = self.turn_seconds if self.stopping or self.limits.seconds is None else self._seconds_left()
+        seconds = min(self.turn_seconds, math.inf if self.stopping else self._seconds_left())
+        now = self.study.clock.now()
         if self._speculation is not None:
-            left = min(left, self._speculation.due - self.study.clock.now())
+            seconds = min(seconds, self._speculation.due - now)
         if self._declined:
-            now = self.study.clock.now()
-            left = min(left, self._declined.due(now) - now)
-        return self.executor.poll(max(0.0, min(self.turn_seconds, left)))
+            seconds = min(seconds, self._declined.due(now) - now)
+        return self.executor.poll(max(0.0, seconds))
 
     def tell(self, events: Sequence[Event]) -> None:
         """Record `events`, prune trials by their reports, and let models and samplers learn from finished trials."""
@@ -192,11 +193,11 @@ class Scheduler:
                     self._declined.add(event.number, str(sent.attempt.compute_class), self.study.clock.now())
             elif self._declined and not isinstance(event, Lost):
                 self._declined.end(event.number)
-            judged = self._judged(event) if isinstance(event, Result) else event
-            change = self.study.tell(judged)
+            decided = self._with_retry_and_hint(event) if isinstance(event, Result) else event
+            change = self.study.tell(decided)
             trial = change.trial
             if change.ended is not None:
-                self.executor.note_end(judged, change.ended, is_over=change.is_over)
+                self.executor.note_end(decided, change.ended, is_over=change.is_over)
             if trial is not None and isinstance(event, Report):
                 self._extrapolation.tell(trial, event)
                 if self.pruning is not None and self.pruning.tell(trial, event):
@@ -223,8 +224,8 @@ class Scheduler:
             if trial.state is TrialState.FAILED:
                 self._hopelessness.add(trial, self.study.failures.add(trial))
 
-    def assign(self) -> None:
-        """Update the live classes and their order, and stop the study if it has reached a limit."""
+    def update_classes(self) -> None:
+        """Update the live classes, their order, and what models and proposals know about them."""
         now = self.study.clock.now()
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now
@@ -234,7 +235,7 @@ class Scheduler:
             self.cost_model.note_preemptions({name: preemption_rate(*each) for name, each in counts.items()})
         classes = self.executor.classes()
         self.cost_model.see(classes)
-        self.classes = self._in_order(classes) if len(classes) > 1 else [*classes]
+        self.classes = self._strongest_first(classes) if len(classes) > 1 else [*classes]
         self._memory_fit.see(self.classes)
         self._widths.see(self.classes)
         if self._reservations.reserved:
@@ -242,48 +243,48 @@ class Scheduler:
         if self.cheapest is not None:
             # The plan is made without `is_in_time`, which depends on the plan.
             self.cheapest.see(self.classes, self._began, self._memory_fit.fits)
-        self.proposals.see(self._used, self._seconds_left())
-        self._stop_at_limit()
+        self.proposals.see(self._used_classes, self._seconds_left())
 
     def fill(self) -> None:
-        """Send trials to the free slots of all classes. If no other trial can be sent, send copies of late trials.
+        """Fill the free slots of all classes with trials. If no other trial can be sent, send copies of late trials.
 
-        Attempts are recorded before they are sent.
+        Attempts are recorded before they are submitted.
         """
         try:
-            for place, trial in self._placed():
+            for target, trial in self._placements():
                 home = self.proposals.machines.pop(trial.number, None)
-                attempt = self.study.send(trial, place.name, only_on=place.host or home, again=self._may_return(trial))
+                only_on, again = target.host or home, self._may_return(trial)
+                attempt = self.study.send(trial, target.name, only_on=only_on, again=again)
                 self._unrecorded.append((attempt, self.proposals.prices(trial.subspace)))
-            if self._speculation is not None and not (self._unrecorded or self._unsent):
-                copies = self._copied(self._speculation)
+            if self._speculation is not None and not (self._unrecorded or self._to_submit):
+                copies = self._copy_late_trials(self._speculation)
                 self._unrecorded = [(each, self.proposals.prices(each.subspace)) for each in copies]
             if self._unrecorded:
                 names = [each.name for each in self.classes]
-                self._unsent += record_placements(self._unrecorded, names, self.cost_model, self.study.recorder)
+                self._to_submit += record_placements(self._unrecorded, names, self.cost_model, self.study.recorder)
                 self._unrecorded = []
-                self._tell_gpu_memory({each.name for each in self.classes if each.shares_gpus})
+                self._set_gpu_memory({each.name for each in self.classes if each.shares_gpus})
             if self.cheapest is not None and not self.study.in_flight:
                 self.cheapest.release()
-            self._send()
+            self._record_and_submit()
         except StoreOutage as error:
             # A trial that should be promoted could not be read from the store. Attempts that are already placed are
             # sent later.
             self.study.wait_for_store(error)
         if self.demand is not None:
             # This comes after the trials are sent, because the import for the linear program takes a moment.
-            self._follow(self.demand, self.study.clock.now())
+            self._update_demand(self.demand, self.study.clock.now())
 
-    def _tell_gpu_memory(self, sharing: Collection[str]) -> None:
-        """Set the GPU memory that unsent attempts need, for the classes whose trials share GPUs.
+    def _set_gpu_memory(self, sharing: Collection[str]) -> None:
+        """Set the GPU memory that the attempts to submit need, for the classes whose trials share GPUs.
 
         Only a first attempt shares a GPU. If it runs out of memory beside other trials, the trial is repeated alone.
         """
-        for place, each in enumerate(self._unsent if sharing else ()):
+        for index, each in enumerate(self._to_submit if sharing else ()):
             name = str(each.compute_class)
             if name in sharing and each.attempt == 1 and each.slots == 1:
                 found = self.cost_model.enough_gpu_memory(each.subspace, each.params, name, budget=each.budget)
-                self._unsent[place] = each.evolve(gpu_bytes=found)
+                self._to_submit[index] = each.evolve(gpu_bytes=found)
 
     def stop(self, *, running: bool = False) -> None:
         """Send no more trials, and cancel the attempts that no worker has claimed. If `running`, cancel all attempts.
@@ -314,7 +315,7 @@ class Scheduler:
         """Send these trials, which were just added to the study, before new trials."""
         for trial in trials:
             self.proposals.deal(trial.subspace)
-            self.study.hold_back(trial)
+            self.study.put_waiting(trial)
 
     def cancel(self, trial: Trial) -> None:
         """Cancel an unfinished trial. It becomes CANCELLED now, or once its worker has stopped it.
@@ -332,8 +333,8 @@ class Scheduler:
         """Reservations: a waiting trial, the class or machine that is reserved for it, and the number of its free
         slots.
         """
-        places = {place.place: place for each in self.classes for place in each.places}
-        found = [(self.study.find_open(n), places.get(key)) for key, n in self._reservations.reserved.items()]
+        targets = {target.key: target for each in self.classes for target in each.targets}
+        found = [(self.study.find_open(n), targets.get(key)) for key, n in self._reservations.reserved.items()]
         return [(trial, c, self._reservations.free(c)) for trial, c in found if trial is not None and c is not None]
 
     @property
@@ -344,18 +345,18 @@ class Scheduler:
         return {} if self.demand is None else self.demand.wanted
 
     @property
-    def left(self) -> float:
+    def trials_left(self) -> float:
         """Number of trials that may still be sent by the limit on trials."""
         return self.limits.trials_left(self.study.counted + self.study.in_flight)
 
     @property
-    def unsent(self) -> float:
+    def sendable(self) -> float:
         """Number of trials that may be sent before one in flight ends; infinity without limits, 0 if paused.
 
         It depends on the limit on trials, on the limit `at_once`, and on whether the samplers have more params.
         """
-        left = min(self._left(), self._room)
-        return min(left, self.study.count(TrialState.WAITING)) if self.proposals.is_exhausted else left
+        most = min(self._may_send(), self._free_at_once)
+        return min(most, self.study.count(TrialState.WAITING)) if self.proposals.is_exhausted else most
 
     @property
     def spent(self) -> float:
@@ -379,7 +380,7 @@ class Scheduler:
 
     # Parts of the verbs
 
-    def _follow(self, demand: Demand, now: float) -> None:
+    def _update_demand(self, demand: Demand, now: float) -> None:
         """Update the wanted slots.
 
         If no other trials are left, the trials for which no machine is started become FAILED.
@@ -390,8 +391,7 @@ class Scheduler:
             if self.proposals.is_exhausted:
                 left = min(left, self.study.count(TrialState.WAITING, TrialState.QUEUED))
             left = max(0.0, left - len(vanishing))
-        seconds_left = math.inf if self.limits.seconds is None else self._seconds_left()
-        demand.look(self.classes, left, seconds_left, self._unsent_of(left))
+        demand.update(self.classes, left, self._seconds_left(), self._trials_for_new_slots(left))
         if self.classes or self.study.in_flight or left or self.paused:
             self._served_at = now
         elif vanishing and now - self._served_at >= ALONE_SECONDS:
@@ -402,13 +402,13 @@ class Scheduler:
         """End these waiting trials as FAILED with this error."""
         self._finish([self.study.give_up(number, error) for number in numbers])
 
-    def _unsent_of(self, left: float) -> float:
+    def _trials_for_new_slots(self, left: float) -> float:
         """Return for how many of the `left` trials, which do not run yet, new slots would be useful now.
 
         Trials in the queues of live workers are subtracted. The result is 0 if slots are idle and no trial waits,
         because new slots would be idle, too. Trials that wait although slots are idle do not fit these slots.
         """
-        is_idle = any(self._free(each) > 0 for each in self.classes if each.name not in self._reservations.names)
+        is_idle = any(self._free_slots(each) > 0 for each in self.classes if each.name not in self._reservations.names)
         if is_idle and not self.study.count(TrialState.WAITING):
             return 0.0
         queued = sum(self.study.count(TrialState.QUEUED, compute_class=each.name) for each in self.classes)
@@ -436,35 +436,37 @@ class Scheduler:
         told = [self.proposals.rounds.present.notice]
         told += [] if self.pruning is None else [self.pruning.notice]
         told += [] if self.cheapest is None else [self.cheapest.notice]
-        told += [self._cut_words()]
+        told += [self._returns_notice()]
         return [*self._memory_fit.notices, *found, *[notice for notice in told if notice is not None]]
 
-    def _cut_words(self) -> str | None:
-        """Return the notice about the first trial that CUT workers have given back, or None."""
-        numbers = () if self._cut is not None or self.cost_model.has_checkpoints else self.study.given_back(CUT)
+    def _returns_notice(self) -> str | None:
+        """Return the notice about the first trial that MANY_RETURNS workers have given back, or None."""
+        numbers = (
+            () if self._returned is not None or self.cost_model.has_checkpoints else self.study.given_back(MANY_RETURNS)
+        )
         if numbers:
-            self._cut = (
-                f"trial {numbers[0]} was given back by {CUT} workers, which ended before it did; let workers stay "
-                "longer (worker --for), or let trials continue from checkpoints"
+            self._returned = (
+                f"trial {numbers[0]} was given back by {MANY_RETURNS} workers, which ended before it did; let workers "
+                "stay longer (worker --for), or let trials continue from checkpoints"
             )
-        return self._cut
+        return self._returned
 
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):
             self.stop(running=self.limits.is_met_by(self.study.best) or self.hopeless is not None)
 
-    def _send(self) -> None:
-        """Write the changes of this turn to the store. Then stop the pruned trials and send the placed attempts."""
+    def _record_and_submit(self) -> None:
+        """Write the changes of this turn to the store. Then stop the pruned trials, and submit the placed attempts."""
         if not self.study.commit():
             return
         if self._to_stop:
             self.executor.cancel(self._to_stop, running=True, pruned=True)
             self._to_stop = []
-        if self._unsent:
-            self.executor.submit(self._unsent)
-            self._unsent = []
+        if self._to_submit:
+            self.executor.submit(self._to_submit)
+            self._to_submit = []
         elif not (self._unrecorded or self.stopping or self.paused) and len(self.classes) > 1:
-            self._spill()
+            self._rebalance()
 
     def _call_on_trial(self) -> None:
         """Call `on_trial` with the ended trials, once they are recorded."""
@@ -474,12 +476,12 @@ class Scheduler:
         for trial in ended:
             self.on_trial(trial)
 
-    def _judged(self, result: Result) -> Result:
-        """Return a result with what this scheduler adds before `StudyState.tell` gets it.
+    def _with_retry_and_hint(self, result: Result) -> Result:
+        """Return a result with a `retry`, a warning or a hint, if it needs one, before `StudyState.tell` gets it.
 
-        A result gets a `retry`, so that it does not end its trial, in two cases: the trial has lost a rank of its
-        process group, or it has run out of memory and another class may have enough (`MemoryFit.retry`). It gets a
-        warning if the trial succeeded on a class that was the last resort. Its error gets a hint if the objective needs
+        A `retry` lets the result end only its attempt. It is added in two cases: the trial has lost a rank of its
+        process group, or it has run out of memory and another class may have enough (`MemoryFit.retry`). A warning is
+        added if the trial succeeded on a class that was the last resort. The error gets a hint if the objective needs
         ints where the space draws floats.
         """
         trial, is_short = self.study.find_open(result.number), result.outcome.out_of_memory is not None
@@ -500,7 +502,7 @@ class Scheduler:
         self.proposals.tell(trials, following)
         self.cost_model.tell(*map(self.study.current, trials), following=following)
 
-    def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
+    def _strongest_first(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Return the classes, the strongest first: by speed if the speeds of all classes are known, else by
         hardware.
         """
@@ -511,49 +513,44 @@ class Scheduler:
             ordered.sort(key=lambda compute_class: means[compute_class.name])
         return ordered
 
-    def _placed(self) -> Iterator[tuple[ComputeClass, Trial]]:
-        """Yield pairs of a place and a trial to send there, until no place takes another trial.
+    def _placements(self) -> Iterator[tuple[ComputeClass, Trial]]:
+        """Yield pairs of a target and a trial to send there, until no target takes another trial.
 
-        Each place in turn gets one trial, the strongest class first. Places are the classes, or the machines of a class
-        if all slots of a trial must be on one worker.
+        Each target in turn gets one trial, the strongest class first. The targets are the classes, or the machines of a
+        class if all slots of a trial must be on one worker.
         """
         # Near the end of the study, or if `at_once` allows no more trials than slots, no trial waits in a queue. It
         # goes to the first slot that becomes free in any class.
-        most = min(self._left(), self.limits.at_once or math.inf, self.proposals.rounds.present.left)
+        most = min(self._may_send(), self.limits.at_once or math.inf, self.proposals.rounds.present.left)
         near_end = most <= self.proposals.slots
         # Before its first success, a study sends few trials, because all of them may fail.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
-        takers = places = [place for each in self.classes for place in each.places]
+        takers = targets = [target for each in self.classes for target in each.targets]
         while takers:
             still_taking = []
             for compute_class in takers:
-                ahead = 0
-                if compute_class.ahead and not is_shallow:
-                    ahead = min(compute_class.ahead, self.proposals.most_ahead)
+                ahead = 0 if is_shallow else min(compute_class.ahead, self.proposals.most_ahead)
                 trial = None
-                if min(self._left(), self._room) > 0:
-                    trial = self._next_trial(compute_class) if self._free(compute_class, ahead) > 0 else None
-                    trial = trial or (None if self.cheapest is None else self._left_over(compute_class))
+                if min(self._may_send(), self._free_at_once) > 0:
+                    trial = self._next_trial(compute_class) if self._free_slots(compute_class, ahead) > 0 else None
+                    trial = trial or (None if self.cheapest is None else self._trial_for_unused_class(compute_class))
                 if trial is None:
                     continue
                 if self.cost_model.widths and trial.number not in self._reservations.reserved.values():
                     trial = self.study.widen(trial, self._widths.choose(trial, compute_class))
-                place = compute_class
-                if place.host is not None and place.place not in self._reservations.reserved:
-                    alike = [
-                        each
-                        for each in places
-                        if each.name == place.name and trial.slots <= each.room and self._fits(trial, each)
-                    ]
-                    place = self._reservations.best(trial, alike, self.proposals.machines.get(trial.number))
-                if self._reservations.may_start(trial, place):
-                    self._reservations.reserved.pop(place.place, None)
+                target = compute_class
+                if target.host is not None and target.key not in self._reservations.reserved:
+                    alike = [each for each in targets if each.name == target.name and trial.slots <= each.room]
+                    fitting = [each for each in alike if self._fits(trial, each)]
+                    target = self._reservations.best(trial, fitting, self.proposals.machines.get(trial.number))
+                if self._reservations.may_start(trial, target):
+                    self._reservations.reserved.pop(target.key, None)
                     still_taking.append(compute_class)
-                    yield place, trial
+                    yield target, trial
                 else:
-                    # No other trial is sent to the place until this one can start.
-                    self._reservations.reserved[place.place] = trial.number
-                    self.study.hold_back(trial, first=True)
+                    # No other trial is sent to the target until this one can start.
+                    self._reservations.reserved[target.key] = trial.number
+                    self.study.put_waiting(trial, first=True)
             takers = still_taking
 
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
@@ -568,19 +565,19 @@ class Scheduler:
 
         last = self.study.vanishing_since(self.study.clock.now() - LAST_SECONDS)
         waiting = self.study.next_waiting(lambda trial: trial.number not in last and may_take(trial))
-        if waiting is None and compute_class.place not in self._reservations.reserved:
+        if waiting is None and compute_class.key not in self._reservations.reserved:
             excess = partial(self._widths.excess, compute_class=compute_class) if self.cost_model.widths else None
-            waiting = self.proposals.ask(compute_class, self._fits, self._left(), excess)
+            waiting = self.proposals.ask(compute_class, self._fits, self._may_send(), excess)
         return waiting or (self.study.next_waiting(may_take) if last else None)
 
     @property
-    def _used(self) -> list[ComputeClass]:
+    def _used_classes(self) -> list[ComputeClass]:
         """The live classes with slots that the study uses, the strongest first."""
         if self.cheapest is None:
             return self.classes
         return [each for each in self.classes if self.cheapest.most(each) > 0]
 
-    def _free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
+    def _free_slots(self, compute_class: ComputeClass, ahead: int = 0) -> int:
         """Return the number of a class's free slots that the study may use, plus `ahead` places in its queue."""
         free = self._reservations.free(compute_class, ahead)
         if self.cheapest is None:
@@ -588,13 +585,13 @@ class Scheduler:
         most = self.cheapest.most(compute_class)
         return min(free, most + ahead - self.study.taken(compute_class.name)) if most else min(free, 0)
 
-    def _left_over(self, compute_class: ComputeClass) -> Trial | None:
+    def _trial_for_unused_class(self, compute_class: ComputeClass) -> Trial | None:
         """Return a waiting trial that fits this class, if it has a free slot, but no class that the study uses; or
         None.
         """
         if self._reservations.free(compute_class) <= 0:
             return None
-        used = self._used
+        used = self._used_classes
         return self.study.next_waiting(
             lambda trial: (
                 self._fits(trial, compute_class)
@@ -603,12 +600,12 @@ class Scheduler:
             )
         )
 
-    def _spill(self) -> None:
+    def _rebalance(self) -> None:
         """Cancel attempts in the queue of a crowded class if they fit free slots of another class.
 
         Call this if no other trial can be sent.
         """
-        slots = [(c, self._free(c)) for c in self.classes]
+        slots = [(c, self._free_slots(c)) for c in self.classes]
         crowded = {c.name for c, free in slots if free < 0}
         # Reserved classes are left out, because a trial cancelled for them would return to its old class.
         takers = [(c, free) for c, free in slots if free > 0 and c.name not in self._reservations.names]
@@ -620,19 +617,19 @@ class Scheduler:
             if fitting:
                 self.executor.cancel(fitting[-free:], running=False)
 
-    def _copied(self, speculation: Speculation) -> list[Attempt]:
+    def _copy_late_trials(self, speculation: Speculation) -> list[Attempt]:
         """Return new attempts that are copies of late trials, for idle slots.
 
         Call this if no other trial can be sent.
         """
         speculation.due = math.inf
-        if self.stopping or self.paused or not [each for each in self.classes if self._free(each) > 0]:
+        if self.stopping or self.paused or not [each for each in self.classes if self._free_slots(each) > 0]:
             return []
         alone = [each for each in self.study.alone if each.subspace in self.subspaces]
         size = self.proposals.rounds.present.size
         most = most_copies(self.study.in_flight if size is None else size) - self.study.copies
         running = [(trial, self.study.running_since(trial)) for trial in alone]
-        late = speculation.ask(running, self._idle, int(min(most, self._room)), self.study.clock.now())
+        late = speculation.ask(running, self._idle, int(min(most, self._free_at_once)), self.study.clock.now())
         return [self.study.send(trial, compute_class) for trial, compute_class in late]
 
     def _idle(self) -> list[Idle]:
@@ -641,12 +638,12 @@ class Scheduler:
         return [
             Idle(
                 compute_class=each.name,
-                slots=self._free(each),
+                slots=self._free_slots(each),
                 hosts={host: slots - busy[each.name, host] for host, slots in each.hosts.items()},
                 fits=partial(self._fits, compute_class=each),
             )
             for each in self.classes
-            if self._free(each) > 0 and each.name not in self._reservations.names
+            if self._free_slots(each) > 0 and each.name not in self._reservations.names
         ]
 
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
@@ -675,12 +672,12 @@ class Scheduler:
         failed_on = {*trial.failed_on}
         return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
 
-    def _left(self) -> float:
+    def _may_send(self) -> float:
         """Return the number of trials that may still be sent; 0 while the study is paused or stopping."""
-        return 0 if self.stopping or self.paused else self.left
+        return 0 if self.stopping or self.paused else self.trials_left
 
     @property
-    def _room(self) -> float:
+    def _free_at_once(self) -> float:
         """Number of attempts that `at_once` allows in addition to those in flight; infinity without `at_once`."""
         if self.limits.at_once is None:
             return math.inf
@@ -691,10 +688,4 @@ class Scheduler:
 
     def _limit_reached(self) -> bool:
         is_full = self.limits.trials_left(self.study.counted) <= 0 or self.is_exhausted or self.is_stale
-        is_late = self.limits.seconds is not None and self._seconds_left() <= 0
-        return (
-            is_full
-            or is_late
-            or self.is_spent
-            or (self.limits.target is not None and self.limits.is_met_by(self.study.best))
-        )
+        return is_full or self._seconds_left() <= 0 or self.is_spent or self.limits.is_met_by(self.study.best)

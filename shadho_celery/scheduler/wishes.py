@@ -42,8 +42,8 @@ class Demand:
     """The slots that one study wants of each declared class, updated every few seconds.
 
     The numbers include the slots that attempts of the study use, or wait for in the class's queue. They rise at once,
-    and fall after HOLD_SECONDS. The number of new slots, beyond those of live workers, is at most the number that the
-    unsent trials need. The number of all slots is at most the number that the trials need which may run at once. Of
+    and fall after HOLD_SECONDS. The number of new slots, beyond those of live workers, is at most the number that
+    `new_trials` need. The number of all slots is at most the number that the trials need which may run at once. Of
     classes that are not declared, a study wants only live slots (`StudyWants.wants`).
     """
 
@@ -73,11 +73,14 @@ class Demand:
         #: wanted slots by class
         self.wanted: dict[str, int] = {}
 
-    def look(self, classes: Sequence[ComputeClass], left: float, seconds_left: float, unsent: float = math.inf) -> None:
+    def update(
+        self, classes: Sequence[ComputeClass], left: float, seconds_left: float, new_trials: float = math.inf
+    ) -> None:
         """Update `wanted`. The linear program is solved again only if that is due. `classes` are the live classes.
 
-        `left` is the number of trials that may still be started, except those for which no machine is started. `unsent`
-        is the number of these trials for which new slots may be wanted, because live workers do not have them yet.
+        `left` is the number of trials that may still be started, except those for which no machine is started.
+        `new_trials` is the number of these trials for which new slots may be wanted, because live workers do not have
+        them yet.
         """
         now, live = self._study.clock.now(), {each.name: each.slots for each in classes}
         self._live_widest = {each.name: each.room for each in classes}
@@ -85,9 +88,9 @@ class Demand:
         pairs = len(self._cost_model.row_of) * len(names)
         if now - self._looked_at >= max(LOOK_SECONDS, pairs / PER_SECOND):
             self._looked_at = now
-            self._update(names, live, left, seconds_left)
+            self._solve(names, live, left, seconds_left)
         new = {name: max(0, kept - max(live.get(name, 0), self._used[name])) for name, kept in self._kept.items()}
-        limited = at_most(new, unsent * self._slots)
+        limited = at_most(new, new_trials * self._slots)
         self.wanted = {name: kept - new[name] + limited[name] for name, kept in self._kept.items()}
         if (most := self._proposals.limits.at_once) is not None:
             used = {name: min(number, self._used[name]) for name, number in self.wanted.items()}
@@ -95,7 +98,7 @@ class Demand:
             free = at_most(free, max(0.0, most * self._slots - self._used.total()))
             self.wanted = {name: used[name] + number for name, number in free.items()}
 
-    def _update(self, names: Sequence[str], live: Mapping[str, int], left: float, seconds_left: float) -> None:
+    def _solve(self, names: Sequence[str], live: Mapping[str, int], left: float, seconds_left: float) -> None:
         """Update the slots of each class that are wanted if new slots are not limited."""
         queued = Counter[str | None]()
         self._used.clear()
@@ -316,10 +319,10 @@ class CheapestSlots:
         asked = [trial.evolve(budget=self._units(trial.budget)) for trial, _ in kinds]
         expected = self.model.mean_seconds(asked, names, OPTIMISM).tolist()
         seconds = {
-            str(place): {c.name: s if fits(trial, c) else math.inf for c, s in zip(classes, row, strict=True)}
-            for place, ((trial, _), row) in enumerate(zip(kinds, expected, strict=True))
+            str(index): {c.name: s if fits(trial, c) else math.inf for c, s in zip(classes, row, strict=True)}
+            for index, ((trial, _), row) in enumerate(zip(kinds, expected, strict=True))
         }
-        trials = {str(place): number for place, (_, number) in enumerate(kinds) if number}
+        trials = {str(index): number for index, (_, number) in enumerate(kinds) if number}
         widths = {kind: kinds[int(kind)][0].slots for kind in trials}
         known = [each for by_class in seconds.values() for each in by_class.values() if each < math.inf]
         self._longest = max(known, default=math.inf)
@@ -361,11 +364,11 @@ class CheapestSlots:
     def _draws(self, subspace: str) -> Sequence[Trial]:
         if subspace not in self._drawn:
             members = self.proposals.members
-            place = [each.name for each in members].index(subspace)
+            index = [each.name for each in members].index(subspace)
             # These draws do not use the study's own random streams, so its trials are the same as with placement by
             # time.
-            generator = np.random.default_rng([self._study.record.seed, place])
-            drawn: Sequence[Params] = members[place].sample(generator, max(1, DRAWS // len(members)))
+            generator = np.random.default_rng([self._study.record.seed, index])
+            drawn: Sequence[Params] = members[index].sample(generator, max(1, DRAWS // len(members)))
             self._drawn[subspace] = [
                 Trial(number=0, subspace=subspace, params=each, slots=self.proposals.width(each)) for each in drawn
             ]

@@ -143,7 +143,7 @@ class Control:
             case records.Clean(studies, is_sure):
                 return self.clean(*studies, is_sure=is_sure)
             case records.Enqueue(points):
-                deed = records.Enqueue([_as_json(place, point) for place, point in enumerate(points)])
+                deed = records.Enqueue([_as_json(index, point) for index, point in enumerate(points)])
                 if not 0 < len(deed.points) <= MAX_POINTS:
                     raise UsageError(f"there are {len(deed.points)} points; give 1 to {MAX_POINTS} at a time")
             case records.Set(settings):
@@ -334,8 +334,8 @@ class Control:
         return UsageError(f"no running study is called {shown!r}; {others}; see shadho-celery status")
 
 
-def _as_json(place: int, point: object) -> object:
-    """Return a known point as JSON represents it. Raises UsageError with its index `place` and the label that is not
+def _as_json(index: int, point: object) -> object:
+    """Return a known point as JSON represents it. Raises UsageError with its `index` and the label that is not
     possible.
     """
     found: dict[str, object] = {}
@@ -344,7 +344,7 @@ def _as_json(place: int, point: object) -> object:
             found |= json.loads(json.dumps({label: value}, allow_nan=False))
         except (TypeError, ValueError, RecursionError):
             named = f"{short(label, 60)}: " if isinstance(point, Mapping) else ""
-            raise UsageError(f"point {place}: {named}{short(value, 60)} cannot be written as JSON") from None
+            raise UsageError(f"point {index}: {named}{short(value, 60)} cannot be written as JSON") from None
     return found if isinstance(point, Mapping) else found[""]
 
 

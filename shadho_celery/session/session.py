@@ -228,7 +228,7 @@ class Session:
         #: state of the study, as announced: running, paused or stopping
         self._state = "running"
         #: sum of the slots of all trials that are still to be sent, at most MAX_SLOTS
-        self._unsent_slots = 0
+        self._sendable_slots = 0
         #: trials whose folders are not needed, see `core.folders`
         self._unneeded = b""
         #: False while the loop runs, so that a turn may be incomplete
@@ -316,7 +316,7 @@ class Session:
                 inputs=self._inputs,
                 fence=self.study.fence,
                 weight=settings.weight,
-                adopt=self.options.fleet,
+                takes_over=self.options.fleet,
                 gang_wait_seconds=settings.gang_wait_seconds,
             ),
             self.study.live,
@@ -422,7 +422,7 @@ class Session:
             limit=self.plan.limits.trials,
             running=count(TrialState.RUNNING),
             waiting=count(TrialState.WAITING, TrialState.QUEUED),
-            unsent_slots=self._unsent_slots,
+            sendable_slots=self._sendable_slots,
         )
 
     @property
@@ -430,11 +430,11 @@ class Session:
         """Classes that the study or --class-spec names, the strongest first, whether or not they have a live worker."""
         return [*dict.fromkeys([*self.plan.settings.classes, *self.class_spec])]
 
-    def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+    def record_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Record settings that were given while the study runs, and all settings in force now. Raises StoreError."""
         before = self.study.record
         record = dataclasses.replace(before, settings={**before.settings, **settings}, in_force=in_force)
-        self.opened.store.keep_settings(record.key, self.study.fence, record.settings, record.in_force)
+        self.opened.store.record_settings(record.key, self.study.fence, record.settings, record.in_force)
         self.study.record = record
 
     def _close_executor(self) -> None:
@@ -510,10 +510,10 @@ class Session:
         self._forget()
         if self._signals.noted:
             self._handle_signals(view.note)
-        if self.executor.has_news or self.steering.unsaid:
+        if self.executor.has_news or self.steering.pending_answers:
             self.steering.turn(view.note)
         self._state = self.scheduler.state
-        self._unsent_slots = int(min(MAX_SLOTS, self.scheduler.unsent * self._widest))
+        self._sendable_slots = int(min(MAX_SLOTS, self.scheduler.sendable * self._widest))
         if self.embedded is not None:
             self.embedded.raise_if_dead()
         if self.study.trouble is None and self.executor.silence is None:

@@ -35,20 +35,20 @@ class Steered(Protocol):
     executor: QueueExecutor
     scheduler: Scheduler
 
-    def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+    def record_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Record settings that were given while the study runs, and all settings in force. Raises StoreError."""
 
 
 class Steering:
     """Carries out the requests to one run of a study.
 
-    Call `turn` after a turn of the loop if `executor.has_news` or if there are `unsaid` answers, and once at the end.
+    Call `turn` after a turn of the loop if `executor.has_news` or if there are `pending_answers`, and once at the end.
     """
 
     def __init__(self, run: Steered) -> None:
         self._run = run
         #: requests that were carried out or refused, with answers that are sent once the store has recorded them
-        self.unsaid: list[tuple[Request, Answer]] = []
+        self.pending_answers: list[tuple[Request, Answer]] = []
         #: True if a request has stopped the study
         self.has_stopped = False
 
@@ -64,13 +64,13 @@ class Steering:
             answer = refusal or self._carry_out(request.deed)
             self._record(request, answer)
             if refusal is None:
-                self.unsaid.append((request, answer))
+                self.pending_answers.append((request, answer))
                 refused = "" if answer.is_done else ", refused"
                 say(f"{name_of(request.deed)}, asked by {one_line(request.by)}{refused}: {answer.text}")
-        if self.unsaid and self._run.study.commit():
-            for request, answer in self.unsaid:
+        if self.pending_answers and self._run.study.commit():
+            for request, answer in self.pending_answers:
                 self._run.executor.answer(request, answer)
-            self.unsaid.clear()
+            self.pending_answers.clear()
 
     def note_signal(self, number: int) -> None:
         """Record that a signal has stopped the study, in the same form as a request."""
@@ -141,7 +141,7 @@ class Steering:
 
     def _enqueue(self, points: Sequence[object]) -> str:
         run = self._run
-        if len(points) > (left := max(0.0, run.scheduler.left)):
+        if len(points) > (left := max(0.0, run.scheduler.trials_left)):
             more = run.study.counted + run.study.in_flight + len(points)
             starts = counted(int(left), "more trial starts", "more trials start")
             raise UsageError(
@@ -164,7 +164,7 @@ class Steering:
             )
         settings = replace(run.plan.settings, **{name: getattr(checked, name) for name in given})
         plan = run.plan.with_settings(settings)
-        run.keep_settings(dict(given), settings.in_force())
+        run.record_settings(dict(given), settings.in_force())
         run.plan = plan
         run.scheduler.change_limits(plan.limits)
         run.executor.change(settings.trial_timeout, settings.weight)

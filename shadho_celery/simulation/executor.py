@@ -316,7 +316,7 @@ class SimulatedExecutor:
         events, self._events, self._reports, self._has_changed = [*self._reports, *self._events], [], [], False
         return events
 
-    def keep(self) -> None:
+    def renew_lock(self) -> None:
         pass
 
     def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:

@@ -367,7 +367,7 @@ def _turns(scheduler: Scheduler, executor: SimulatedExecutor, *, is_endless: boo
     """Run the scheduler until its end, and yield after each turn. Trials that still run then get no result."""
     # A turn may wait for any time, because only events of the executor change anything.
     scheduler.turn_seconds = math.inf
-    scheduler.assign()
+    scheduler.update_classes()
     scheduler.fill()
     while not scheduler.stopping:
         scheduler.turn()

@@ -44,11 +44,11 @@ class MemoryStore:
             else:
                 self._sessions[each.worker, each.since] = each
         for record in turn.attempted:
-            place = record.number, record.attempt
-            known = self._live.pop(place, None)
+            attempt_key = record.number, record.attempt
+            known = self._live.pop(attempt_key, None)
             whole = record if known is None else known.merged(record)
             if whole.end is None:
-                self._live[place] = whole
+                self._live[attempt_key] = whole
             else:
                 self._ended.append(_encode(whole))
         return ()
@@ -75,10 +75,10 @@ class MemoryStore:
         found: dict[tuple[int, int], AttemptRecord] = {}
         for record in (*map(_decode, self._ended), *self._live.values()):
             if numbers is None or record.number in numbers:
-                place = record.number, record.attempt
+                attempt_key = record.number, record.attempt
                 # An attempt may have two records if its result arrived after it was given up as lost.
-                found[place] = found[place].merged(record) if place in found else record
-        return (found[place] for place in sorted(found))
+                found[attempt_key] = found[attempt_key].merged(record) if attempt_key in found else record
+        return (found[attempt_key] for attempt_key in sorted(found))
 
     def class_order(self, key: str = "") -> Sequence[str]:
         """Return the names of the compute classes in the order of `AttemptRecord.placed`."""

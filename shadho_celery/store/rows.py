@@ -367,7 +367,7 @@ class Reader(Generic[R]):
 
     def problem(self, error: Exception) -> str:
         """Return the message of an exception of `make`, with the column's name instead of its index."""
-        return one_line(re.sub(r"`\$\[(\d+)\]`", lambda place: self.columns[int(place[1])], str(error)))
+        return one_line(re.sub(r"`\$\[(\d+)\]`", lambda found: self.columns[int(found[1])], str(error)))
 
 
 class TrialReader(Reader[R]):
@@ -411,9 +411,9 @@ class TrialReader(Reader[R]):
     def _converted(self, row: Sequence[object]) -> Any:
         """Return the values of a row, converted to the types of their columns. Raises an exception of UNREADABLE."""
         values = [*row]
-        for place in self._numbers:
-            text: Any = values[place]
-            values[place] = _as_numbers(text) if text else {}
+        for index in self._numbers:
+            text: Any = values[index]
+            values[index] = _as_numbers(text) if text else {}
         return msgspec.convert(values, self._row)
 
     def _outcome(self, found: Any) -> Outcome:

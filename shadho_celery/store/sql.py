@@ -134,7 +134,7 @@ class SqlStore:
 
         Raises StudyExists if the store already has a study with this name.
         """
-        rows = [_lesson(record.key, place, each) for place, each in enumerate(warm_start)]
+        rows = [_lesson(record.key, index, each) for index, each in enumerate(warm_start)]
         try:
             with self._begin() as connection:
                 connection.execute(sa.insert(studies), {**vars(record), "money_plan": to_builtins(record.money_plan)})
@@ -296,7 +296,7 @@ class SqlStore:
             connection.execute(sa.update(sessions).where(left).values(ended))
             return fence
 
-    def keep_settings(self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+    def record_settings(self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Replace the settings of the study's record, unless another scheduler has taken over the study."""
         with self._begin() as connection:
             _set(connection, key, fence, settings=settings, in_force=in_force)
@@ -681,11 +681,11 @@ def _last_part(module: str) -> str:
     return module.rpartition(".")[2]
 
 
-def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
+def _lesson(key: str, index: int, trial: Trial) -> dict[str, Any]:
     """Return the row in `warm_starts` for a trial from which a study learns."""
     named = {"losses": trial.outcome.losses or None, "constraints": trial.outcome.constraints or None}
     facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.outcome.loss}
-    return {"study": key, "place": place, **facts, **named}
+    return {"study": key, "place": index, **facts, **named}
 
 
 def _parts(numbers: Collection[int]) -> Iterator[Sequence[int]]:

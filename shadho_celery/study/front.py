@@ -180,10 +180,10 @@ def first_front(points: Array) -> NDArray[np.bool_]:
         found[order] = second < np.concatenate([[np.inf], least[:-1]])
         return found
     kept = np.empty((0, points.shape[1]))
-    for place in order:
-        if not (kept <= points[place]).all(axis=1).any():
-            kept = np.concatenate([kept, points[place : place + 1]])
-            found[place] = True
+    for index in order:
+        if not (kept <= points[index]).all(axis=1).any():
+            kept = np.concatenate([kept, points[index : index + 1]])
+            found[index] = True
     return found
 
 
@@ -221,9 +221,9 @@ def order_of(losses: Array, violations: Array, most: int) -> NDArray[np.intp]:
 def contributions(points: Array, reference: Array) -> Array:
     """Return the volume that each point of a front covers alone, shape (n,)."""
     found = np.empty(len(points))
-    for place, point in enumerate(points):
-        others = np.maximum(np.delete(points, place, axis=0), point)
-        found[place] = np.prod(np.maximum(reference - point, 0.0)) - hypervolume(others, reference)
+    for index, point in enumerate(points):
+        others = np.maximum(np.delete(points, index, axis=0), point)
+        found[index] = np.prod(np.maximum(reference - point, 0.0)) - hypervolume(others, reference)
     return found
 
 
@@ -311,10 +311,10 @@ def coverage(
         return None
     point = reference_point(losses) if minimised is None else np.array([minimised[name] for name in objectives])
     changes = _changes(losses)
-    looked_at = sorted({round(place) for place in np.linspace(0, len(changes) - 1, min(MOST_CHANGES, len(changes)))})
+    looked_at = sorted({round(index) for index in np.linspace(0, len(changes) - 1, min(MOST_CHANGES, len(changes)))})
     # A point that has left the front need not be removed, because the points that replaced it cover its volume.
-    volumes = hypervolumes(losses[changes], point, [place + 1 for place in looked_at])
-    history = [(int(ended[changes[place]]), volume) for place, volume in zip(looked_at, volumes, strict=True)]
+    volumes = hypervolumes(losses[changes], point, [index + 1 for index in looked_at])
+    history = [(int(ended[changes[index]]), volume) for index, volume in zip(looked_at, volumes, strict=True)]
     own = turned(dict(zip(objectives, point.tolist(), strict=True)), objectives)
     return Coverage(reference=own, history=history)
 
@@ -328,9 +328,9 @@ def _changes(losses: Array) -> list[int]:
         is_behind = np.zeros(len(block), bool)
         for point in front.points if len(front) else []:
             is_behind |= (point <= block).all(axis=1)
-        for place in np.flatnonzero(~is_behind).tolist():
-            if front.add(start + place, block[place].tolist()):
-                found.append(start + place)
+        for index in np.flatnonzero(~is_behind).tolist():
+            if front.add(start + index, block[index].tolist()):
+                found.append(start + index)
     return found
 
 

@@ -101,7 +101,7 @@ def _resumed(
     """Record the changed settings of a locked study, and return its state."""
     _refuse_fewer_trials(store, before, record)
     if record != before:
-        store.keep_settings(record.key, fence, record.settings, record.in_force)
+        store.record_settings(record.key, fence, record.settings, record.in_force)
     trials, taught = _earlier_trials(store, record.key, fence, clock), store.warm_start(record.key)
     # If the row of the last trial was deleted, its number is not used again, because attempts, reports and checkpoints
     # may exist under this number.

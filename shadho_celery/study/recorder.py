@@ -123,7 +123,7 @@ class Recorder:
         record = self._record(attempt)
         record.compute_class, record.queued_at, record.copy = attempt.compute_class, at, is_copy
 
-    def place(self, attempt: Attempt, found: Mapping[str, Placed]) -> None:
+    def note_placement(self, attempt: Attempt, found: Mapping[str, Placed]) -> None:
         """Record what placement knew about the live classes, and add the attempt to the backlog of its class."""
         if not self._classes or not found.keys() <= {*self._classes}:
             self._classes = [*dict.fromkeys([*self._classes, *found])]

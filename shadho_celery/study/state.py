@@ -63,7 +63,7 @@ VANISHING = 2
 SHOWN = 10
 
 #: maximum number of lost attempts that are kept for display
-MAX_LOSSES = 1000
+MAX_LOST_ATTEMPTS = 1000
 
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
@@ -146,7 +146,7 @@ class StudyState(StudyTrials):
         self._waiting: deque[int] = deque()
         #: claimed attempts that were lost in this run, each with the reason, and True if the worker has given it back.
         #: Whoever shows them removes them
-        self.losses: deque[tuple[Attempt, str, bool]] = deque(maxlen=MAX_LOSSES)
+        self.lost_attempts: deque[tuple[Attempt, str, bool]] = deque(maxlen=MAX_LOST_ATTEMPTS)
         #: by class: number of slots that live attempts use. It has every class to which attempts were ever sent
         self._taken: Counter[str] = Counter()
         #: by class and machine: number of slots of live attempts that run on the machine or must run there
@@ -397,7 +397,7 @@ class StudyState(StudyTrials):
             self._turn.money_plan = plan
             self.record = dataclasses.replace(self.record, money_plan=plan)
 
-    def hold_back(self, trial: Trial, *, first: bool = False) -> None:
+    def put_waiting(self, trial: Trial, *, first: bool = False) -> None:
         """Put a trial at the end of the queue from which `next_waiting` takes trials; at its front if `first`."""
         self._waiting.insert(0 if first else len(self._waiting), trial.number)
 
@@ -697,7 +697,7 @@ class StudyState(StudyTrials):
         is_loss, course = retry is None or retry.is_loss, self._courses[trial.number]
         if sent.is_claimed and is_loss and trial.step is None:
             is_given_back = isinstance(event, Lost) and event.given_back
-            self.losses.append((sent.attempt, reason, is_given_back))
+            self.lost_attempts.append((sent.attempt, reason, is_given_back))
             course.given_back += is_given_back
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
         if isinstance(event, Lost) and event.vanished:
@@ -739,7 +739,7 @@ class StudyState(StudyTrials):
             error = f"{count} were lost{besides}; the last one: {reason}"
             failed = Outcome(state=_S.FAILED, error=error)
             return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
-        self.hold_back(trial)
+        self.put_waiting(trial)
         return self._note(trial.evolve(state=_S.WAITING))
 
     def _as_cancelled(self, trial: Trial) -> Trial:
@@ -827,7 +827,7 @@ class StudyState(StudyTrials):
             self._courses[trial.number].vanished = trial.vanished
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler ended before the trial was sent.
-            self.hold_back(trial)
+            self.put_waiting(trial)
         else:
             for attempt in trial.live or [trial.attempted(state=trial.state)]:
                 self._enter(attempt)

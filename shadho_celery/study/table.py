@@ -71,7 +71,7 @@ class RungSummary(Struct, frozen=True, kw_only=True):
 
 
 def best_first(numbers: Integers, losses: Array, violations: Array, budgets: Array, is_complete: Bools) -> Indices:
-    """Return the places of trials from best to worst, in the order of `core.columns.merit`, then by number.
+    """Return the indexes of trials from best to worst, in the order of `core.columns.merit`, then by number.
 
     The arrays have shape (trials,). NaN means that a trial has no loss, no constraint, or no budget.
     """
@@ -156,7 +156,7 @@ _OF_OUTCOME = [name for name in PACKED if name not in Trial.__struct_fields__]
 _STATES = tuple(TrialState)
 #: by number in a column: the value of a flag
 _FLAGS = {-1: None, 0: False, 1: True}
-_PLACES = {state: place for place, state in enumerate(_STATES)}
+_CODE_OF = {state: index for index, state in enumerate(_STATES)}
 _Table = NDArray[np.void]
 
 
@@ -249,7 +249,7 @@ class FinishedTrials:
         self._rows = bytearray()
         #: list of the names of subspaces and classes, and by name: its index in the list
         self._names: list[str | None] = [None]
-        self._places: dict[str | None, int] = {None: 0}
+        self._indexes: dict[str | None, int] = {None: 0}
         #: by number: the trials that are not in the store yet
         self._fresh: dict[int, Trial] = {}
         #: by subspace: the merit of its best trial
@@ -293,16 +293,16 @@ class FinishedTrials:
         return self._whole(self.numbers)
 
     @overload
-    def __getitem__(self, place: int) -> Trial: ...
+    def __getitem__(self, index: int) -> Trial: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[Trial]: ...
+    def __getitem__(self, index: slice) -> list[Trial]: ...
 
-    def __getitem__(self, place: int | slice) -> Trial | list[Trial]:
-        """Return the trial at index `place` in the order of results (-1 is the latest), or the trials of a slice."""
-        if isinstance(place, slice):
-            return self.of(self.numbers[place])
-        return self.of([self.numbers[place]])[0]
+    def __getitem__(self, index: int | slice) -> Trial | list[Trial]:
+        """Return the trial at an index in the order of results (-1 is the latest), or the trials of a slice."""
+        if isinstance(index, slice):
+            return self.of(self.numbers[index])
+        return self.of([self.numbers[index]])[0]
 
     @property
     def numbers(self) -> list[int]:
@@ -377,8 +377,8 @@ class FinishedTrials:
         trials. The second one has the named losses, shape (trials, losses).
         """
         table = self._table()
-        ended = np.cumsum(table["state"] != _PLACES[TrialState.CANCELLED])
-        is_feasible = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
+        ended = np.cumsum(table["state"] != _CODE_OF[TrialState.CANCELLED])
+        is_feasible = (table["state"] == _CODE_OF[TrialState.COMPLETE]) & (table["violation"] == 0)
         known = zip(ended[is_feasible].tolist(), table["number"][is_feasible].tolist(), strict=True)
         found = [(at, losses) for at, number in known if (losses := self._numbers.get(number, ({}, {}))[0])]
         values = np.array([[losses[name] for name in names] for _, losses in found], float)
@@ -408,9 +408,9 @@ class FinishedTrials:
         """Return the summary of the trials of each subspace on each compute class."""
         table = self._table()
         table = table[np.argsort(table["subspace"], kind="stable")]
-        places, starts = np.unique(table["subspace"], return_index=True)
-        blocks = zip(places.tolist(), np.split(table, starts)[1:], strict=True)
-        return {str(self._names[place]): self._by_class(block) for place, block in blocks}
+        indexes, starts = np.unique(table["subspace"], return_index=True)
+        blocks = zip(indexes.tolist(), np.split(table, starts)[1:], strict=True)
+        return {str(self._names[index]): self._by_class(block) for index, block in blocks}
 
     def last_end(self) -> float | None:
         """Return the time in seconds since the epoch at which the last trial ended; None if no trial has ended."""
@@ -443,10 +443,10 @@ class FinishedTrials:
         Cancelled trials are left out.
         """
         table = self._table()
-        table = table[(table["rung"] >= 0) & (table["state"] != _PLACES[TrialState.CANCELLED])]
+        table = table[(table["rung"] >= 0) & (table["state"] != _CODE_OF[TrialState.CANCELLED])]
         if not len(table):
             return []
-        is_ranked = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
+        is_ranked = (table["state"] == _CODE_OF[TrialState.COMPLETE]) & (table["violation"] == 0)
         losses = np.where(is_ranked, table["loss"], np.nan)
         return [
             RungSummary(
@@ -462,11 +462,11 @@ class FinishedTrials:
     def _by_class(self, table: _Table) -> dict[str, OnClass]:
         """Return the summary of the trials of these rows on each compute class."""
         found = {}
-        for place in _named(table["compute_class"]):
-            mine = table[table["compute_class"] == place]
+        for index in _named(table["compute_class"]):
+            mine = table[table["compute_class"] == index]
             counts = Counter(_STATES[state] for state in mine["state"].tolist())
-            seconds = mine["seconds"][(mine["state"] == _PLACES[TrialState.COMPLETE]) & ~np.isnan(mine["seconds"])]
-            found[str(self._names[place])] = OnClass(
+            seconds = mine["seconds"][(mine["state"] == _CODE_OF[TrialState.COMPLETE]) & ~np.isnan(mine["seconds"])]
+            found[str(self._names[index])] = OnClass(
                 complete=counts[TrialState.COMPLETE],
                 pruned=counts[TrialState.PRUNED],
                 failed=counts[TrialState.FAILED],
@@ -482,13 +482,13 @@ class FinishedTrials:
     @property
     def compute_classes(self) -> list[str]:
         """Names of the compute classes of the trials."""
-        return [str(self._names[place]) for place in _named(self._table()["compute_class"])]
+        return [str(self._names[index]) for index in _named(self._table()["compute_class"])]
 
     def asked(self) -> dict[str, int]:
         """Return the number of trials by subspace. Promoted trials are not counted."""
         table = self._table()
-        places, counts = np.unique(table["subspace"][table["origin"] < 0], return_counts=True)
-        return {str(self._names[place]): count for place, count in zip(places.tolist(), counts.tolist(), strict=True)}
+        indexes, counts = np.unique(table["subspace"][table["origin"] < 0], return_counts=True)
+        return {str(self._names[index]): count for index, count in zip(indexes.tolist(), counts.tolist(), strict=True)}
 
     def drawn(self) -> Iterator[tuple[int, str]]:
         """Iterate over the number and the subspace of each trial, sorted by number. Promoted trials are left out."""
@@ -496,8 +496,8 @@ class FinishedTrials:
         rows = rows[rows["origin"] < 0][["number", "subspace"]]
         rows = rows[np.argsort(rows["number"])]
         for start in range(0, len(rows), BLOCK):
-            for number, place in rows[start : start + BLOCK].tolist():
-                yield number, str(self._names[place])
+            for number, index in rows[start : start + BLOCK].tolist():
+                yield number, str(self._names[index])
 
     def recall(self, *, by_number: bool = False) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
         """Yield blocks of all finished trials for samplers and other models, in the order of results or numbers.
@@ -513,7 +513,7 @@ class FinishedTrials:
             params = _Block(block["number"].tolist(), self.of)
             trials = [self._fresh.get(trial.number, trial) for trial in self._recalled(block, params)]
             following.subtract(block["subspace"].tolist())
-            yield trials, {str(self._names[place]): count for place, count in following.items() if count}
+            yield trials, {str(self._names[index]): count for index, count in following.items() if count}
 
     def _append(self, trial: Trial | Summary) -> None:
         """Append the row of a trial."""
@@ -530,8 +530,8 @@ class FinishedTrials:
             self._wide[one.number] = one.slots
         self._rows += _ROW.pack(
             *[none if value is None else value for value, none in zip(numbers_of(trial), _NONES, strict=True)],
-            _PLACES[one.state],
-            *map(self._place, names_of(trial)),
+            _CODE_OF[one.state],
+            *map(self._index_of, names_of(trial)),
             violation_of(constraints) if constraints else 0.0,
             ended.warning is not None,
         )
@@ -545,17 +545,17 @@ class FinishedTrials:
         table[:] = table[np.argsort(table["finished_at"], kind="stable")]
         unread = _Block([], self.of)
         kinds = table[["subspace", "compute_class", "state"]]
-        _, places, counts = np.unique(kinds, return_index=True, return_counts=True)
-        for one, count in zip(self._recalled(table[places], unread), counts.tolist(), strict=True):
+        _, indexes, counts = np.unique(kinds, return_index=True, return_counts=True)
+        for one, count in zip(self._recalled(table[indexes], unread), counts.tolist(), strict=True):
             self.counts.add(one, count)
             self.counts.add_placed(one, count)
         is_timed = (table["compute_class"] > 0) & ~np.isnan(table["seconds"])
-        timed = table[is_timed & (table["state"] != _PLACES[TrialState.CANCELLED])]
-        pairs, places = np.unique(timed[["subspace", "compute_class"]], return_inverse=True)
-        is_complete = timed["state"] == _PLACES[TrialState.COMPLETE]
+        timed = table[is_timed & (table["state"] != _CODE_OF[TrialState.CANCELLED])]
+        pairs, indexes = np.unique(timed[["subspace", "compute_class"]], return_inverse=True)
+        is_complete = timed["state"] == _CODE_OF[TrialState.COMPLETE]
         slots = [self._wide.get(number, 1) for number in timed["number"].tolist()] if self._wide else 1
         summed = (is_complete, None, timed["seconds"], timed["seconds"] * slots)
-        sums = [np.bincount(places, each, len(pairs)).tolist() for each in summed]
+        sums = [np.bincount(indexes, each, len(pairs)).tolist() for each in summed]
         for (subspace, name), complete, ended, *seconds in zip(pairs.tolist(), *sums, strict=True):
             key = str(self._names[subspace]), str(self._names[name])
             self.timed[key] = Timed(int(complete), int(ended), *seconds)
@@ -563,8 +563,8 @@ class FinishedTrials:
         _, firsts = np.unique(ranked["subspace"], return_index=True)
         for one in self._recalled(ranked[firsts], unread):
             self._merits[one.subspace] = merit(one)
-        ended = table[table["state"] != _PLACES[TrialState.CANCELLED]]
-        is_complete = np.flatnonzero(ended["state"] == _PLACES[TrialState.COMPLETE])
+        ended = table[table["state"] != _CODE_OF[TrialState.CANCELLED]]
+        is_complete = np.flatnonzero(ended["state"] == _CODE_OF[TrialState.COMPLETE])
         self.without_complete = len(ended) - 1 - int(is_complete[-1] if len(is_complete) else -1)
         self.without_gain = len(ended)
         # Of equally good trials, only the one that ended first counts as a gain.
@@ -612,30 +612,30 @@ class FinishedTrials:
         """Return the facts that the values of a column stand for."""
         values: list[Any] = column.tolist()
         if form is NAMED:
-            return [self._names[place] for place in values]
+            return [self._names[index] for index in values]
         if form is STATE:
-            return [_STATES[place] for place in values]
+            return [_STATES[index] for index in values]
         if form is FLAG:
             return [_FLAGS[value] for value in values]
         if form is MOMENT:
             return values
-        for place in np.flatnonzero(np.isnan(column) if math.isnan(form.none) else column == form.none).tolist():
-            values[place] = None
+        for index in np.flatnonzero(np.isnan(column) if math.isnan(form.none) else column == form.none).tolist():
+            values[index] = None
         return values
 
     def _whole(self, numbers: Sequence[int]) -> Iterator[Trial]:
         for start in range(0, len(numbers), BLOCK):
             yield from self.of(numbers[start : start + BLOCK])
 
-    def _place(self, name: str | None) -> int:
-        if name not in self._places:
-            self._places[name] = len(self._names)
+    def _index_of(self, name: str | None) -> int:
+        if name not in self._indexes:
+            self._indexes[name] = len(self._names)
             self._names.append(name)
-        return self._places[name]
+        return self._indexes[name]
 
     def _of_state(self, state: TrialState) -> _Table:
         table = self._table()
-        found: _Table = table[table["state"] == _PLACES[state]]
+        found: _Table = table[table["state"] == _CODE_OF[state]]
         return found
 
     def _table(self) -> _Table:
@@ -689,10 +689,10 @@ class StudyTrials:
         return self.trials.lost + sum(trial.lost for trial in self._open.values())
 
 
-def _named(places: NDArray[np.integer]) -> list[int]:
+def _named(indexes: NDArray[np.integer]) -> list[int]:
     """Return the distinct indexes of names in a column, in ascending order, without index 0, which means no name."""
     # np.unique imports numpy.ma, which takes longer than to open a new study.
-    return (np.flatnonzero(np.bincount(places)[1:]) + 1).tolist()  # type: ignore[no-any-return]
+    return (np.flatnonzero(np.bincount(indexes)[1:]) + 1).tolist()  # type: ignore[no-any-return]
 
 
 def _median(values: NDArray[np.float64]) -> float:

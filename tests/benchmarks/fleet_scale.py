@@ -360,7 +360,7 @@ def turn(scheduler: Any, until: float, turns: list[float]) -> int:
         events = scheduler.collect()
         began = time.monotonic()
         scheduler.tell(events)
-        scheduler.assign()
+        scheduler.update_classes()
         scheduler.fill()
         turns.append(time.monotonic() - began)
         least = min(least, sum(each.slots for each in scheduler.classes))

@@ -104,7 +104,7 @@ def played(url: str, trials: int, start: float) -> Iterator[tuple[StudyState, fl
     scheduler = make_scheduler(plan, study, executor)
     # All events come from the executor.
     scheduler.turn_seconds = math.inf
-    scheduler.assign()
+    scheduler.update_classes()
     scheduler.fill()
     while study.counted < 3 * trials // 4:
         scheduler.turn()

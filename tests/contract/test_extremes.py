@@ -66,7 +66,7 @@ class Strangers:
         assert None not in plain
         return [*events, *plain]
 
-    def keep(self) -> None:
+    def renew_lock(self) -> None:
         pass
 
     def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:

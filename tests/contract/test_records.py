@@ -81,7 +81,7 @@ def row(study: StudyState, place: int) -> dict[str, Any]:
 
 def test_an_attempt_is_recorded_when_it_is_placed_claimed_and_ended(study: StudyState) -> None:
     attempt = study.send(study.add("all", {"x": 0.5}, seed=1), "gpu")
-    study.recorder.place(attempt, PLACED)
+    study.recorder.note_placement(attempt, PLACED)
     study.commit()
     queued = {"number": 0, "attempt": 1, "compute_class": "gpu", "queued_at": NOW, "copy": False, "placed": PLACED}
     nothing = dict.fromkeys(("host", "worker", "slot", "started_at", "ended_at", "end", "price"))
@@ -150,7 +150,7 @@ def test_a_result_that_arrives_after_its_attempt_was_thought_lost_corrects_the_r
 def test_the_backlog_of_a_class_is_the_predicted_time_of_its_queued_attempts(study: StudyState) -> None:
     for seconds in (2.0, 3.0, None):
         attempt = study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
-        study.recorder.place(attempt, {"cpu": Placed(seconds, study.recorder.backlog("cpu"), None)})
+        study.recorder.note_placement(attempt, {"cpu": Placed(seconds, study.recorder.backlog("cpu"), None)})
     assert study.recorder.backlog("cpu") == 5.0
     study.tell(started(0))
     assert study.recorder.backlog("cpu") == 3.0
@@ -244,7 +244,7 @@ def test_attempts_that_a_slot_has_claimed_at_once_and_runs_in_turn_cost_its_time
 def test_a_class_that_joins_later_leaves_earlier_predictions_as_they_were(study: StudyState) -> None:
     for names in (["b"], ["c", "a"], ["a"]):
         attempt = study.send(study.add("all", {"x": 0.5}, seed=1), "b")
-        study.recorder.place(attempt, {name: Placed(float(ord(name)), 0.0, None) for name in names})
+        study.recorder.note_placement(attempt, {name: Placed(float(ord(name)), 0.0, None) for name in names})
         study.commit()
     assert [[*found] for found in records(study).attempts()["placed"]] == [["b"], ["c", "a"], ["a"]]
     assert [found["a"].seconds for found in records(study).attempts()["placed"][1:]] == [97.0, 97.0]

@@ -179,9 +179,9 @@ def test_what_its_command_lines_have_asked_for_is_kept_with_a_study(store: SqlSt
     assert (store.find("study k1").settings, store.find("study k1").in_force) == ({}, {})
     fence = store.lock("k1", holder_name(), NOW)
     given, in_force = {"trials": 12, "target": 0.1 + 0.2, "sampler": "tpe"}, {"sampler": "tpe", "policy": "cost"}
-    store.keep_settings("k1", fence, given, in_force)
+    store.record_settings("k1", fence, given, in_force)
     assert (store.find("study k1").settings, store.find("study k1").in_force) == (given, in_force)
-    store.keep_settings("k1", fence - 1, {"trials": 1}, None)
+    store.record_settings("k1", fence - 1, {"trials": 1}, None)
     assert store.latest("tasks.svm").settings["trials"] == 12
     store.create(record("k2", in_force=in_force))
     assert store.find("study k2").in_force == in_force

@@ -1071,7 +1071,7 @@ def test_the_lock_of_an_earlier_scheduler_that_is_written_again_counts_for_nothi
     assert (client.get("shadho:k1:holder"), scheduler.forged) == (mine, 1)
     client.set("shadho:k1:holder", "elsewhere 1 1:4:")
     with pytest.raises(LockLost):
-        scheduler.keep()
+        scheduler.renew_lock()
 
 
 def test_a_lock_that_would_never_end_gets_an_end(client: Any) -> None:
@@ -1102,7 +1102,7 @@ def test_keeping_a_study_removes_no_event(client: Any, worker: Channel, schedule
     scheduler.lock()
     worker.claim("k1", started())
     scheduler.drain(0)
-    scheduler.keep()
+    scheduler.renew_lock()
     assert client.xlen("shadho:k1:events") == 1
     scheduler.confirm()
     assert client.xlen("shadho:k1:events") == 0

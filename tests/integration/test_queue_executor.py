@@ -350,7 +350,7 @@ def test_without_adoption_what_ran_is_lost_at_once(on_redis: Place, unique: Call
     """As in embedded mode, whose workers die with the scheduler."""
     study = unique("study")
     assert on_redis.channel().claim(study, Started(number=0, attempt=1, host="h", at=0.0))
-    with on_redis.executor(study, adopt=False) as executor:
+    with on_redis.executor(study, takes_over=False) as executor:
         executor.submit([trial(0).evolve(state=TrialState.RUNNING, host="h", started_at=0.0)])
         began = time.monotonic()
         events = poll_until(executor, ends)

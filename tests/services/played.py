@@ -73,7 +73,7 @@ def record_played(path: Path) -> None:
     """Record studies that were played on a manual clock: one with failures, and one whose trials were promoted."""
     study, *_ = searched(name="played", store=f"sqlite:///{path}")
     in_force = {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None, "pruner": None}
-    study.store.keep_settings(study.record.key, study.fence, {}, in_force)
+    study.store.record_settings(study.record.key, study.fence, {}, in_force)
     study.close()
     study, *_ = searched(name="rungs", store=f"sqlite:///{path}", turns=0)
     for host, continued in (("a", True), ("b", True), ("a", False), ("a", None)):

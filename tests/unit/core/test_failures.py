@@ -129,7 +129,7 @@ def test_the_error_of_a_real_call_names_the_line_of_the_objective() -> None:
 
     failure = read_failure(call(objective, dict, LocalContext()).error)
     assert failure.headline == "ValueError: first"
-    assert failure.place.startswith("test_failures.py:")
+    assert failure.location.startswith("test_failures.py:")
 
 
 def test_of_an_exception_group_the_group_is_told() -> None:

@@ -67,7 +67,7 @@ class Judge:
         """Judge a result while so many workers live that have not run the trial."""
         judged = self.breaker.judge(result, {result.worker, *(f"other {n}" for n in range(others))})
         assert replace(judged, retry=None) == result, "nothing else is changed"
-        flush(self.breaker.unsaid)
+        flush(self.breaker.pending_calls)
         verdict, self.said.verdict = self.said.verdict, Verdict()
         return Verdict(**{**vars(verdict), "elsewhere": judged.retry is not None})
 
@@ -115,7 +115,7 @@ def test_where_all_pause_those_without_an_undecided_failure_go_on_first(
     for number, worker in enumerate(failures):
         judge.tell(failed(worker, number, f"{worker}: no"), 1)
     judge.breaker.release(["bad", "good"])
-    flush(judge.breaker.unsaid)
+    flush(judge.breaker.pending_calls)
     assert judge.said.verdict.closed == released
 
 
@@ -241,7 +241,7 @@ def test_a_breaker_is_closed_only_when_nothing_is_left_to_tell(judge: Judge) -> 
 
 def test_where_no_other_worker_is_left_breakers_are_closed(judge: Judge) -> None:
     judge.breaker.release(["v", "w"])
-    flush(judge.breaker.unsaid)
+    flush(judge.breaker.pending_calls)
     assert judge.said.verdict == Verdict(closed=frozenset({"v", "w"}))
 
 
@@ -251,11 +251,11 @@ def test_what_was_decided_while_redis_is_away_is_said_when_it_is_back(judge: Jud
         judge.breaker.judge(failed("bad", number), {"bad", "good"})
     judge.breaker.judge(done("good", 0), {"bad", "good"})
     with pytest.raises(redis.ConnectionError):
-        flush(judge.breaker.unsaid)
+        flush(judge.breaker.pending_calls)
     assert judge.breaker.quarantined == {"bad"}
     judge.said.error = None
-    flush(judge.breaker.unsaid)
+    flush(judge.breaker.pending_calls)
     assert judge.said.verdict == Verdict(quarantined=frozenset({"bad"}))
     judge.said.verdict = Verdict()
-    flush(judge.breaker.unsaid)
+    flush(judge.breaker.pending_calls)
     assert judge.said.verdict == Verdict(), "once"

@@ -70,7 +70,7 @@ class Rig:
         sent = [each if isinstance(each, Attempt) else attempt_of(each) for each in attempts]
         for each in sent:
             self.in_flight.put(each.number, each.attempt, Sent(each, 0.0))
-        self.dispatch.unsent += sent
+        self.dispatch.to_publish += sent
         self.dispatch.send()
 
     def told(self) -> list[Any]:

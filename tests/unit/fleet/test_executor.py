@@ -29,7 +29,7 @@ class Rig:
     """An executor beside a Redis in which two workers of class cpu are announced, and events come in as told."""
 
     def __init__(
-        self, *, adopt: bool = True, protocols: tuple[int, int] = (PROTOCOL, PROTOCOL), clock: Clock | None = None
+        self, *, takes_over: bool = True, protocols: tuple[int, int] = (PROTOCOL, PROTOCOL), clock: Clock | None = None
     ) -> None:
         self._events: list[Event] = []
         self._entries = 0
@@ -42,7 +42,7 @@ class Rig:
         self.publisher, self.clock = MagicMock(), clock or ManualClock()
         #: the scheduler that holds the study, if it is not this one
         self.other_holder = ""
-        self.executor = ToldExecutor(client, self.publisher, "s", "m", clock=self.clock, adopt=adopt)
+        self.executor = ToldExecutor(client, self.publisher, "s", "m", clock=self.clock, takes_over=takes_over)
         self.executor.poll(0.0)
 
     def _run(self, digest: str, keys: int, *arguments: str) -> list[str] | str:
@@ -164,7 +164,7 @@ def test_a_failure_that_is_believed_does(rig: Rig) -> None:
 
 
 def test_where_all_workers_are_on_one_machine_a_failure_is_believed_at_once() -> None:
-    rig = Rig(adopt=False)
+    rig = Rig(takes_over=False)
     assert rig.run(0, "bad", failed(0.001)).retry is None
 
 

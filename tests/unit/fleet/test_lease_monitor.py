@@ -69,7 +69,7 @@ class Rig:
     def lost(self) -> list[bool]:
         """Take a look, and return for each loss since the last one whether it is claimed."""
         self.look()
-        losses, self.monitor.losses = self.monitor.losses, []
+        losses, self.monitor.lost_events = self.monitor.lost_events, []
         return [lost.claimed for lost in losses]
 
     def send(self, state: TrialState, **facts: Any) -> None:
@@ -88,8 +88,8 @@ def test_a_lost_attempt_is_that_of_a_vanished_machine_or_of_a_worker(rig: Rig, h
     # Of the second one nothing is known.
     rig.services.ended = [(0, 1), (5, 1)]
     rig.look()
-    assert [lost.vanished for lost in rig.monitor.losses] == [host == "vanished", False]
-    assert all(lost.claimed for lost in rig.monitor.losses)
+    assert [lost.vanished for lost in rig.monitor.lost_events] == [host == "vanished", False]
+    assert all(lost.claimed for lost in rig.monitor.lost_events)
 
 
 def test_leases_are_extended_once_after_an_outage(rig: Rig) -> None:
@@ -137,7 +137,7 @@ def test_looks_whose_events_were_not_all_read_count_for_nothing(rig: Rig) -> Non
     for _ in range(2 * MAX_UNLEASED):
         rig.clock.sleep(LOOK_SECONDS)
         rig.monitor.look(rig.clock.now())
-    assert rig.monitor.missing() == rig.monitor.losses == []
+    assert rig.monitor.missing() == rig.monitor.lost_events == []
 
 
 @pytest.mark.parametrize(("only_on", "seconds"), [("a", MACHINE_BUSY_SECONDS), (None, None)])

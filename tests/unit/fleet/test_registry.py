@@ -127,7 +127,7 @@ def test_the_latest_drain_that_a_worker_of_a_place_obeys_counts() -> None:
         ([StudyWants(wants={"cpu": 2.0}), StudyWants(wants={"cpu": 2.0})], {"cpu": 2}),
         # What is in flight, and what waits.
         (
-            [StudyWants(wants={"cpu": 0.0, "gone": 1.0}, progress=Progress(unsent_slots=1))],
+            [StudyWants(wants={"cpu": 0.0, "gone": 1.0}, progress=Progress(sendable_slots=1))],
             {"cpu": 1, "gone": 0},
         ),
         ([StudyWants(wants={"cpu": 2.0}, wanted_slots={"cpu": 5, "new": 4})], {"cpu": 5, "new": 4}),

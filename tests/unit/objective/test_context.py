@@ -403,7 +403,7 @@ def test_of_a_long_message_head_and_tail_are_kept_and_the_users_line() -> None:
     assert "characters are left out" in error
     failure = read_failure(error)
     assert failure.headline == "RuntimeError: Error(s) in loading:"
-    assert failure.place.startswith("test_context.py:")
+    assert failure.location.startswith("test_context.py:")
 
 
 @pytest.mark.parametrize(

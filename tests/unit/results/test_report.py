@@ -55,7 +55,7 @@ def test_of_a_study_that_has_ended_the_reports_from_state_and_store_are_equal(
 ) -> None:
     study, scheduler, _ = searched(SPACE, trials or 1, play=played, turns=0)
     assert isinstance(study.store, SqlStore)
-    study.store.keep_settings(study.record.key, study.fence, {}, in_force)
+    study.store.record_settings(study.record.key, study.fence, {}, in_force)
     study.record = replace(study.record, in_force=in_force)
     if in_force.get("sampler") == "auto":
         for name in scheduler.subspaces:

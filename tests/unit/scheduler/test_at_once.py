@@ -80,9 +80,9 @@ def test_the_number_may_change_while_the_study_runs() -> None:
 
 def test_what_is_announced_as_still_to_be_sent_fits_beside_the_running_ones() -> None:
     made = search({"cpu": 8}, 3)
-    assert made.scheduler.unsent == 3
+    assert made.scheduler.sendable == 3
     made.run(until=lambda search: len(search.study.attempts) == 3)
-    assert made.scheduler.unsent == 0
+    assert made.scheduler.sendable == 0
 
 
 @pytest.mark.parametrize("live", [0, 8])

@@ -77,8 +77,8 @@ def test_further_trials_have_the_budgets_of_the_latest_ones_and_at_first_those_o
     shares: list[dict[float, float]] = []
 
     class Told(Scheduler):
-        def assign(self) -> None:
-            super().assign()
+        def update_classes(self) -> None:
+            super().update_classes()
             shares.append(self.proposals.budget_mix())
 
     with pytest.MonkeyPatch.context() as patch:
@@ -174,8 +174,8 @@ def test_a_line_says_what_another_deadline_costs() -> None:
     said: list[str] = []
 
     class Told(Scheduler):
-        def assign(self) -> None:
-            super().assign()
+        def update_classes(self) -> None:
+            super().update_classes()
             said.extend(cheapest_lines(self))
 
     original = "shadho_celery.scheduler.plan.Scheduler"

@@ -58,12 +58,12 @@ def test_a_class_whose_workers_are_too_narrow_for_every_trial_is_not_wanted() ->
     scheduler.proposals.width = lambda params: 4
     for widest, is_wanted in (({"narrow": 2, "wide": 4}, False), ({"narrow": 2000}, True), ({}, True)):
         demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals, widest=widest)
-        demand.look([], 5.0, math.inf)
+        demand.update([], 5.0, math.inf)
         assert demand.wanted["wide"] > 0
         assert (demand.wanted["narrow"] > 0) is is_wanted
     # A live worker may have more slots than the spec says.
     demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals, widest={"narrow": 2, "wide": 2})
-    demand.look([ComputeClass(name="narrow", slots=4)], 5.0, math.inf)
+    demand.update([ComputeClass(name="narrow", slots=4)], 5.0, math.inf)
     assert demand.wanted["narrow"] > 0 == demand.wanted["wide"]
 
 
@@ -80,7 +80,7 @@ def test_at_the_end_only_the_slots_that_run_trials_are_wanted() -> None:
     made = search(slots=8).run()
     assert wanted(made) == 8, "a number stays wanted for a while"
     made.clock.sleep(HOLD_SECONDS + 1)
-    made.scheduler.assign()
+    made.scheduler.update_classes()
     made.scheduler.fill()
     assert made.scheduler.wanted_slots == {"cloud": 0}
 
@@ -89,7 +89,7 @@ def test_a_paused_or_stopped_study_wants_no_new_slots() -> None:
     for act in ("pause", "stop"):
         made = search()
         getattr(made.scheduler, act)()
-        made.scheduler.assign()
+        made.scheduler.update_classes()
         made.scheduler.fill()
         assert wanted(made) == 0
 
@@ -145,18 +145,18 @@ def test_only_declared_classes_are_wanted_and_each_at_least_for_the_trials_in_it
     for live, slots in ((3, 3), (2, 2), (0, 0)):
         demand = Demand({"cloud": ClassSpec()}, made.study, scheduler.cost_model, scheduler.proposals)
         assert made.study.count(TrialState.QUEUED, compute_class="cloud") >= 3
-        demand.look([ComputeClass(name="cloud", slots=live)], 5.0, 0.0)
+        demand.update([ComputeClass(name="cloud", slots=live)], 5.0, 0.0)
         assert demand.wanted == {"cloud": slots}
 
 
 def test_the_trials_that_are_still_to_be_sent_are_known_before_they_are_drawn() -> None:
     made = search(slots=3, trials=20)
-    assert made.scheduler.unsent == 20
+    assert made.scheduler.sendable == 20
     made.scheduler.turn()
-    assert made.scheduler.unsent == 20 - made.study.in_flight < 20
+    assert made.scheduler.sendable == 20 - made.study.in_flight < 20
     made.scheduler.pause()
-    assert made.scheduler.unsent == 0
-    assert search(trials=None, seconds=1e6).scheduler.unsent == math.inf
+    assert made.scheduler.sendable == 0
+    assert search(trials=None, seconds=1e6).scheduler.sendable == math.inf
 
 
 def test_a_worker_that_would_come_after_the_time_limit_is_not_wanted() -> None:
@@ -174,7 +174,7 @@ def test_one_vanished_machine_is_replaced() -> None:
     made.scheduler.turn()
     made.scheduler.tell([vanished(1)])
     made.clock.sleep(LOOK_SECONDS)
-    made.scheduler.assign()
+    made.scheduler.update_classes()
     made.scheduler.fill()
     assert made.study.vanishing == []
     assert wanted(made) == 1
@@ -191,12 +191,12 @@ def test_no_machine_is_started_for_a_trial_whose_last_two_machines_vanished_and_
     scheduler.executor.classes = list  # type: ignore[method-assign]
     for seconds in (HOLD_SECONDS, ALONE_SECONDS - HOLD_SECONDS - 1):
         clock.sleep(seconds)
-        scheduler.assign()
+        scheduler.update_classes()
         scheduler.fill()
         assert len(made.study.trials) == 0
     assert scheduler.wanted_slots == {"cloud": 0}
     clock.sleep(2.0)
-    scheduler.assign()
+    scheduler.update_classes()
     scheduler.fill()
     [trial] = made.study.trials
     assert trial.state is TrialState.FAILED

@@ -49,21 +49,21 @@ def run_on(study: StudyState, host: str, slots: int) -> None:
 
 def test_a_class_is_as_wide_as_its_largest_worker(study: StudyState) -> None:
     known = fleet(4, 2)
-    assert (known.slots, known.room, [place.room for place in known.places]) == (6, 4, [4, 2])
+    assert (known.slots, known.room, [place.room for place in known.targets]) == (6, 4, [4, 2])
     assert fleet(4, widest=2).room == 2, "two workers of two slots on one machine"
-    assert ComputeClass(name="gpu", slots=3).places == [ComputeClass(name="gpu", slots=3)]
+    assert ComputeClass(name="gpu", slots=3).targets == [ComputeClass(name="gpu", slots=3)]
 
 
 def test_a_machine_has_the_slots_that_its_trials_leave_within_the_studys_share(study: StudyState) -> None:
     run_on(study, "a", 3)
     reservations = Reservations(study)
-    assert [reservations.free(place) for place in fleet(4, 2).places] == [1, 2]
-    assert [reservations.free(place) for place in fleet(4, 2, allowance=4.0).places] == [1, 1]
+    assert [reservations.free(place) for place in fleet(4, 2).targets] == [1, 2]
+    assert [reservations.free(place) for place in fleet(4, 2, allowance=4.0).targets] == [1, 1]
 
 
 def test_the_slots_of_an_attempt_are_those_of_the_machine_that_runs_it_until_it_ends(study: StudyState) -> None:
     attempt, reservations = study.send(added(study, 2), "gpu"), Reservations(study)
-    places = fleet(4, 2).places
+    places = fleet(4, 2).targets
     assert [reservations.free(place) for place in places] == [4, 2]
     study.tell(Started(number=attempt.number, attempt=1, host="b", worker="b1", at=0.0))
     assert [reservations.free(place) for place in places] == [4, 0]
@@ -73,7 +73,7 @@ def test_the_slots_of_an_attempt_are_those_of_the_machine_that_runs_it_until_it_
 
 def test_a_trial_starts_where_it_leaves_fewest_slots_free_or_where_its_checkpoint_is(study: StudyState) -> None:
     run_on(study, "a", 2)
-    places, reservations = fleet(4, 4, 4).places, Reservations(study)
+    places, reservations = fleet(4, 4, 4).targets, Reservations(study)
     assert reservations.best(added(study, 2), places, None).host == "a"
     assert reservations.best(added(study, 2), places, "c").host == "c"
     assert reservations.best(added(study, 3), places, None).host == "b"
@@ -82,12 +82,12 @@ def test_a_trial_starts_where_it_leaves_fewest_slots_free_or_where_its_checkpoin
 def test_the_emptiest_machine_is_reserved_and_the_others_go_on(study: StudyState) -> None:
     run_on(study, "a", 3)
     run_on(study, "b", 1)
-    places, reservations = fleet(4, 4).places, Reservations(study)
+    places, reservations = fleet(4, 4).targets, Reservations(study)
     a, b = places
     wide, narrow = added(study, 4), added(study, 1)
     assert not [place for place in places if reservations.may_start(wide, place)]
     assert reservations.best(wide, places, None) == b
-    reservations.reserved[b.place] = wide.number
+    reservations.reserved[b.key] = wide.number
     assert (reservations.may_take(b, narrow), reservations.may_take(a, narrow)) == (False, True)
     assert (reservations.may_take(b, wide), reservations.may_take(a, wide)) == (True, False)
     reservations.see([fleet(4, 2)])
@@ -98,18 +98,18 @@ def test_the_emptiest_machine_is_reserved_and_the_others_go_on(study: StudyState
 def test_other_machines_leave_a_reserved_one_its_part_of_the_studys_share(study: StudyState, allowance: float) -> None:
     """Otherwise the study would use its share up on other machines, and the wide trial would wait for ever."""
     run_on(study, "b", 1)
-    a, b = fleet(4, 4, allowance=allowance).places
+    a, b = fleet(4, 4, allowance=allowance).targets
     reservations = Reservations(study)
     wide = added(study, 4)
-    reservations.reserved[b.place] = wide.number
+    reservations.reserved[b.key] = wide.number
     assert reservations.free(a) <= 0
 
 
 def test_of_two_reservations_the_earlier_one_does_not_wait_for_the_later_one(study: StudyState) -> None:
-    a, b = fleet(4, 4, allowance=4.0).places
+    a, b = fleet(4, 4, allowance=4.0).targets
     reservations = Reservations(study)
     first, second = added(study, 4), added(study, 4)
-    reservations.reserved = {a.place: first.number, b.place: second.number}
+    reservations.reserved = {a.key: first.number, b.key: second.number}
     assert (reservations.may_start(first, a), reservations.free(b)) == (True, 0)
 
 
@@ -123,7 +123,7 @@ def test_a_trial_wider_than_each_worker_fits_no_class(study: StudyState) -> None
 
 
 def test_a_trial_starts_on_a_machine_once_one_of_its_workers_has_the_slots(study: StudyState) -> None:
-    machine = evolve(fleet(8, widest=4).places[0], by_worker={"a1": 4, "a2": 4})
+    machine = evolve(fleet(8, widest=4).targets[0], by_worker={"a1": 4, "a2": 4})
     reservations = Reservations(study)
 
     def widest() -> int:

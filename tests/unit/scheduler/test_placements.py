@@ -36,13 +36,13 @@ def cluster(*laws: Callable[[Mapping[str, Any], Machine], float], **settings: An
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Attempt, Mapping[str, Placed]]]:
     """The attempts that are recorded, each with what was known of the live classes."""
     found: list[tuple[Attempt, Mapping[str, Placed]]] = []
-    place = Recorder.place
+    note_placement = Recorder.note_placement
 
     def spied(self: Recorder, attempt: Attempt, known: Mapping[str, Placed]) -> None:
         found.append((attempt, known))
-        place(self, attempt, known)
+        note_placement(self, attempt, known)
 
-    monkeypatch.setattr(Recorder, "place", spied)
+    monkeypatch.setattr(Recorder, "note_placement", spied)
     return found
 
 

@@ -65,8 +65,8 @@ def test_a_reserved_class_is_left_to_one_trial_and_no_other_class_is_reserved_fo
     for name in "ab":
         study.send(added(study), name)
     wide, other = added(study, slots=3), added(study)
-    reservations.reserved[A.place] = wide.number
-    assert A.place in reservations.reserved
+    reservations.reserved[A.key] = wide.number
+    assert A.key in reservations.reserved
     assert (reservations.may_take(A, wide), reservations.may_take(A, other)) == (True, False)
     assert (reservations.may_take(B, wide), reservations.may_take(B, other)) == (False, True)
     assert reservations.may_take(ComputeClass(name="c", slots=3), wide), "it could start there at once"
@@ -84,24 +84,24 @@ def test_a_class_that_has_gone_or_whose_trial_waits_no_more_is_reserved_no_more(
     study: StudyState, reservations: Reservations
 ) -> None:
     wide, another = added(study, slots=3), added(study, slots=2)
-    reservations.reserved[A.place] = wide.number
-    reservations.reserved[B.place] = another.number
+    reservations.reserved[A.key] = wide.number
+    reservations.reserved[B.key] = another.number
     reservations.see([A, B])
-    assert A.place in reservations.reserved
-    assert B.place in reservations.reserved
+    assert A.key in reservations.reserved
+    assert B.key in reservations.reserved
     study.send(another, "c")
     reservations.see([A, B])
-    assert ((A.place in reservations.reserved), (B.place in reservations.reserved)) == (True, False)
+    assert ((A.key in reservations.reserved), (B.key in reservations.reserved)) == (True, False)
     reservations.see([B])
-    assert A.place not in reservations.reserved
+    assert A.key not in reservations.reserved
 
 
 def test_a_class_that_has_become_narrower_than_its_trial_is_reserved_no_more(
     study: StudyState, reservations: Reservations
 ) -> None:
     wide, other = added(study, slots=3), added(study)
-    reservations.reserved[A.place] = wide.number
+    reservations.reserved[A.key] = wide.number
     reservations.see([ComputeClass(name="a", slots=2), B])
-    assert A.place not in reservations.reserved
+    assert A.key not in reservations.reserved
     assert reservations.may_take(A, other)
     assert reservations.may_take(B, wide), "another class may be reserved for it"

@@ -108,7 +108,7 @@ class Search(SimulatedSearch):
             resume=resume,
         )
         self.scheduler.turn_seconds = math.inf
-        self.scheduler.assign()
+        self.scheduler.update_classes()
         if fills:
             self.scheduler.fill()
 

@@ -392,7 +392,7 @@ class Recording:
     def poll(self, seconds: float) -> Sequence[Event]:
         return self.inner.poll(seconds)
 
-    def keep(self) -> None:
+    def renew_lock(self) -> None:
         pass
 
     def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:

@@ -51,7 +51,7 @@ class Run:
         self.said: list[str] = []
         self.steering = Steering(self)  # type: ignore[arg-type]
 
-    def keep_settings(self, settings: dict[str, Any], in_force: dict[str, Any]) -> None:
+    def record_settings(self, settings: dict[str, Any], in_force: dict[str, Any]) -> None:
         self.kept.append(settings)
 
     def change(self, trial_timeout: float | None, weight: float) -> None:

@@ -483,7 +483,7 @@ def test_a_slot_that_is_taken_away_while_its_worker_is_gone_does_not_come_back()
 def test_an_attempt_takes_all_its_slots_on_its_machine_or_is_given_back() -> None:
     rig = Rig(2, slots=2)
     [known] = rig.executor.classes()
-    assert (known.room, [(place.host, place.room) for place in known.places]) == (2, [("gpu.0", 2), ("gpu.1", 2)])
+    assert (known.room, [(place.host, place.room) for place in known.targets]) == (2, [("gpu.0", 2), ("gpu.1", 2)])
     wide = [queued(n, 5.0).evolve(slots=2, only_on=host) for n, host in enumerate(("gpu.0", "gpu.1", "gpu.0"))]
     rig.executor.submit([wide[0], queued(3, 1.0).evolve(only_on="gpu.1"), *wide[1:]])
     events = rig.until(0.5)
@@ -492,7 +492,7 @@ def test_an_attempt_takes_all_its_slots_on_its_machine_or_is_given_back() -> Non
         (3, "gpu.1"),
     ]
     assert numbers(events, Lost) == [1, 2], "one slot of gpu.1 is free, and two are needed"
-    assert [place.busy for place in rig.executor.classes()[0].places] == [2, 1]
+    assert [place.busy for place in rig.executor.classes()[0].targets] == [2, 1]
 
 
 def test_a_worker_dies_with_all_its_slots() -> None:

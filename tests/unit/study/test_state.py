@@ -262,7 +262,7 @@ def test_a_new_trial_waits_only_if_it_is_held_back() -> None:
     study.add("all", {"x": 0.5}, seed=1)
     assert study.next_waiting() is None
     held = study.add("all", {"x": 0.6}, seed=2)
-    study.hold_back(held)
+    study.put_waiting(held)
     assert study.count(S.WAITING) == 2
     assert study.in_flight == 0
     assert study.next_waiting() is held
@@ -272,7 +272,7 @@ def test_a_new_trial_waits_only_if_it_is_held_back() -> None:
 def test_the_first_that_fits_is_taken_and_the_others_go_on_waiting() -> None:
     study = begin()
     for seed in range(6):
-        study.hold_back(study.add("ab"[seed % 2], {"x": 0.5}, seed=seed))
+        study.put_waiting(study.add("ab"[seed % 2], {"x": 0.5}, seed=seed))
     assert study.next_waiting(lambda trial: trial.seed > 10) is None
     taken = [study.next_waiting(lambda trial: trial.subspace == "b") for _ in range(4)]
     assert [trial and trial.number for trial in taken] == [1, 3, 5, None]
@@ -297,7 +297,7 @@ def test_a_trial_that_ends_while_it_waits_is_not_sent() -> None:
 def test_held_back_trials_wait_again_when_the_study_is_resumed() -> None:
     study = begin(name="s")
     for seed in range(3):
-        study.hold_back(study.add("all", {"x": 0.5}, seed=seed))
+        study.put_waiting(study.add("all", {"x": 0.5}, seed=seed))
     study.send(study.trial(1), "cpu")
     study.close()
     again = begin(study.store, name="s", resume=True)
@@ -695,7 +695,7 @@ def test_a_name_that_is_taken_gets_longer(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_trial_that_cannot_be_read_loses_nobodys_turn() -> None:
     study = begin()
     for seed in range(3):
-        study.hold_back(study.add("all", {"x": 0.5}, seed=seed))
+        study.put_waiting(study.add("all", {"x": 0.5}, seed=seed))
 
     def fits(trial: Trial) -> bool:
         if trial.seed == 1:
@@ -726,7 +726,7 @@ def test_a_failure_that_is_heard_again_does_not_end_the_trial_that_is_tried_agai
 def test_a_waiting_trial_that_is_cancelled_ends_at_once() -> None:
     study = begin()
     trial = study.add("all", {"x": 0.5}, seed=0)
-    study.hold_back(trial)
+    study.put_waiting(trial)
     ended = study.cancel(0)
     assert ended is not None
     assert (ended.state, study.trial(0).state, study.counted) == (S.CANCELLED, S.CANCELLED, 0)
