@@ -168,7 +168,7 @@ def _show(found: Sequence[Simulation]) -> None:
         console.print(make_table(columns, placed, f"policy {each.policy}"))
         if each.policy == "cost":
             values = Values(each.study.record, each.plan.space)
-            for preference in preferences(each.study.trials[-LATEST:], values.outlined):
+            for preference in preferences(each.study.trials.latest(LATEST), values.outlined):
                 console.print(Text(f"placed by {preference}"), soft_wrap=True)
     is_priced = any(each.money for each in found)
     names = ("policy", "trials", "per hour", "per hour in the space's mix", "utilised", "lost", "best loss", "after")

@@ -123,7 +123,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     #: processors on which this process may run, as a hexadecimal number with one bit for each. Workers with the same
     #: `pool` share them
     processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
-    #: digest of the cores that processes share, as in `Cores`; "" if it is not known
+    #: digest that is equal for processes that share these cores, of the running kernel and the control group whose CPU
+    #: quota limits this process; "" if it is not known. Host names are not used, because they may differ between
+    #: containers on one machine, and be equal on different machines
     pool: Name = ""
     #: True if ``SHADHO_CORES`` limits the cores
     is_limited: bool = False
@@ -328,16 +330,8 @@ def detect() -> Machine:
     ``SHADHO_CORES`` limits the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
     this machine for other machines, if its own name is ambiguous.
     """
-    cores = usable_cores()
-    return Machine(
-        host=own_host(),
-        cores=cores.count,
-        memory=ram_bytes(),
-        cards=_nvidia_gpus() or _apple_gpu(),
-        processors=f"{sum(1 << number for number in cores.processors):x}",
-        pool=cores.pool,
-        is_limited=cores.is_limited,
-    )
+    cards = _nvidia_gpus() or _apple_gpu()
+    return msgspec.structs.replace(usable_cores(), host=own_host(), memory=ram_bytes(), cards=cards)
 
 
 def price() -> float | None:
@@ -379,23 +373,8 @@ def ram_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cores:
-    """The CPU cores that this process may use."""
-
-    count: int
-    #: numbers of the processors on which this process may run; it uses at most `count` of them at a time
-    processors: set[int]
-    #: digest that is equal for processes that share these cores, of the running kernel and the control group whose CPU
-    #: quota limits this process. Host names are not used, because they may differ between containers on one machine,
-    #: and be equal on different machines
-    pool: str
-    #: True if ``SHADHO_CORES`` limits the count
-    is_limited: bool
-
-
-def usable_cores() -> Cores:
-    """Return the cores that this process may use. Never raises."""
+def usable_cores() -> Machine:
+    """Return the facts about the cores that this process may use. Never raises."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     # A quota above the number of processors limits nothing.
     quotas = [(quota, group) for quota, group in _quotas() if quota < len(processors)]
@@ -405,7 +384,8 @@ def usable_cores() -> Cores:
     # Longer numbers are ignored: Python refuses to convert thousands of digits, and no machine has so many cores.
     limit = int(told) if told.isdecimal() and len(told) < 10 else 0
     pool = hashlib.blake2b(f"{_running_system()} {group}".encode(), digest_size=8).hexdigest()
-    return Cores(count=min(usable, limit or usable), processors=processors, pool=pool, is_limited=bool(limit))
+    bits = f"{sum(1 << number for number in processors):x}"
+    return Machine(cores=min(usable, limit or usable), processors=bits, pool=pool, is_limited=bool(limit))
 
 
 def _running_system() -> str:

@@ -83,12 +83,8 @@ class Setting:
     #: True if a study records the value in force, even if it is the default, so that a version with another default can
     #: resume the study unchanged
     in_force: bool = False
-    #: True if it gives trials budgets. A study records such a setting if it is given
-    is_budgets: bool = False
     #: True if it may change while the study runs
     is_changeable: bool = False
-    #: True if `minimize` or `Study` has an argument of this name
-    in_python: bool = False
 
     @property
     def kinds(self) -> frozenset[type]:
@@ -117,7 +113,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             help="Maximum number of trials of the study, including failed ones.",
             shown_default=str(DEFAULT_TRIALS),
             short="-n",
-            in_python=True,
             is_changeable=True,
         ),
     ] = None
@@ -126,7 +121,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             "limit on the seconds of one run, a number",
             help="Seconds after which no new trial is sent.",
-            in_python=True,
             is_changeable=True,
         ),
     ] = None
@@ -135,7 +129,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             "a loss that is good enough, a number",
             help="Stop at a feasible loss of at most this, or of at least this if it is maximised; for one loss.",
-            in_python=True,
             is_changeable=True,
         ),
     ] = None
@@ -146,7 +139,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             help="Stop after N trials without a better feasible loss; with several losses, without a change of the "
             "front.",
             metavar="N",
-            in_python=True,
             is_changeable=True,
         ),
     ] = None
@@ -165,7 +157,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             'losses by name, "minimize" or "maximize" each, such as {"error": "minimize", "f1": "maximize"}'
             ": 1 to 10 names, of 1 to 60 characters without line breaks",
-            in_python=True,
         ),
     ] = None
     direction: Annotated[
@@ -176,7 +167,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             shown_default="",
             option="maximize",
             value="maximize",
-            in_python=True,
         ),
     ] = None
     sampler: Annotated[
@@ -186,7 +176,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             help="Sampler that proposes params; optuna:CmaEsSampler for those of Optuna.",
             metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME]",
             in_force=True,
-            in_python=True,
         ),
     ] = "auto"
     policy: Annotated[
@@ -196,7 +185,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             help="Policy that decides which compute class runs a trial.",
             choices=POLICIES,
             in_force=True,
-            in_python=True,
         ),
     ] = "cost"
     place_by: Annotated[
@@ -226,7 +214,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             shown_default="promise with the samplers auto, gp and tpe, else even; with --policy paper: paper",
             choices=SHARES,
             in_force=True,
-            in_python=True,
         ),
     ] = None
     pool: Annotated[
@@ -249,7 +236,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             shown_default=NO_PRUNER,
             metavar=f"[{'|'.join((*PRUNERS, NO_PRUNER))}]",
             in_force=True,
-            in_python=True,
         ),
     ] = None
     fidelity: Annotated[
@@ -257,8 +243,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             "budgets of trials, a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}; what stops trials "
             "by their reports is the pruner",
-            is_budgets=True,
-            in_python=True,
         ),
     ] = None
     keep: Annotated[
@@ -303,7 +287,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "seconds after which a trial is stopped, more than 0 and at most 1e9",
             help="Time limit of a trial. The objective then gets a TrialTimeout, and is killed five seconds later.",
             metavar="SECONDS",
-            in_python=True,
             is_changeable=True,
         ),
     ] = None
@@ -313,7 +296,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "first trials that may all fail in one way before the study stops, 0 for any number",
             help="Stop if the first N trials all fail in the same way; 0 for never.",
             metavar="N",
-            in_python=True,
         ),
     ] = 10
     cost: Annotated[Any, _about("seconds by subspace, or a function of params; only their proportions matter")] = None
@@ -321,7 +303,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any,
         _about(
             "bounds between params, a function of the objective's values such as lambda p: p['low'] < p['high']",
-            in_python=True,
         ),
     ] = None
     classes: Annotated[
@@ -470,8 +451,8 @@ KEPT = tuple(name for name, each in SETTINGS.items() if each.help)
 IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
 #: names of the settings that may change while the study runs
 CHANGEABLE = tuple(name for name, each in SETTINGS.items() if each.is_changeable)
-#: names of the settings that give trials budgets
-BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
+#: names of the settings that give trials budgets. A study records them if they are given
+BUDGETS = ("fidelity",)
 
 
 def as_options(settings: Mapping[str, Any]) -> list[str]:

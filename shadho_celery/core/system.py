@@ -1,4 +1,4 @@
-"""Clocks, time limits of calls to servers, lines about outages, environment variables, and late imports.
+"""Clocks, time limits of calls to servers, lines about outages, environment variables, threads, and late imports.
 
 A clock is an argument, so the same code runs on the machine's clock and on a simulated clock. A clock has two readings.
 Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day, which may be set back or
@@ -24,8 +24,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 
 class Clock(Protocol):
@@ -222,3 +226,45 @@ def overridden(variables: Mapping[str, str | None]) -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name, None)
             os.environ.update({} if value is None else {name: value})
+
+
+class NoThread(OSError):
+    """The system refuses another thread."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the system refuses another thread; raise the limit of processes and threads (ulimit -u, or that of the "
+            "container)"
+        )
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread. Raises NoThread instead of Python's RuntimeError if the system refuses it.
+
+    So callers can handle the same error, OSError, for processes and threads.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NoThread from error
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit linear algebra to one thread, in a with statement or as a decorator.
+
+    The matrices of a scheduler are small, and its machine often runs trials, too. Several threads would wait for each
+    other, and would take cores from the trials.
+    """
+    with _libraries().limit(limits=1, user_api="blas"):
+        yield
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    # The controller knows only libraries that are already loaded, so numpy's and scipy's are loaded first.
+    import numpy as np  # noqa: F401
+    import scipy.linalg  # noqa: F401
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()

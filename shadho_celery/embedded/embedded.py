@@ -22,14 +22,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.files import LOCK, LOCK_SECONDS
-from shadho_celery.core.threads import NoThread, start_thread
+from shadho_celery.core.system import NoThread, start_thread
 from shadho_celery.embedded.plan import (
     CONTROL_KEY,
     KEEP,
@@ -56,35 +56,35 @@ START_SECONDS = 15.0
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
+@dataclass(eq=False)
 class Embedded:
-    """An embedded fleet, as its scheduler's process sees it."""
+    """An embedded fleet, as its scheduler's process sees it.
 
-    def __init__(
-        self,
-        directory: Path,
-        workers: Mapping[str, int],
-        imports: Sequence[str],
-        cores: int,
-        *,
-        gpus: Mapping[str, str] = MappingProxyType({}),
-        is_early: bool = False,
-        secret_urls: Sequence[str] = (),
-    ) -> None:
-        """Start the supervisor, which starts Redis and the workers. `await_redis` waits for Redis.
+    Its creation starts the supervisor, which starts Redis and the workers. `await_redis` waits for Redis. Raises
+    ServiceError if there is no Redis server, or if the state folder cannot be used.
+    """
 
-        `directory` is the state folder, with Redis's files and the logs. `workers` are the slots by class; `cores` are
-        divided among them. `gpus` is `Plan.gpus`. With `is_early`, the folder is new, and is removed at the end unless
-        `keep` is called. The workers do not get environment variables that contain a password of `secret_urls`. Raises
-        ServiceError if there is no Redis server, or if the folder cannot be used.
-        """
-        self.directory = directory.absolute()
-        #: number of slots by class
-        self.workers = dict(workers)
-        self._is_early = is_early
-        self._secret_urls = secret_urls
+    #: state folder, with Redis's files and the logs
+    directory: Path
+    #: number of slots by class
+    workers: Mapping[str, int]
+    #: modules that the workers import
+    imports: Sequence[str]
+    #: cores that are divided among the workers
+    cores: int
+    _: KW_ONLY
+    #: as in `Plan`
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    #: True if the folder is new, and is removed at the end unless `keep` is called
+    is_early: bool = False
+    #: URLs with passwords; the workers do not get environment variables that contain one of these
+    secret_urls: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.directory = self.directory.absolute()
         self._environment = _environment()
         try:
-            self._start(workers, imports, cores, gpus)
+            self._start()
         except OSError as error:
             raise ServiceError(
                 f"the state folder {self.directory} cannot be used: {error.strerror}; "
@@ -124,7 +124,7 @@ class Embedded:
         while True:
             try:
                 client.ping()
-                if not self._is_early:
+                if not self.is_early:
                     # Workers of an earlier run may have announced themselves just before they ended.
                     Registry(client, Worker).clear()
                 client.close()
@@ -165,23 +165,23 @@ class Embedded:
             # The supervisor was killed. Leave the socket alone, because a new supervisor may already use it.
             remove_link(self._plan.socket, self.directory)
 
-    def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int, gpus: Mapping[str, str]) -> None:
+    def _start(self) -> None:
         server = server_path()
         _make_folder(self.directory)
         lock = _lock(self.directory)
         try:
             _make_key(self.directory / CONTROL_KEY)
-            total = sum(workers.values())
+            total = sum(self.workers.values())
             self._plan = Plan(
                 server=server,
                 directory=str(self.directory),
                 socket=socket_path(self.directory),
-                workers=workers,
-                imports=list(imports),
-                cores={name: max(1, cores * slots // total) for name, slots in workers.items()},
-                gpus=dict(gpus),
+                workers=self.workers,
+                imports=self.imports,
+                cores={name: max(1, self.cores * slots // total) for name, slots in self.workers.items()},
+                gpus=self.gpus,
                 lock=lock,
-                is_early=self._is_early,
+                is_early=self.is_early,
             )
             #: environment variables with the URLs of broker and Redis
             self.urls = urls_of(self._plan.socket)
@@ -196,7 +196,7 @@ class Embedded:
         with open_log(self.directory / SUPERVISOR_LOG) as log:
             supervisor = subprocess.Popen(
                 [sys.executable, "-m", "shadho_celery.embedded.supervisor"],
-                env={**without_passwords(self._secret_urls, os.environ), "PYTHONPATH": python_path()},
+                env={**without_passwords(self.secret_urls, os.environ), "PYTHONPATH": python_path()},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

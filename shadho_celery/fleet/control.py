@@ -24,7 +24,7 @@ import redis
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.folders import MAX_DIGESTED, MAX_PATH, LeftFile
+from shadho_celery.core.files import MAX_DIGESTED, MAX_PATH, LeftFile
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Answer, OfStudy
 from shadho_celery.core.system import SystemClock
@@ -266,7 +266,7 @@ class ReadFile(OfTrial, frozen=True, kw_only=True):
 class Sweep(Struct, frozen=True, kw_only=True, tag=True):
     """Delete folders of trials, or tell how large they are."""
 
-    #: by key of a study: the trials whose folders are not needed (`core.folders`); None for all that it has left
+    #: by key of a study: the trials whose folders are not needed (`core.files`); None for all that it has left
     studies: dict[StudyKey, bytes | None]
     #: True to delete the folders; False to tell what would be deleted
     is_sure: bool

@@ -262,7 +262,7 @@ class QueueExecutor:
         self.workers.set_weight(weight, self._in_flight, self._clock.now())
 
     def forget(self, trials: bytes) -> None:
-        """Let the live workers that obey control requests delete the folders of these trials; see `core.folders`.
+        """Let the live workers that obey control requests delete the folders of these trials; see `core.files`.
 
         Nothing waits for them: a folder that they cannot delete now is part of the next call, or of `clean`.
         """

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from shadho_celery.core.addresses import HOST_VARIABLE
 from shadho_celery.core.hardware import Machine, thread_variables
-from shadho_celery.core.threads import NoThread, start_thread
+from shadho_celery.core.system import NoThread, start_thread
 from shadho_celery.core.units import counted
 from shadho_celery.fleet.registry import Worker
 from shadho_celery.runner.runner import Runner

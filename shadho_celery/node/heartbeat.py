@@ -23,8 +23,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record
 from shadho_celery.core.hardware import price
 from shadho_celery.core.records import own_versions
-from shadho_celery.core.system import HEARTBEAT_FILE, Clock, Outage
-from shadho_celery.core.threads import start_thread
+from shadho_celery.core.system import HEARTBEAT_FILE, Clock, Outage, start_thread
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.broker import PROTOCOL

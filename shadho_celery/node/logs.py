@@ -17,11 +17,9 @@ import redis
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline
-from shadho_celery.core.files import below
-from shadho_celery.core.folders import MAX_FILES, MAX_PIECE, files_in, read_part, sweep
+from shadho_celery.core.files import MAX_FILES, MAX_PIECE, below, files_in, read_part, sweep
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.system import Clock
-from shadho_celery.core.threads import NoThread, start_thread
+from shadho_celery.core.system import Clock, NoThread, start_thread
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import control

@@ -24,7 +24,7 @@ from celery import bootsteps
 from celery.apps.worker import _reload_current_worker
 from celery.worker import state
 
-from shadho_celery.core.threads import NoThread, start_thread
+from shadho_celery.core.system import NoThread, start_thread
 from shadho_celery.core.units import duration
 from shadho_celery.fleet import urls
 from shadho_celery.node.logs import tell

@@ -21,8 +21,7 @@ from shadho_celery.core.failures import headline
 from shadho_celery.core.files import study_folder
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.system import SystemClock
-from shadho_celery.core.threads import NoThread
+from shadho_celery.core.system import NoThread, SystemClock
 from shadho_celery.core.trial import (
     WELL,
     Attempt,

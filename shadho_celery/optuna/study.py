@@ -150,7 +150,7 @@ class Study:
                     study.run(called, **limits)
                 else:
                     study.close()
-                    limits |= {"workers": usable_cores().count if n_jobs < 0 else n_jobs, "resume": True}
+                    limits |= {"workers": usable_cores().cores if n_jobs < 0 else n_jobs, "resume": True}
                     program.minimize(func, store=self._url, study=study.name, **limits)
                     # Read again, because the labels are known now.
                     self._found = recorded.load_study(self._url, study.name)

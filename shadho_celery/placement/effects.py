@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from shadho_celery.core.threads import one_blas_thread
+from shadho_celery.core.system import one_blas_thread
 from shadho_celery.core.trial import Params
 from shadho_celery.space.features import Array, features, likeness
 from shadho_celery.space.split import Subspace

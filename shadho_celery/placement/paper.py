@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.threads import one_blas_thread
+from shadho_celery.core.system import one_blas_thread
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.base import Slot
 from shadho_celery.placement.policies import FifoPolicy

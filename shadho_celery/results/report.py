@@ -540,7 +540,7 @@ def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:
     """Return the params by which the latest trials were placed on classes; [] unless the policy is `cost`."""
     if len(known.trials.compute_classes) < 2 or known.record.in_force.get("policy", "cost") != "cost":
         return []
-    return preferences(known.trials[-LATEST:], values.outlined)
+    return preferences(known.trials.latest(LATEST), values.outlined)
 
 
 def _overview(known: StudyTrials, values: Values) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from shadho_celery.core.files import study_folder
-from shadho_celery.core.system import Clock, SystemClock
-from shadho_celery.core.threads import start_thread
+from shadho_celery.core.system import Clock, SystemClock, start_thread
 from shadho_celery.core.trial import MAX_LOG
 from shadho_celery.runner.protocol import NO_ORDER, boundary
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import PRINTED
-from shadho_celery.core.folders import attempt_folder
+from shadho_celery.core.files import attempt_folder
 from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.system import SystemClock
 from shadho_celery.core.trial import GangCall, Outcome, TrialState

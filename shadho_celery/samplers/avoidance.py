@@ -24,7 +24,7 @@ from itertools import islice
 import numpy as np
 import scipy
 
-from shadho_celery.core.threads import one_blas_thread
+from shadho_celery.core.system import one_blas_thread
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.space.domains import Domain
 from shadho_celery.space.features import Array, features, likeness

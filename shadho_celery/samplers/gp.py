@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from shadho_celery.core.threads import one_blas_thread
+from shadho_celery.core.system import one_blas_thread
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.avoidance import FailureAvoidance
 from shadho_celery.samplers.gaussian_process import ConstraintModel, GaussianProcess

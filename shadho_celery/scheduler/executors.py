@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Sent
-from shadho_celery.core.files import holds_files
-from shadho_celery.core.hardware import ComputeClass, Machine, ram_bytes, usable_cores
+from shadho_celery.core.files import CHECKPOINTS, holds_files
+from shadho_celery.core.hardware import ComputeClass, ram_bytes, usable_cores
 from shadho_celery.core.records import MachineRecord, Present, own_versions
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Params, Report, Result, Started, TrialState, whole
@@ -88,7 +90,7 @@ STORAGES = {HOST: "local"}
 
 def record_process(recorder: Recorder, at: float) -> None:
     """Record this process as a worker from now on, and its machine."""
-    machine = Machine(host=HOST, cores=usable_cores().count, memory=ram_bytes())
+    machine = replace(usable_cores(), host=HOST, memory=ram_bytes())
     present = Present(INLINE_CLASS, 1, MachineRecord.of(machine, own_versions()))
     recorder.see({HOST}, at, lambda name: present)
 
@@ -137,35 +139,26 @@ class LocalExecutor:
         self._events.append(result)
 
 
+@dataclass(eq=False)
 class InlineExecutor(LocalExecutor):
     """Runs one trial at a time in this process, during `poll`. It has one slot of the class `local`."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        evaluate: Callable[[Params], object],
-        checkpoints: Path = Path(".shadho/checkpoints"),
-        study: str = "",
-        *,
-        objectives: Mapping[str, str] | None = None,
-        prunes: Callable[[Attempt, Report], bool] = lambda attempt, report: False,
-        code: str = "",
-    ) -> None:
-        """`evaluate` computes the objective's values from a trial's params (`Space.evaluate`). `study` is the study's
-        name.
+    objective: Objective
+    #: computes the objective's values from a trial's params (`Space.evaluate`)
+    evaluate: Callable[[Params], object]
+    _: KW_ONLY
+    checkpoints: Path = CHECKPOINTS
+    #: name of the study
+    study: str = ""
+    #: direction of each loss by name, if losses have names
+    objectives: Mapping[str, str] | None = None
+    #: returns for each report whether its attempt should stop, because the scheduler does not run meanwhile
+    prunes: Callable[[Attempt, Report], bool] = lambda attempt, report: False
+    #: digest of the objective's version
+    code: str = ""
 
-        `objectives` has the direction of each loss by name, if losses have names. `prunes` is called with each report,
-        and returns whether its attempt should stop, because the scheduler does not run while an objective runs here.
-        `code` is the digest of the objective's version.
-        """
+    def __post_init__(self) -> None:
         super().__init__(SystemClock())
-        self._objective = objective
-        self._evaluate = evaluate
-        self._checkpoints = checkpoints
-        self._study = study
-        self._objectives = objectives
-        self._prunes = prunes
-        self._code = code or None
 
     def classes(self) -> Sequence[ComputeClass]:
         return [ComputeClass(name=INLINE_CLASS, slots=1, cores=1, storages=STORAGES)]
@@ -189,12 +182,12 @@ class InlineExecutor(LocalExecutor):
 
         def report(step: int, loss: float) -> None:
             nonlocal is_stopped
-            is_stopped = self._prunes(attempt, self._report(attempt, step, loss)) or is_stopped
+            is_stopped = self.prunes(attempt, self._report(attempt, step, loss)) or is_stopped
 
-        checkpoints = self._checkpoints / str(attempt.number if attempt.origin is None else attempt.origin)
+        checkpoints = self.checkpoints / str(attempt.number if attempt.origin is None else attempt.origin)
         continued = None if attempt.origin is None else holds_files(checkpoints)
         context = LocalContext(
-            study=self._study,
+            study=self.study,
             trial=attempt.number,
             attempt=attempt.attempt,
             seed=attempt.seed,
@@ -202,19 +195,14 @@ class InlineExecutor(LocalExecutor):
             compute_class=INLINE_CLASS,
             budget=whole(attempt.budget),
             on_report=report,
-            objectives=self._objectives,
+            objectives=self.objectives,
             stopped=lambda: is_stopped,
         )
-        outcome = call(
-            self._objective,
-            lambda: self._evaluate(attempt.params),
-            context,
-            self._clock,
-            objectives=self._objectives,
-        )
+        values = partial(self.evaluate, attempt.params)
+        outcome = call(self.objective, values, context, self._clock, objectives=self.objectives)
         # If the trial should stop, the outcome is CANCELLED, even if the objective raised an exception of its own.
         outcome = outcome.cancelled() if is_stopped else outcome
-        self._end(attempt, replace(outcome, continued=continued, code=self._code))
+        self._end(attempt, replace(outcome, continued=continued, code=self.code or None))
 
 
 class ByHandExecutor(LocalExecutor):

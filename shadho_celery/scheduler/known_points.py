@@ -100,15 +100,11 @@ def add_finished(
 
 
 def _add(study: StudyState, plan: Plan, found: Iterable[Found], sampler: str) -> list[Trial]:
-    indexes = {subspace.name: index for index, subspace in enumerate(plan.subspaces)}
-    return [
-        study.add(
-            *(name, params, trial_seed(study.record.seed, indexes[name], study.asked(name))),
-            slots=plan.width(params),
-            sampler=sampler,
-        )
-        for name, params in found
-    ]
+    indexes, added = {subspace.name: index for index, subspace in enumerate(plan.subspaces)}, []
+    for name, params in found:
+        seed = trial_seed(study.record.seed, indexes[name], study.asked(name))
+        added.append(study.add(name, params, seed, slots=plan.width(params), sampler=sampler))
+    return added
 
 
 def failed(trials: Iterable[Trial], schema: Schema | None) -> list[Trial]:
@@ -225,11 +221,6 @@ def _history(study: StudyState) -> Iterator[Sequence[Trial]]:
 
 def _pending(study: StudyState, name: str, known: Iterable[Found]) -> list[Trial]:
     """Return the pending trials of a subspace, or of all subspaces for WHOLE, and trials for the points in `known`."""
-    others = (each for each in known if name in {WHOLE, each[0]})
-    return [
-        *study.pending(None if name == WHOLE else name),
-        *(
-            Trial(number=len(study) + nth, subspace=subspace, params=params)
-            for nth, (subspace, params) in enumerate(others)
-        ),
-    ]
+    others = enumerate((each for each in known if name in {WHOLE, each[0]}), len(study))
+    given = [Trial(number=number, subspace=subspace, params=params) for number, (subspace, params) in others]
+    return [*study.pending(None if name == WHOLE else name), *given]

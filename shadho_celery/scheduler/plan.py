@@ -108,12 +108,6 @@ class Plan:
         return self.make_sampler.spans_space
 
     @property
-    def sampler_name(self) -> str:
-        """Name of the sampler, or of the user's own class of samplers."""
-        sampler = self.settings.sampler
-        return sampler if isinstance(sampler, str) else name_of(sampler)
-
-    @property
     def whole(self) -> Subspace:
         """The whole space as one subspace."""
         return undivided(self.space)
@@ -126,8 +120,10 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
         raise UsageError("shares 'paper' are those of policy paper, which has ranks; choose even, uniform or promise")
     pruner = read_pruner(settings.pruner, settings.objectives)
     ladder = _ladder(settings, pruner)
-    if settings.has_several:
-        _refuse_for_several(settings, pruner, ladder)
+    if settings.has_several and pruner is not None:
+        raise UsageError("a pruner judges reports of one loss, but this study has several; leave out one of the two")
+    if settings.has_several and ladder is not None:
+        raise UsageError("fidelity promotes trials by one loss, and this study has several; leave out one of them")
     _check_money(settings, limits)
     budgets = () if ladder is None else ladder.budgets
     setting, slots = settings.width
@@ -165,14 +161,6 @@ def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | 
     if ladder.how == "dehb" and settings.sampler != "auto":
         raise UsageError("how: dehb proposes the trials itself; leave out sampler, or choose auto")
     return ladder
-
-
-def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, ladder: Ladder | None) -> None:
-    """Raise UsageError for settings that compare trials by one loss. Call this for a study with several losses."""
-    if pruner is not None:
-        raise UsageError("a pruner judges reports of one loss, but this study has several; leave out one of the two")
-    if ladder is not None:
-        raise UsageError("fidelity promotes trials by one loss, and this study has several; leave out one of them")
 
 
 def _check_money(settings: StudySettings, limits: Limits) -> None:
@@ -225,7 +213,7 @@ def make_scheduler(
         shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
         rounds=make_rounds(plan.ladder, plan.space, study.record.seed, plan.limits.trials),
         samplers=samplers,
-        sampler=plan.sampler_name,
+        sampler=settings.sampler if isinstance(settings.sampler, str) else name_of(settings.sampler),
         limits=plan.limits,
         width=plan.width,
         budgets=() if plan.ladder is None else plan.ladder.budgets,

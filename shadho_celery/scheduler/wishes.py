@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -38,6 +38,7 @@ SHORTEST = 0.01
 DEALT = 20
 
 
+@dataclass(eq=False)
 class Demand:
     """The slots that one study wants of each declared class, updated every few seconds.
 
@@ -47,22 +48,16 @@ class Demand:
     classes that are not declared, a study wants only live slots (`StudyWants.wants`).
     """
 
-    def __init__(
-        self,
-        declared: Mapping[str, ClassSpec],
-        study: StudyState,
-        cost_model: CostModel,
-        proposals: Proposals,
-        *,
-        widest: Mapping[str, int] | None = None,
-    ) -> None:
-        """`declared` are the classes for which workers may be started on demand, the strongest first.
+    #: the classes for which workers may be started on demand, the strongest first
+    declared: Mapping[str, ClassSpec]
+    study: StudyState
+    cost_model: CostModel
+    proposals: Proposals
+    #: by class: maximum number of slots of a trial, for classes for which it is known
+    widest: Mapping[str, int] = field(default_factory=dict)
 
-        `widest` has by class the maximum number of slots of a trial, for classes for which it is known.
-        """
-        self._widest = widest or {}
+    def __post_init__(self) -> None:
         self._live_widest: Mapping[str, int] = {}
-        self._declared, self._study, self._cost_model, self._proposals = declared, study, cost_model, proposals
         self._held = Held(HOLD_SECONDS)
         self._looked_at = -math.inf
         #: as of the last update, by class: slots that are wanted if new slots are not limited; slots in use
@@ -82,17 +77,17 @@ class Demand:
         `new_trials` is the number of these trials for which new slots may be wanted, because live workers do not have
         them yet.
         """
-        now, live = self._study.clock.now(), {each.name: each.slots for each in classes}
+        now, live = self.study.clock.now(), {each.name: each.slots for each in classes}
         self._live_widest = {each.name: each.room for each in classes}
-        names = [*{**self._declared, **live}]
-        pairs = len(self._cost_model.row_of) * len(names)
+        names = [*{**self.declared, **live}]
+        pairs = len(self.cost_model.row_of) * len(names)
         if now - self._looked_at >= max(LOOK_SECONDS, pairs / PER_SECOND):
             self._looked_at = now
             self._solve(names, live, left, seconds_left)
         new = {name: max(0, kept - max(live.get(name, 0), self._used[name])) for name, kept in self._kept.items()}
         limited = at_most(new, new_trials * self._slots)
         self.wanted = {name: kept - new[name] + limited[name] for name, kept in self._kept.items()}
-        if (most := self._proposals.limits.at_once) is not None:
+        if (most := self.proposals.limits.at_once) is not None:
             used = {name: min(number, self._used[name]) for name, number in self.wanted.items()}
             free = {name: number - used[name] for name, number in self.wanted.items()}
             free = at_most(free, max(0.0, most * self._slots - self._used.total()))
@@ -102,48 +97,48 @@ class Demand:
         """Update the slots of each class that are wanted if new slots are not limited."""
         queued = Counter[str | None]()
         self._used.clear()
-        for attempt in self._study.attempts:
+        for attempt in self.study.attempts:
             (self._used if attempt.state is TrialState.RUNNING else queued)[attempt.compute_class] += attempt.slots
         for name, slots in queued.items():
             self._used[name] += max(0, min(slots, live.get(str(name), 0) - self._used[name]))
-        sent = self._study.sent
+        sent = self.study.sent
         self._slots = sum(trial.slots for trial in sent) / len(sent) if sent else 1.0
         rooms = {name: self._room(name, live.get(name, 0)) for name in names}
         useful = self._useful(rooms, left, seconds_left)
-        if not self._cost_model.has_learned:
+        if not self.cost_model.has_learned:
             # The seconds of trials are not known yet, so one worker of each class is wanted to measure them.
-            for name, spec in self._declared.items():
+            for name, spec in self.declared.items():
                 if rooms[name].most and seconds_left > spec.startup_seconds:
                     useful[name] = max(useful.get(name, 0), int(min(spec.slots, left)))
-        wanted = {name: max(useful.get(name, 0), self._used[name]) for name in self._declared}
-        self._kept = self._held.see(wanted, self._study.clock.now())
+        wanted = {name: max(useful.get(name, 0), self._used[name]) for name in self.declared}
+        self._kept = self._held.see(wanted, self.study.clock.now())
 
     def _room(self, name: str, live: int) -> Room:
-        spec = self._declared.get(name)
+        spec = self.declared.get(name)
         if spec is None:
             return Room(live, live)
-        widest = max(self._widest.get(name, math.inf), self._live_widest.get(name, 0))
-        if widest < min(map(self._proposals.least_slots, self._cost_model.row_of)):
+        widest = max(self.widest.get(name, math.inf), self._live_widest.get(name, 0))
+        if widest < min(map(self.proposals.least_slots, self.cost_model.row_of)):
             # No trial fits the workers of the class.
             return Room(0, 0)
         return Room(live, max(live, spec.most), spec.startup_seconds)
 
     def _useful(self, rooms: Mapping[str, Room], left: float, seconds_left: float) -> dict[str, int]:
         """Return the slots of each class that would shorten the rest of the study."""
-        names, row_of = [*rooms], self._cost_model.row_of
-        sent = self._study.sent
+        names, row_of = [*rooms], self.cost_model.row_of
+        sent = self.study.sent
         budgets = [trial.budget for trial in sent if trial.budget is not None]
         budget = sum(budgets) / len(budgets) if budgets else None
         width = self._slots
         # A trial with twice the mean number of slots takes as many slot seconds as two trials with the mean number. If
         # widths are searched, the model already predicts slot seconds.
-        own = [1.0 if self._cost_model.widths else self._width(name, sent, width) for name in row_of]
+        own = [1.0 if self.cost_model.widths else self._width(name, sent, width) for name in row_of]
         relative = np.array(own).reshape(-1, 1) / width
-        costs = self._cost_model.costs(self._cost_model.typical(budget), names)
+        costs = self.cost_model.costs(self.cost_model.typical(budget), names)
         typical = np.maximum(np.exp(costs.log_seconds) * relative, SHORTEST).tolist()
         return wanted_slots(
             {kind: dict(zip(names, typical[row], strict=True)) for kind, row in row_of.items()},
-            self._proposals.mix(DEALT * len(row_of)),
+            self.proposals.mix(DEALT * len(row_of)),
             rooms,
             left=left,
             seconds_left=seconds_left,

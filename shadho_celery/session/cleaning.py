@@ -18,7 +18,7 @@ from shadho_celery.study.keeper import Keeper, may_be_promoted
 ANSWER_SECONDS = 60.0
 
 
-#: by key of a study: its name, and the trials whose folders are not needed, as in `core.folders`, or None for all of it
+#: by key of a study: its name, and the trials whose folders are not needed, as in `core.files`, or None for all of it
 Plan = Mapping[str, tuple[str, bytes | None]]
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.folders import MAX_DIGESTED, MAX_FILES, MAX_PIECE, LeftFile
+from shadho_celery.core.files import MAX_DIGESTED, MAX_FILES, MAX_PIECE, LeftFile
 from shadho_celery.core.units import size_text
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet.control import LeftDeed, ListFolder, ReadFile, WorkerAnswer

@@ -229,7 +229,7 @@ class Session:
         self._state = "running"
         #: sum of the slots of all trials that are still to be sent, at most MAX_SLOTS
         self._sendable_slots = 0
-        #: trials whose folders are not needed, see `core.folders`
+        #: trials whose folders are not needed, see `core.files`
         self._unneeded = b""
         #: False while the loop runs, so that a turn may be incomplete
         self._is_whole = True
@@ -520,8 +520,7 @@ class Session:
             self._stuck_since = time.monotonic()
         else:
             self._give_up_at_limit()
-        if self.study.failures.common():
-            self._refuse_nested_trials()
+        self._refuse_nested_trials()
         if self.embedded is not None:
             self._fail_too_wide(self.embedded.workers)
             self._refuse_other_code()

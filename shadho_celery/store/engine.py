@@ -30,8 +30,9 @@ from shadho_celery.core.system import (
     LOCKED_SECONDS,
     READ_SECONDS,
     STATEMENT_SECONDS,
+    NoThread,
+    start_thread,
 )
-from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.errors import StoreError
 
 #: types of file systems on which SQLite's locks and shared memory do not work between machines
@@ -298,14 +299,13 @@ def _name(statement: str) -> str:
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
-    if url.database in {None, "", ":memory:"}:
+    if (path := file_of(url)) is None:
         # Only one connection is used, by one thread at a time, because each further connection would have another,
         # empty database.
         arguments = {"check_same_thread": False}
         return sa.create_engine(
             "sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, connect_args=arguments
         )
-    path = file_of(url)
     _refuse_network(path)
     try:
         opened = _create(path)
@@ -391,17 +391,14 @@ def missing_file(url: str) -> Path | None:
 
     Raises StoreError for an invalid URL.
     """
-    parsed = _parsed(url)
-    if parsed.get_backend_name() != "sqlite" or parsed.database in {None, "", ":memory:"}:
-        return None
-    path = file_of(parsed)
-    return None if path.exists() else path
+    path = file_of(_parsed(url))
+    return None if path is None or path.exists() else path
 
 
 def _file_to_read(url: sa.URL) -> Path:
-    if url.database in {None, "", ":memory:"}:
+    if (path := file_of(url)) is None:
         raise StoreError("a store in memory ends with the program that created it; give the URL of a database")
-    return file_of(url)
+    return path
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
@@ -437,16 +434,16 @@ def _refuse_pipes(path: Path) -> None:
             raise StoreError(f"{each} is not a file, and SQLite would open it; remove it, or use another store")
 
 
-def file_of(url: sa.URL) -> Path:
-    """Return the absolute path of the file of an SQLite URL."""
-    return Path(str(url.database).removeprefix("file:")).absolute()
+def file_of(url: sa.URL) -> Path | None:
+    """Return the absolute path of the file of an SQLite store; None for a store on a server or in memory."""
+    is_file = url.get_backend_name() == "sqlite" and url.database not in {None, "", ":memory:"}
+    return Path(str(url.database).removeprefix("file:")).absolute() if is_file else None
 
 
 def folder_of(url: str) -> Path | None:
     """Return the folder with the file of a store; None for a store on a server or in memory."""
-    parsed = _parsed(url)
-    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in {None, "", ":memory:"}
-    return file_of(parsed).parent if is_file else None
+    path = file_of(_parsed(url))
+    return None if path is None else path.parent
 
 
 def _create(path: Path) -> os.stat_result:

@@ -207,9 +207,7 @@ class SqlStore:
 
         Raises StoreError for an unknown state.
         """
-        count = sa.func.count().label("trials")
-        query = sa.select(trials.c.state, count).where(trials.c.study == key).group_by(trials.c.state)
-        found = {row.state: row.trials for row in self._fetched(query)}
+        found = self.tally(key, "state")
         for state in found.keys() - _STATES:
             raise self._damaged(trials, {"study": key, "state": state}, "unknown state")
         return {TrialState(state): count for state, count in found.items()}

@@ -37,7 +37,7 @@ class Keeper:
                     del self._best[max(self._best, key=self._best.__getitem__)]
 
     def unneeded(self, study: StudyTrials, promotable: Collection[int]) -> bytes:
-        """Return the trials whose folders are not needed, as `core.folders` has sets of trials."""
+        """Return the trials whose folders are not needed, as `core.files` has sets of trials."""
         # With several losses, no trial is promoted.
         best = [trial.number for trial in study.trials.front] or self._best
         needed = {*best, *study.open_origins, *promotable}

@@ -11,19 +11,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
 from shadho_celery.core.records import AttemptRecord, End, Leaving, MachineRecord, Placed, Present, SessionRecord, pack
-from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
+from shadho_celery.core.trial import FINISHED, Attempt, Lost, Result, Started, TrialState
 from shadho_celery.core.units import cost_of
 
 #: by state of the result that ended a trial: how its attempt ended
-_ENDS = {
-    state: End(state.lower())
-    for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED)
-}
+_ENDS = {state: End(state.lower()) for state in FINISHED}
 
 #: number of a trial, and number of an attempt of this trial
 _Key = tuple[int, int]
@@ -69,7 +65,8 @@ class Recorder:
         self._freed: dict[object, tuple[float, float]] = {}
         #: by class: money that ended attempts have cost, those of earlier runs included
         self.spent: defaultdict[str, float] = defaultdict(float)
-        self._seen: list[SessionRecord | MachineRecord] = []
+        #: new machines, and sessions that have begun, changed or ended
+        self.seen: list[SessionRecord | MachineRecord] = []
         #: by present worker with slots of other studies: start of the current mean; slot seconds from then to the last
         #: `follow`; time of the last `follow`; and the number of these slots at that time
         self._others: dict[str, tuple[float, float, float, int]] = {}
@@ -97,12 +94,7 @@ class Recorder:
     @property
     def is_urgent(self) -> bool:
         """True if these records must be written now, even if no trial has changed."""
-        return bool(self._seen) or (self._is_closed and bool(self._attempts))
-
-    @property
-    def seen(self) -> Sequence[SessionRecord | MachineRecord]:
-        """New machines, and sessions that have begun, changed or ended."""
-        return self._seen
+        return bool(self.seen) or (self._is_closed and bool(self._attempts))
 
     @property
     def classes(self) -> Sequence[str] | None:
@@ -113,7 +105,7 @@ class Recorder:
         """Forget the records that were returned last, because they were written."""
         for key in self._due:
             del self._attempts[key]
-        self._seen = []
+        self.seen = []
         self._written_classes = len(self._classes)
 
     # Attempts
@@ -141,12 +133,8 @@ class Recorder:
         """Record that a worker has claimed an attempt."""
         self._unqueue(attempt)
         record = self._record(attempt)
-        record.started_at, record.host, record.worker, record.slot = (
-            event.at,
-            event.host,
-            event.worker or None,
-            event.slot,
-        )
+        record.started_at, record.host = event.at, event.host
+        record.worker, record.slot = event.worker or None, event.slot
         if (price := self._prices.get(event.worker)) is not None:
             record.price = price * attempt.slots
             self.charge(record)
@@ -168,11 +156,8 @@ class Recorder:
         """
         self._unqueue(attempt)
         record = self._record(attempt)
-        record.end, record.ended_at, record.started_at = (
-            _end_of(attempt, event, is_pruned=is_pruned),
-            now,
-            attempt.started_at,
-        )
+        record.end, record.ended_at = _end_of(attempt, event, is_pruned=is_pruned), now
+        record.started_at = attempt.started_at
         seen: Attempt | Result = attempt
         if isinstance(event, Result) and event.attempt == attempt.attempt:
             seen, record.ended_at = event, event.at
@@ -272,15 +257,13 @@ class Recorder:
                 machine = facts.machine.beside(known)
                 if known != machine:
                     self._machines[machine.host] = machine
-                    self._seen.append(machine)
-                where: dict[str, Any] = {
-                    "compute_class": facts.compute_class,
-                    "host": machine.host,
-                    "slots": facts.slots,
-                }
-                price = self.class_prices.get(facts.compute_class) if facts.price is None else facts.price
-                self._prices[name] = price
-                self._begin(SessionRecord(worker=name, since=at, price=price, **where))
+                    self.seen.append(machine)
+                of, slots = facts.compute_class, facts.slots
+                self._prices[name] = price = self.class_prices.get(of) if facts.price is None else facts.price
+                session = SessionRecord(
+                    worker=name, since=at, compute_class=of, host=machine.host, slots=slots, price=price
+                )
+                self._begin(session)
 
     def follow(self, at: float, present: Callable[[str], Present], others: Mapping[str, int]) -> None:
         """Record changed numbers of slots of workers: their sessions end, and new sessions begin.
@@ -310,7 +293,7 @@ class Recorder:
         mean = round(used / (at - since), 2) if at > since else known
         if mean != known and (is_over or at - since >= max(OTHERS_SECONDS, OTHERS_PART * (since - session.since))):
             self._sessions[name] = session = replace(session, others=(*session.others, (since, mean)))
-            self._seen.append(session)
+            self.seen.append(session)
             known = mean
         self._others[name] = (at, 0.0, at, slots) if mean == known else (since, used, at, slots)
 
@@ -322,7 +305,7 @@ class Recorder:
 
     def _begin(self, session: SessionRecord) -> None:
         self._sessions[session.worker] = session
-        self._seen.append(session)
+        self.seen.append(session)
 
     def _leave(self, name: str, at: float, reason: Leaving) -> None:
         if name in self._others:
@@ -330,7 +313,7 @@ class Recorder:
         session = self._sessions.pop(name)
         self._others.pop(name, None)
         # If the clock was set back, the session ends at its start.
-        self._seen.append(left := replace(session, until=max(at, session.since), reason=reason))
+        self.seen.append(left := replace(session, until=max(at, session.since), reason=reason))
         self.recall([left])
 
 

@@ -378,7 +378,7 @@ class StudyState(StudyTrials):
         trial = replace(trial, outgrown=None, outgrown_memory=None)
         if trial.state is _S.FAILED:
             return replace(trial, state=_S.CANCELLED, outcome=outcome.cancelled())
-        return replace(trial, outcome=outcome.without_memory())
+        return replace(trial, outcome=replace(outcome, memory=None, gpu_memory=None))
 
     def note_choice(self, subspace: str, choice: str) -> None:
         """Record the text that says which sampler `auto` has chosen for a subspace, and why."""
@@ -478,7 +478,7 @@ class StudyState(StudyTrials):
         """
         trial = self._open[number]
         if trial.state is _S.WAITING:
-            return self._note(self._as_cancelled(trial))
+            return self._end_now(trial, _UNWANTED)
         self._courses[number].is_cancelled = True
         return None
 
@@ -519,8 +519,7 @@ class StudyState(StudyTrials):
 
     def give_up(self, number: int, error: str) -> Trial:
         """End a waiting trial as FAILED with this error. Return it."""
-        failed = Outcome(state=_S.FAILED, error=error)
-        return self._note(self._open[number].evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
+        return self._end_now(self._open[number], Outcome(state=_S.FAILED, error=error))
 
     def note_action(self, action: Action) -> None:
         """Record an action at the next `commit`. Its answer is sent only afterwards, so no answered action is lost."""
@@ -729,21 +728,20 @@ class StudyState(StudyTrials):
         """
         trial = trial.evolve(state=_S.LOST)
         if trial.step is not None:
-            facts = {"outcome": self._pruned(trial), "step": self._last_step(trial), "finished_at": self.clock.wall()}
-            return self._note(trial.evolve(state=_S.PRUNED, **facts))
+            return self._end_now(replace(trial, step=self._last_step(trial)), self._pruned(trial))
         if self._courses[trial.number].is_cancelled:
-            return self._note(self._as_cancelled(trial))
+            return self._end_now(trial, _UNWANTED)
         if trial.lost >= MAX_LOST or trial.attempt >= MAX_ATTEMPTS:
             count = f"{trial.lost} attempts" if trial.lost >= MAX_LOST else f"all {MAX_ATTEMPTS} attempts"
             besides = f", besides {trial.vanished} whose machines vanished" if trial.vanished else ""
             error = f"{count} were lost{besides}; the last one: {reason}"
-            failed = Outcome(state=_S.FAILED, error=error)
-            return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
+            return self._end_now(trial, Outcome(state=_S.FAILED, error=error))
         self.put_waiting(trial)
         return self._note(trial.evolve(state=_S.WAITING))
 
-    def _as_cancelled(self, trial: Trial) -> Trial:
-        return trial.evolve(state=_S.CANCELLED, outcome=_UNWANTED, finished_at=self.clock.wall())
+    def _end_now(self, trial: Trial, outcome: Outcome) -> Trial:
+        """End a trial that has no live attempt with this outcome. Return it."""
+        return self._note(trial.evolve(state=outcome.state, outcome=outcome, finished_at=self.clock.wall()))
 
     def _pruned(self, trial: Trial, outcome: Outcome = _STOPPED) -> Outcome:
         """Return the outcome of a trial that was stopped because of its reports, with the loss of its last report."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import combinations
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -175,20 +175,6 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[FinishedTrials, list[Trial]]:
-    """Return the finished trials of a study, and a list of its unfinished trials. `read` is as in `FinishedTrials`."""
-    opened: list[Trial] = []
-
-    def finished() -> Iterator[Trial | Summary]:
-        for trial in trials:
-            if isinstance(trial, Summary) or trial.state.is_finished:
-                yield trial
-            else:
-                opened.append(trial)
-
-    return FinishedTrials(finished(), read), opened
-
-
 class Timed(NamedTuple):
     """Numbers and seconds of a subspace's ended trials on one compute class.
 
@@ -292,18 +278,6 @@ class FinishedTrials:
     def __iter__(self) -> Iterator[Trial]:
         return self._whole(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Trial: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Trial]: ...
-
-    def __getitem__(self, index: int | slice) -> Trial | list[Trial]:
-        """Return the trial at an index in the order of results (-1 is the latest), or the trials of a slice."""
-        if isinstance(index, slice):
-            return self.of(self.numbers[index])
-        return self.of([self.numbers[index]])[0]
-
     @property
     def numbers(self) -> list[int]:
         """Numbers of the trials, in the order of their results."""
@@ -364,6 +338,10 @@ class FinishedTrials:
         if gone := [number for number in stored if number not in known]:
             raise StoreError(f"trial {gone[0]} is not in the store any more; restore it from a copy")
         return [self._fresh.get(number) or known[number] for number in numbers]
+
+    def latest(self, count: int) -> list[Trial]:
+        """Return at most `count` of the trials with the latest results, in their order."""
+        return self.of(self.numbers[-count:])
 
     @property
     def front(self) -> list[Trial]:
@@ -660,19 +638,27 @@ class StudyTrials:
         self.code: Digest = ""
         #: numbers of the failures in this run by kind; empty for a reader of the store
         self.failures = Failures()
+        #: by number: the trials that have not finished
+        self._open: dict[int, Trial] = {}
         with collector_paused():
             #: finished trials in the order of their results
-            self.trials, opened = load_trials(trials, partial(store.trials, record.key))
-        #: by number: the trials that have not finished
-        self._open = {trial.number: trial for trial in opened}
+            self.trials = FinishedTrials(self._finished_of(trials), partial(store.trials, record.key))
         self._counts = self.trials.counts
         #: method `Counts.count`: it returns the number of trials in any of these states, also for one class or
         #: subspace. In a class, a trial with two live attempts counts twice
         self.count = self._counts.count
         self._asked = Counter(self.trials.asked())
-        for trial in opened:
+        for trial in self._open.values():
             self._counts.add(trial)
             self._asked[trial.subspace] += trial.origin is None
+
+    def _finished_of(self, trials: Iterable[Trial | Summary]) -> Iterator[Trial | Summary]:
+        """Yield the finished trials, and add the others to the unfinished trials."""
+        for trial in trials:
+            if isinstance(trial, Summary) or trial.state.is_finished:
+                yield trial
+            else:
+                self._open[trial.number] = trial
 
     def asked(self, subspace: str) -> int:
         """Return the number of trials drawn in a subspace so far. Promoted trials are not counted."""

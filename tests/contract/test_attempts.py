@@ -45,7 +45,7 @@ class Rule(Protocol):
 
 
 class InPython:
-    """`core.attempts`, asked as a study asks: of a trial that has ended nothing is told any more."""
+    """`core.trial`, asked as a study asks: of a trial that has ended nothing is told any more."""
 
     def __init__(self) -> None:
         self._attempts: Attempts[str] = Attempts()

@@ -14,7 +14,7 @@ import pytest
 from services.cases import cases
 from services.repeating import repeated
 
-from shadho_celery.core.folders import MAX_PIECE, sweep
+from shadho_celery.core.files import MAX_PIECE, sweep
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.system import SystemClock
 from shadho_celery.errors import ServiceError, UsageError

@@ -112,7 +112,9 @@ def test_the_best_trials_are_shown_with_their_budgets_where_any_has_one() -> Non
     def head_and_rows(*budgets: float | None) -> list[list[str]]:
         screen, text = console()
         outcome = Outcome(state=S.COMPLETE, loss=0.5)
-        trials = [study.trials[0].evolve(state=S.COMPLETE, outcome=outcome, budget=budget) for budget in budgets]
+        trials = [
+            next(iter(study.trials)).evolve(state=S.COMPLETE, outcome=outcome, budget=budget) for budget in budgets
+        ]
         screen.print(tables.trial_table([result(trial, study, space) for trial in trials], *tables.BEST_COLUMNS))
         lines = [line for line in text.getvalue().splitlines() if line[:1] in "┃│"]
         return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:5]] for line in lines]

@@ -9,7 +9,7 @@ import sys
 CODE = """
 import sys
 from threadpoolctl import threadpool_info
-from shadho_celery.core.threads import one_blas_thread
+from shadho_celery.core.system import one_blas_thread
 
 assert "scipy.linalg" not in sys.modules, "nothing is tested"
 with one_blas_thread():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.core import hardware
-from shadho_celery.core.hardware import Cores, usable_cores
+from shadho_celery.core.hardware import Machine, usable_cores
 
 #: as a container sees them, and as other processes do; of version 1, the one of its cpu controller counts
 CONTAINER, SERVICE, VERSION_1 = "0::/", "0::/a.slice/b.service", "5:memory:/other\n3:cpu,cpuacct:/docker/c\n0::/"
@@ -24,7 +24,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cgroup"
 
 
-def found(groups: Path, own: str, files: dict[str, str]) -> Cores:
+def found(groups: Path, own: str, files: dict[str, str]) -> Machine:
     """Return the cores of a process of the control groups `own`."""
     (groups.parent / "own").write_text(own + "\n")
     for name, text in files.items():
@@ -55,7 +55,7 @@ def found(groups: Path, own: str, files: dict[str, str]) -> Cores:
 def test_the_narrowest_quota_of_the_control_groups_limits_the_cores(
     groups: Path, own: str, files: dict[str, str], count: int
 ) -> None:
-    assert found(groups, own, files).count == count
+    assert found(groups, own, files).cores == count
 
 
 def test_processes_share_cores_by_system_and_by_the_group_with_the_quota(
@@ -81,6 +81,6 @@ def test_a_limit_of_ones_own_is_below_the_quota_and_of_the_same_cores(
 ) -> None:
     monkeypatch.setenv("SHADHO_CORES", told)
     limited = found(groups, CONTAINER, {"cpu.max": "200000 100000"})
-    assert (limited.count, limited.is_limited) == (count, True)
+    assert (limited.cores, limited.is_limited) == (count, True)
     monkeypatch.delenv("SHADHO_CORES")
     assert usable_cores().pool == limited.pool

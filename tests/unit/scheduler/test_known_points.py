@@ -37,7 +37,7 @@ def enqueued(sampler: str | Callable[..., Any], points: list[Mapping[str, Any]],
     with Study(SPACE, seed=seed, sampler=sampler) as study:
         study.run(loss, trials=25, progress=False)
         study.enqueue(points)
-        return [trial.params for trial in study.trials[25:]]
+        return [trial.params for trial in [*study.trials][25:]]
 
 
 class Fixed:

@@ -779,7 +779,7 @@ def test_few_trials_wait_for_the_large_class_however_much_smaller_it_is_than_the
     search.run(check)
     assert search.study.counted > 0.95 * 11 * 40
     assert search.study.count(S.COMPLETE, compute_class="large") >= 37
-    nets = [t for t in search.study.trials[LEARNED:] if nets_need_much(t) > ROOM["small"]]
+    nets = [t for t in [*search.study.trials][LEARNED:] if nets_need_much(t) > ROOM["small"]]
     assert len(nets) > 15
     assert {t.compute_class for t in nets} == {"large"}
 
