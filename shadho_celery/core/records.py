@@ -13,7 +13,6 @@ import math
 import platform
 import struct
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Annotated, Any, ClassVar, NamedTuple, get_args
 
 from msgspec import Meta, Struct
@@ -22,7 +21,7 @@ from msgspec.structs import replace
 from shadho_celery import __version__
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.hardware import Gpu, Machine
-from shadho_celery.core.trial import MAX_TEXT, AttemptNumber, Bytes, Name, Number, Price, StoredMoment
+from shadho_celery.core.trial import MAX_TEXT, AttemptNumber, Bytes, Name, Number, Price, StoredMoment, Words
 from shadho_celery.core.units import money
 
 #: number of bytes for each class in `AttemptRecord.placed`: three numbers of 32 bits
@@ -31,7 +30,7 @@ CLASS_BYTES = 12
 MAX_CLASSES, _MOST = 10_000, 3.4e38
 
 
-class End(str, Enum):
+class End(Words):
     """How an attempt ended."""
 
     COMPLETE = "complete"
@@ -50,8 +49,6 @@ class End(str, Enum):
     RETURNED = "returned"
     #: it ended before a worker claimed it: it was taken back, or there was no worker
     UNCLAIMED = "unclaimed"
-
-    __str__ = str.__str__
 
 
 class MoneyPlan(Struct, frozen=True, kw_only=True):
@@ -73,7 +70,7 @@ class MoneyPlan(Struct, frozen=True, kw_only=True):
         return f"an hour more saves up to {amount}, an hour less costs at least {amount}"
 
 
-class Leaving(str, Enum):
+class Leaving(Words):
     """Why a session ended."""
 
     #: the worker was stopped and ended as requested
@@ -90,8 +87,6 @@ class Leaving(str, Enum):
     RESIZED = "slots changed"
     #: the run of the study, or its scheduler, ended
     ENDED = "study ended"
-
-    __str__ = str.__str__
 
 
 _Slot = Annotated[int, Meta(ge=0, le=10**6)]

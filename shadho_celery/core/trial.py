@@ -75,7 +75,15 @@ MAX_LEVELS = 120
 _Memories = Annotated[str, Meta(pattern=r"^(gpu|host)(,(gpu|host))*\Z")]
 
 
-class TrialState(str, Enum):
+class Words(str, Enum):
+    """Base of the names in a fixed list, which are shown as their values."""
+
+    # Without these methods, some versions of Python would print a member as "TrialState.X".
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]  # Enum names its parameter otherwise
+
+
+class TrialState(Words):
     """State of a trial. After an attempt was LOST, the trial is WAITING again until its next attempt is sent."""
 
     WAITING = "WAITING"
@@ -86,10 +94,6 @@ class TrialState(str, Enum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     LOST = "LOST"
-
-    # Without these methods, some versions of Python would print a member as "TrialState.X".
-    __str__ = str.__str__
-    __format__ = str.__format__  # type: ignore[assignment]  # Enum names its parameter otherwise
 
     #: True if no other state can follow
     is_finished: bool
@@ -104,7 +108,7 @@ COUNTED = FINISHED - {TrialState.CANCELLED}
 WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
 
-class Memory(str, Enum):
+class Memory(Words):
     """Kind of memory that a trial may run out of: the memory of its GPU, or the RAM of its machine."""
 
     GPU = "gpu"
@@ -114,9 +118,6 @@ class Memory(str, Enum):
     def words(self) -> str:
         """Name of this kind of memory in messages."""
         return "GPU memory" if self is Memory.GPU else "host memory"
-
-    __str__ = str.__str__
-    __format__ = str.__format__  # type: ignore[assignment]
 
 
 _S = TrialState

@@ -317,11 +317,6 @@ def as_action(row: sa.Row[Any]) -> Action:
     return msgspec.convert({**found, "answer": {"is_done": found["is_done"], "text": found["answer"]}}, Action)
 
 
-def as_report(row: sa.Row[Any]) -> Report:
-    """Return the report of a row. Raises an exception of UNREADABLE if the row is damaged."""
-    return msgspec.convert({"loss": math.nan, **_facts(row, reports)}, Report)
-
-
 def _facts(row: sa.Row[Any], table: sa.Table) -> dict[str, Any]:
     """Return the values of a row by column name, with decoded JSON. Columns with null are left out."""
     # Names are converted to str, because SQLAlchemy's names are instances of a subclass.
@@ -434,15 +429,20 @@ FULL: Reader[Trial] = TrialReader(COLUMNS, TrialReader.trial)
 BRIEF: Reader[Trial | Summary] = TrialReader([n for n in COLUMNS if n not in _AT_LENGTH], TrialReader.earlier)
 
 
-def _of(kind: type[K], table: sa.Table, order: Sequence[str] | None = None) -> Reader[K]:
-    """Return a reader for a table whose columns are the fields of the record type `kind`."""
-    return Reader(table, kind.__struct_fields__, lambda row: msgspec.convert(_facts(row, table), kind), order)
+def _of(kind: type[K], table: sa.Table, order: Sequence[str] | None = None, **defaults: object) -> Reader[K]:
+    """Return a reader for a table whose columns are the fields of the record type `kind`.
+
+    `defaults` has values in place of null, for columns where null does not stand for the default of the field.
+    """
+    return Reader(
+        table, kind.__struct_fields__, lambda row: msgspec.convert(defaults | _facts(row, table), kind), order
+    )
 
 
 ATTEMPTS = Reader(attempts, AttemptRecord.__struct_fields__, lambda row: msgspec.convert([*row], AttemptRecord))
 SESSIONS = _of(SessionRecord, sessions, ["since", "worker"])
 MACHINES = _of(MachineRecord, machines)
-REPORTS = Reader(reports, Report.__struct_fields__, as_report)
+REPORTS = _of(Report, reports, loss=math.nan)
 ACTIONS = Reader(actions, actions.c.keys(), as_action, ["at", "id"])
 LESSONS = Reader(warm_starts, warm_starts.c.keys(), as_lesson)
 STUDIES = Reader(studies, [each.name for each in fields(StudyRecord)], as_study, ["name"])
