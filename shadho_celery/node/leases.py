@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import redis
 
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.system import Clock, Outage
-from shadho_celery.core.system import NoThread, start_thread
+from shadho_celery.core.system import Clock, NoThread, Outage, start_thread
 from shadho_celery.core.trial import Attempt, Result, Started
 from shadho_celery.fleet.channel import Claim, WorkerChannel
 from shadho_celery.fleet.redis import flush, is_outage

@@ -24,8 +24,7 @@ from typing import Any
 
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.failures import PRINTED
-from shadho_celery.core.files import MAX_BYTES
-from shadho_celery.core.files import attempt_folder
+from shadho_celery.core.files import MAX_BYTES, attempt_folder
 from shadho_celery.objective.call import system_kills
 from shadho_celery.objective.command import Command, is_users
 from shadho_celery.objective.context import INTERRUPT, LocalContext, TrialStopped, TrialTimeout
