@@ -249,7 +249,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[Mapping[Literal["best"], Annotated[int, Meta(ge=1, le=MAX_KEPT)]], Meta(min_length=1)] | None,
         _about(
             'checkpoint folders that are kept: {"best": 3} for those of the three best trials, a whole number from 1',
-            in_python=True,
         ),
     ] = None
     speculate: Annotated[
@@ -278,7 +277,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             shown_default="as many as there are slots",
             metavar="N",
             is_changeable=True,
-            in_python=True,
         ),
     ] = None
     trial_timeout: Annotated[
