@@ -313,7 +313,7 @@ def _words(trials: TrialColumns, kind: int) -> str:
 def failures_by_label(trials: TrialColumns) -> Chart:
     """Return the share of failed trials over the values of the label that best separates failed trials from others.
 
-    In one group of this label's values, so many failures are the least likely by chance. The probability is that of
+    It has the group of values whose failures are the least likely by chance. The probability is that of
     Fisher's exact test ("Statistical Methods for Research Workers", 1934), times the number of groups of all labels
     (Bonferroni). No label is named if it is above `CHANCE`. Trials under earlier code do not count.
     """

@@ -286,7 +286,7 @@ def disks(site: Site) -> Finding:
 
 
 def open_files(site: Site) -> Finding:
-    """A worker may open enough files."""
+    """Enough open files are allowed."""
     return _limit(resource.RLIMIT_NOFILE, BASE_FILES + SLOT_FILES * _slots(site), "open files", "nofile")
 
 

@@ -232,7 +232,7 @@ def _is_locked(path: Path, *, unknown: bool) -> bool:
     except OSError:
         return unknown
     try:
-        # NFS gives an exclusive lock only to who may write.
+        # Shared, because on NFS LOCK_EX needs write access.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

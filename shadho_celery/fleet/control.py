@@ -289,7 +289,7 @@ class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: Number = 0
     #: at most MAX_FILES and one more
     files: list[LeftFile] = []
-    #: the bytes of the part of a file, fewer if the file has no more of them; or their digest
+    #: the requested part of a file, shorter if the file ends within it; or that part's digest
     data: bytes = b""
     #: by key of a study: number and bytes of the folders that are deleted, or would be
     swept: dict[StudyKey, tuple[Number, Bytes]] = {}

@@ -172,9 +172,7 @@ class FreeSlots:
             gpu.take(slot, None if is_alone else need)
 
     def _chosen(self, ticket: object, number: int, need: int | None) -> list[int]:
-        """Return free slots for the attempt with this ticket, or [] if slots or GPU memory are too few, or another is
-        first.
-        """
+        """Return free slots for the attempt with this ticket, or [] if they do not suffice or another one is ahead."""
         if self._waiting[0][0] is not ticket or len(self._free) < number:
             return []
         if not self.gpus:

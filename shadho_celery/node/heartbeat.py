@@ -131,7 +131,7 @@ class Heartbeat:
         self.neighbours: Collection[Worker] = ()
         #: neighbours that use GPUs of this worker, and that its log has already named
         self._sharing_gpus: set[str] = set()
-        #: drains that this worker obeys: first of its place, then of this worker alone, which may also ask it to end
+        #: drains that this worker obeys: for its class and host, and for it alone; the latter may also ask it to end
         places = (place_of(self.name), self.name)
         self._obeyed = [Obeyed(Drains(self.client, self.control), each) for each in places if self.control is not None]
         #: called once if a user asks this worker to finish its trials and end, with the name of the user and host

@@ -53,7 +53,7 @@ class _Unfit(Exception):
 def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
     """Return the COMPLETE outcome for an objective's return value: a number, or a mapping with the key `loss`.
 
-    In a study with `objectives`, the return value is a mapping whose value `losses` has a number for each objective.
+    In a study with `objectives`, the return value is a mapping whose key `losses` has a number for each objective.
     With only one objective, it may be a plain number. Metrics that JSON cannot represent are dropped with a warning. An
     Outcome is returned unchanged. Raises Unreadable with a message for the user, also if the mapping has a `status`
     other than hyperopt's "ok".

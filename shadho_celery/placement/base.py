@@ -91,5 +91,5 @@ class Policy:
         raise NotImplementedError
 
     def prices(self, subspace: str) -> Mapping[str, float]:
-        """Return the price of a second on each live class for the trials of a subspace; {} if there are none."""
+        """Return the price of a second on each live class for a subspace's trials; {} if there are no prices."""
         return {}

@@ -225,7 +225,7 @@ class OwnRuns:
     """Learns how much of a trial's departure from the expected seconds recurs in its next run.
 
     A departure is the log seconds of a run minus the expected log seconds. The effect of the params is learned from
-    many trials. Other effects, such as the effect of its data, belong to a single trial. The first run already shows
+    many trials. Effects that the params do not explain belong to a single trial. The first run already shows
     them. A departure is a + e, where a is the same in all runs of a trial, and e is new in each run. After n runs with
     mean departure m, the expected departure of the next run is n r m / (1 + (n - 1) r). Here r is the variance of a
     divided by that of a + e, which is the correlation of two runs of a trial (best linear prediction: Searle, Casella,

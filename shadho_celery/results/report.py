@@ -49,7 +49,7 @@ PARTS = 6
 SEPARATED = 0.7
 #: minimum standard deviation, in log seconds, of the difference between the param's effects on different classes
 LEAST_GAIN = 0.05
-#: maximum number of options that a line names
+#: maximum number of options in `Part.values`
 OPTIONS = 4
 
 

@@ -92,7 +92,7 @@ class Runner:
             self._living("")
 
     def send_ahead(self, orders: Sequence[protocol.RunAttempt]) -> None:
-        """Send short attempts before `run` is called for them in this order, so that `run` need not send and wait.
+        """Send short attempts ahead, so that `run`, called for them in the same order, need not send and wait.
 
         Attempts for which the pipe has no room are sent by `run`.
         """

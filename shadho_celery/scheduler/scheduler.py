@@ -91,8 +91,8 @@ class Scheduler:
         self._extrapolation = Extrapolation()
         #: computes the slots that the study wants of each class; None if workers are not started on demand
         self.demand: Demand | None = None
-        #: last time at which a class was live, a trial was in flight, or trials were left for which a machine may be
-        #: started
+        #: last time at which the study was paused, a class live, a trial in flight, or one left for which a machine may
+        #: be started
         self._served_at = self.study.clock.now()
         #: placed attempts whose placement is not recorded yet, each with the prices of the classes at that time
         self._unrecorded: list[tuple[Attempt, Mapping[str, float]]] = []

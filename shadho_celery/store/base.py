@@ -41,7 +41,7 @@ class StudyRecord:
     space: Mapping[str, str]
     #: time of its creation in seconds since the epoch
     created_at: Moment
-    #: by name: options that were given in all runs so far
+    #: by name: options given in any run, as last given
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: by name: values of the settings `settings.IN_FORCE` in the latest run; the sampler is None if it was a user's own
     #: class
@@ -81,7 +81,7 @@ class StudyRecord:
 
 @dataclass(kw_only=True)
 class Turn:
-    """The changes of one turn of the loop. Fields about the study are None if they have not changed."""
+    """A scheduler's changes in one turn. Fields about the study are None if they have not changed."""
 
     new: Sequence[Trial] = ()
     changed: Sequence[Trial] = ()
@@ -120,7 +120,7 @@ class Store(Protocol):
         """Return the numbers of the study's trials."""
 
     def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
-        """Record one turn of the loop in one transaction.
+        """Record one turn of the scheduler in one transaction.
 
         Returns the numbers of the `changed` trials whose rows were missing, and which were written again in full.
         Raises LockLost if `fence` is too old, because another scheduler has locked the study since.

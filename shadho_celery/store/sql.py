@@ -318,7 +318,7 @@ class SqlStore:
             _set(connection, key, fence, holder=None, lock_expires=None)
 
     def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
-        """Record one turn of the loop and renew the lock. If `fence` is too old, write nothing and raise LockLost.
+        """Record one turn of the scheduler and renew the lock. If `fence` is too old, write nothing and raise LockLost.
 
         After a StoreOutage the same turn may be written again, whether it was recorded or not. `changed` trials whose
         rows were deleted are inserted again in full, and their numbers are returned.
@@ -664,7 +664,7 @@ class SqlStore:
 
 def _update(connection: sa.Connection, key: str, updated: Sequence[Trial], change: int) -> int:
     """Set the columns of trials that may have changed. Return the number of changed rows."""
-    # The labels that an objective has asked for are known with its result.
+    # If the objective asks for labels, the result sets params and `given`.
     is_asked = any(trial.outcome.asked is not None for trial in updated)
     names = [*_UPDATED, "params", "given"] if is_asked else _UPDATED
     changes = []

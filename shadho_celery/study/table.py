@@ -241,8 +241,8 @@ class FinishedTrials:
         #: by subspace: the merit of its best trial
         self._merits: dict[str, Merit] = {}
         #: the best COMPLETE trial: the one with the least loss at the highest budget; of equal trials, the one with the
-        #: least number. With several losses, it is the trial on the front with the least first loss. If no trial is
-        #: feasible, it is the one with the least violation
+        #: least number. With several losses, it is the trial with the least first loss. If no trial is feasible, it is
+        #: the one with the least violation
         self.best: Trial | None = None
         #: front of the feasible trials with several losses
         self._front = Front()
