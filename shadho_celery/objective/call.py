@@ -30,7 +30,7 @@ from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
-from shadho_celery.objective.result import Unreadable, read
+from shadho_celery.objective.result import Unreadable, read, read_metrics
 
 _RESET = Path("/proc/self/clear_refs")
 _NUMBER = re.compile(rb"^(\w+):?\s+(\d+)", re.MULTILINE)
@@ -268,11 +268,17 @@ def call(
         raise
     except BaseException as error:
         outcome = _failed(error, context, max(0.0, clock.now() - began))
+    return with_notes(outcome, context)
+
+
+def with_notes(outcome: Outcome, context: LocalContext) -> Outcome:
+    """Return an outcome with what its trial has noted in its context: labels, facts and warnings."""
+    warnings = [context.reports.warning, *context.warnings]
     if context.asked is not None:
-        outcome = replace(outcome, asked=context.asked)
-    if (warning := context.reports.warning) is None and not context.warnings:
-        return outcome
-    return replace(outcome, warning=joined(outcome.warning, warning, *context.warnings))
+        noted = read_metrics(context.facts)
+        outcome = replace(outcome, asked=context.asked, metrics={**noted.metrics, **outcome.metrics})
+        warnings.append(noted.warning)
+    return replace(outcome, warning=joined(outcome.warning, *warnings)) if any(warnings) else outcome
 
 
 def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outcome:

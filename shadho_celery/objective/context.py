@@ -236,6 +236,8 @@ class LocalContext:
     warnings: list[str] = field(default_factory=list)
     #: labels that the objective has asked for so far, see `Outcome.asked`; None in a study with a space
     asked: Mapping[str, Any] | None = None
+    #: facts that such an objective has noted, which become metrics
+    facts: Mapping[str, Any] = field(default_factory=dict)
     stopped: Callable[[], bool] = lambda: False
     #: returns whether the worker is about to end, and the trial goes on elsewhere
     preempted: Callable[[], bool] = lambda: False

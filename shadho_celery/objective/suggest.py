@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import POINT, Outcome, Params, TrialState
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.objective.call import Objective, joined, wants_context
+from shadho_celery.objective.call import Objective, wants_context
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.objective.result import read, read_metrics
+from shadho_celery.objective.result import read
 from shadho_celery.space.schema import Law, Suggested, choice, number, read_point
 
 
@@ -45,11 +44,17 @@ class Trial:
         self.number = self.context.trial
         #: labels that it has asked for so far, as in `Outcome.asked`
         self.asked = self.context.asked = dict[str, Suggested]()
+        self.context.facts = self.user_attrs
 
     @property
     def params(self) -> dict[str, Any]:
         """Values of the labels that it has asked for so far."""
         return {label: each.law.value(each.drawn) for label, each in self.asked.items()}
+
+    @property
+    def distributions(self) -> dict[str, Law]:
+        """Laws of the labels that it has asked for so far."""
+        return {label: each.law for label, each in self.asked.items()}
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -90,32 +95,31 @@ class Trial:
         if (before := self.asked.get(label)) is not None:
             # The first law counts, but another kind is a mistake.
             before.law.joined(label, law)
+            if law.fitted(before.drawn) is None:
+                self._warn(f"{label!r} keeps its first value {before.drawn}, which is outside of its later bounds")
             return before.law.value(before.drawn)
         drawn, given = law.fitted(self.proposed.get(label)), read_point(self.proposed)
         if label in given and (drawn := law.place(given[label])) is None:
-            raise SpaceError(f"{label!r} is enqueued as {short(given[label], 60)}, which its law does not have")
+            self._warn(f"{label!r} is enqueued as {short(given[label], 60)}, which its law does not have: it is drawn")
         if drawn is None:
             # Independent of the order in which labels are asked for.
             drawn = law.draw(np.random.default_rng([self.context.seed, zlib.crc32(label.encode())]))
         self.asked[label] = Suggested(law=law, drawn=drawn)
         return law.value(drawn)
 
-    def outcome(self, returned: Any) -> Outcome:
-        """Return the outcome for what its objective has returned. Raises Unreadable."""
-        return outcome_of(returned, self.context.objectives or {}, self.user_attrs)
+    def _warn(self, line: str) -> None:
+        if line not in self.context.warnings:
+            self.context.warnings.append(line)
 
 
-def outcome_of(returned: Any, objectives: Mapping[str, str], facts: Mapping[str, Any]) -> Outcome:
-    """Return the outcome for what an objective has returned, with noted facts as metrics. Raises Unreadable.
+def read_losses(returned: Any, objectives: Mapping[str, str] | None) -> Outcome:
+    """Return the outcome for what an objective has returned. Raises Unreadable.
 
     Losses may be a sequence in the order of the study's objectives.
     """
-    if isinstance(returned, Sequence) and len(returned) == max(1, len(objectives)):
+    if isinstance(returned, Sequence) and len(returned) == max(1, len(objectives or {})):
         returned = {"losses": dict(zip(objectives, returned, strict=True))} if objectives else returned[0]
-    outcome, noted = read(returned, objectives), read_metrics(facts)
-    return replace(
-        outcome, metrics={**noted.metrics, **outcome.metrics}, warning=joined(outcome.warning, noted.warning)
-    )
+    return read(returned, objectives)
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class Suggesting:
             if not is_pruning(error):
                 raise
             returned = Outcome(state=TrialState.PRUNED)
-        return trial.outcome(returned)
+        return read_losses(returned, context.objectives)
 
 
 def is_pruning(error: BaseException) -> bool:

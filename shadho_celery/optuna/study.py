@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from shadho_celery.core.checks import short
 from shadho_celery.core.failures import TRACEBACK, headline
 from shadho_celery.core.hardware import usable_cores
@@ -15,7 +17,8 @@ from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.core.trial import COUNTED, Outcome
 from shadho_celery.core.trial import TrialState as State
 from shadho_celery.errors import StudyLocked, UsageError
-from shadho_celery.objective.suggest import Trial, is_pruning, outcome_of
+from shadho_celery.objective.result import read_metrics
+from shadho_celery.objective.suggest import Trial, is_pruning, read_losses
 from shadho_celery.optuna.trial import FrozenTrial, TrialState, frozen
 from shadho_celery.program import recorded
 from shadho_celery.program import study as program
@@ -195,7 +198,9 @@ class Study:
         """Record a trial that was evaluated elsewhere, with the laws of its labels. It may be one of Optuna itself."""
         if not trial.state.is_finished():
             raise UsageError(f"add_trial takes a trial that has ended, and this one is {trial.state.name}; enqueue it")
-        outcome = outcome_of(_told(trial.state, trial.values), self._found.objectives, trial.user_attrs)
+        outcome, noted = _told(trial.state, trial.values), read_metrics(trial.user_attrs)
+        outcome = read_losses(outcome, self._found.objectives)
+        outcome = replace(outcome, metrics=noted.metrics, warning=noted.warning)
         reports = trial.intermediate_values
         if trial.state == TrialState.PRUNED and trial.values and not reports:
             # Here, the loss of a pruned trial is that of its last report.

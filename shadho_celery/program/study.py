@@ -23,11 +23,11 @@ from shadho_celery.core.settings import Resume, read_settings, refuse_unknown, w
 from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreError, UsageError
-from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
+from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, with_notes
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.objective.sources import function_version
-from shadho_celery.objective.suggest import Suggesting, Trial
+from shadho_celery.objective.suggest import Suggesting, Trial, read_losses
 from shadho_celery.program.interrupts import Interrupts, warn
 from shadho_celery.program.recorded import ShownStudy, progress_bar
 from shadho_celery.results.study import OnTrial, check_on_trial
@@ -220,6 +220,7 @@ class Study(ShownStudy):
             self.asking[number] = trial = Trial(context, attempt.params)
             if self._study.schema is not None:
                 return trial
+            context.asked = None
         return AskedTrial(
             number=number,
             params=dict(attempt.params),
@@ -289,10 +290,7 @@ class Study(ShownStudy):
                     result = _NOTHING
                 if (result is _NOTHING) == (error is None):
                     raise UsageError(f"tell trial {number} either a result or an error")
-                asking = self.asking[number]
-                outcome, thinned = self._outcome(result, error, asking), asking.context.reports.warning
-                outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
-                self._by_hand.bring(number, outcome)
+                self._by_hand.bring(number, with_notes(self._outcome(result, error), self.asking[number].context))
                 self._turn()
             self.asking.pop(number, None)
             return self.trial(number)
@@ -451,18 +449,15 @@ class Study(ShownStudy):
             with suppress(StoreError):
                 self.close()
 
-    def _outcome(self, result: Any, error: BaseException | str | None, asking: Trial | None = None) -> Outcome:
+    def _outcome(self, result: Any, error: BaseException | str | None) -> Outcome:
         """Return the outcome of a trial that the caller has evaluated."""
-        asking = None if self._study.schema is None else asking
-        asked = None if asking is None else asking.asked
         if error is not None:
             text = describe(error) if isinstance(error, BaseException) else str(error)[:MAX_ERROR]
-            return Outcome(state=TrialState.FAILED, error=text, asked=asked)
+            return Outcome(state=TrialState.FAILED, error=text)
         try:
-            outcome = read(result, self._plan.settings.objectives) if asking is None else asking.outcome(result)
+            return (read if self._study.schema is None else read_losses)(result, self._plan.settings.objectives)
         except Unreadable as problem:
-            outcome = Outcome(state=TrialState.FAILED, error=str(problem))
-        return outcome if asked is None else replace(outcome, asked=asked)
+            return Outcome(state=TrialState.FAILED, error=str(problem))
 
     @property
     def _asked(self) -> str:

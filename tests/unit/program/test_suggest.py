@@ -142,12 +142,17 @@ def test_a_trial_may_have_its_own_bounds() -> None:
     assert all(trial.values["low"] <= trial.values["whole"] <= 20 for trial in study.trials)
 
 
-def test_the_same_label_has_the_same_value_within_a_trial() -> None:
+def test_the_same_label_has_the_same_value_within_a_trial_and_a_warning_outside_of_later_bounds() -> None:
     def twice(trial: Trial) -> float:
         assert trial.suggest_float("x", 0, 1) == trial.suggest_float("x", 0, 1)
         return trial.suggest_float("x", 0, 0.5)
 
-    assert minimize(twice, trials=5).counts == {"COMPLETE": 5}
+    study = minimize(twice, trials=5, seed=0)
+    assert study.counts == {"COMPLETE": 5}
+    for trial in study.trials:
+        said = f"'x' keeps its first value {trial.values['x']}, which is outside of its later bounds"
+        assert trial.warning == (said if trial.values["x"] > 0.5 else None)
+    assert any(trial.warning for trial in study.trials)
 
 
 @pytest.mark.parametrize(
@@ -292,11 +297,22 @@ def test_failed_trials_are_repeated_once_however_many_labels_they_had() -> None:
         assert study.trials[-1].values["x"] == study.trials[20].values["x"]
 
 
+def test_a_failed_trial_keeps_its_facts() -> None:
+    def fails(trial: Trial) -> float:
+        trial.set_user_attr("name", f"trial {trial.number}")
+        trial.suggest_float("x", 0, 1)
+        raise ValueError(f"up to {trial.distributions['x'].high}")
+
+    with pytest.warns(UserWarning, match=r"up to 1\.0"):
+        assert minimize(fails, trials=1).trials[0].metrics == {"name": "trial 0"}
+
+
 def test_points_are_given_to_the_next_trials_before_their_labels_are_known() -> None:
     study = minimize(structured, trials=6, seed=0, enqueue=[{"model": "svm", "cost": 10.0, "kernel": "rbf"}, {}])
     assert study.trials[0].values == {"model": "svm", "cost": 10.0, "kernel": "rbf"}
-    wrong = minimize(structured, trials=2, seed=0, enqueue=[{"model": "other"}])
-    assert "'model' is enqueued as 'other', which its law does not have" in str(wrong.trials[0].error)
+    wrong = minimize(structured, trials=2, seed=0, enqueue=[{"model": "other"}]).trials[0]
+    assert (wrong.state, wrong.values["model"] in MODELS) == ("COMPLETE", True)
+    assert wrong.warning == "'model' is enqueued as 'other', which its law does not have: it is drawn"
     with pytest.raises(UsageError, match="point 0: 3 is not a dict of labels and plain values"):
         minimize(structured, trials=1, enqueue=[3])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="is not a dict of labels and plain values"):
@@ -371,8 +387,10 @@ def test_a_study_asks_and_tells_trials_that_ask_for_values(tmp_path: Path) -> No
         for _ in range(20):
             trial = study.ask()
             study.tell(trial, structured(trial))
-        told = study.tell(trial := study.ask(), error="no reason")
-        assert (told.state, told.params) == ("FAILED", trial.proposed)
+        trial = study.ask()
+        trial.set_user_attr("name", "a")
+        told = study.tell(trial, error="no reason")
+        assert (told.state, told.params, told.metrics) == ("FAILED", trial.proposed, {"name": "a"})
         open_ones = [study.ask() for _ in range(3)]
         model = open_ones[0].proposed["model"]
         assert open_ones[0].suggest_categorical("model", MODELS) == MODELS[int(model)], "what was proposed is given"
