@@ -21,6 +21,8 @@ The docstring of a class is its default message. Each message names the cause an
 
 A message names a setting or an argument by its name in STUDY and in Python, such as early_stop. The option of a command
 is the same name with dashes, such as --early-stop.
+
+NoSuccessfulTrial is a ValueError and StudyNotFound a KeyError, too, as programs of Optuna expect.
 """
 
 from __future__ import annotations
@@ -52,8 +54,11 @@ class StudyError(ShadhoError):
     """The study cannot be opened."""
 
 
-class StudyNotFound(StudyError):
+class StudyNotFound(StudyError, KeyError):
     """There is no such study in this store; start a new one, without resuming."""
+
+    # That of a KeyError shows quotes.
+    __str__ = Exception.__str__
 
 
 class StudyExists(StudyError):
@@ -84,7 +89,7 @@ class ServiceError(ShadhoError):
     """A broker or Redis cannot be reached; check that it runs and that the URL is right."""
 
 
-class NoSuccessfulTrial(ShadhoError):
+class NoSuccessfulTrial(ShadhoError, ValueError):
     """There is no successful trial: every trial failed or was pruned; the report above and the store say why."""
 
     exit_code = 1

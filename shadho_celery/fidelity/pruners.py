@@ -284,8 +284,8 @@ class Pruning:
     repeats steps. No trial is stopped at the greatest step of the COMPLETE trials, because that would save no time.
     """
 
-    def __init__(self, settings: PrunerSettings, *, is_command: bool = False) -> None:
-        """`is_command` is True if the trials run a command."""
+    def __init__(self, settings: PrunerSettings, *, is_command: bool = False, needs_reports: bool = True) -> None:
+        """`is_command` is True if the trials run a command. Without `needs_reports`, no notice says that none comes."""
         #: how a trial makes a report, in words
         self._how = 'print lines such as {"step": 1, "loss": 0.3}' if is_command else "call context.report(step, loss)"
         #: by budget: its pruner
@@ -302,7 +302,7 @@ class Pruning:
         self._stopped: set[int] = set()
         #: number of COMPLETE trials in this run
         self._silent = 0
-        self._has_reports = False
+        self._has_reports = not needs_reports
 
     @property
     def notice(self) -> str | None:

@@ -336,7 +336,10 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
         elif isinstance(value, MethodType):
             yield from _parts((value.__func__, *_state(value.__self__, value.__func__)), seen)
         elif isinstance(value, FunctionType):
-            yield from _of_function(value, seen)
+            is_ours = value.__globals__.get("__name__", "").partition(".")[0] == _OURS
+            # Where this package wraps a user's function, that is the code.
+            wrapped = getattr(value, "__wrapped__", None) if is_ours else None
+            yield from _of_function(value, seen) if wrapped is None else _parts(wrapped, seen)
         elif isinstance(value, type):
             methods = (each for _, each in sorted(vars(value).items()) if isinstance(each, FunctionType))
             yield from _parts((*methods,), seen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.objective.call import Objective, wants_context
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import read
-from shadho_celery.space.schema import Law, Suggested, choice, number, read_point
+from shadho_celery.space.schema import FACTS, Law, Suggested, choice, number, read_point
 
 
 class TrialPruned(Exception):
@@ -45,6 +46,8 @@ class Trial:
         #: labels that it has asked for so far, as in `Outcome.asked`
         self.asked = self.context.asked = dict[str, Suggested]()
         self.context.facts = self.user_attrs
+        if isinstance(facts := read_point(self.proposed).get(FACTS), dict):
+            self.user_attrs.update(facts)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -61,6 +64,14 @@ class Trial:
     ) -> float:
         """Return a float from `low` to `high`: one of those `step` apart, or evenly drawn by its logarithm."""
         return float(self.suggest(name, number(name, low, high, is_int=False, step=step, log=log)))
+
+    # Earlier names in Optuna.
+    suggest_uniform = suggest_float
+    suggest_loguniform = partialmethod(suggest_float, log=True)
+
+    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
+        """Return one of the floats from `low` to `high` that are `q` apart."""
+        return self.suggest_float(name, low, high, step=q)
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """Return a whole number from `low` to `high`, both included."""
@@ -90,7 +101,7 @@ class Trial:
 
     def suggest(self, label: str, law: Law) -> Any:
         """Return a value of a law."""
-        if not isinstance(label, str) or label in {"", POINT} or not label.isprintable():
+        if not isinstance(label, str) or label in {FACTS, POINT} or not label.isprintable():
             raise SpaceError(f"the name of a label is {short(label, 60)}; give another text")
         if (before := self.asked.get(label)) is not None:
             # The first law counts, but another kind is a mistake.

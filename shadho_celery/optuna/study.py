@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -26,7 +27,7 @@ from shadho_celery.program.optuna_study import steps_of
 from shadho_celery.results.frame import load_pandas
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
-from shadho_celery.space.schema import Schema, law_of
+from shadho_celery.space.schema import FACTS, Schema, law_of
 from shadho_celery.space.stored import read_schema
 
 #: URL of a store in memory
@@ -117,10 +118,11 @@ class Study:
         caught = (catch,) if isinstance(catch, type) else tuple(catch)
         raised = list[Exception]()
 
-        def called(trial: Trial) -> Any:
+        @wraps(func)
+        def called(trial: Trial, *context: Any) -> Any:
             trial.study = self
             try:
-                return func(trial)
+                return func(trial, *context)
             except Exception as error:
                 if not (isinstance(error, caught) or is_pruning(error)):
                     raised.append(error)
@@ -128,7 +130,7 @@ class Study:
 
         def on_trial(running: Any, trial: TrialResult) -> None:
             if n_jobs != 1 and trial.state == State.FAILED and not _is_caught(trial.error, caught):
-                raised.append(RuntimeError(f"trial {trial.number} has failed: {trial.error}"))
+                raised.append(_error_of(trial, getattr(func, "__globals__", {})))
             try:
                 for callback in callbacks or ():
                     callback(self, *self._frozen([trial]))
@@ -146,17 +148,14 @@ class Study:
         limits |= {"max_failures": 0, "progress": show_progress_bar, "on_trial": on_trial}
         self._is_stopping = False
         try:
-            with warnings.catch_warnings():
-                # The user may not have asked for the default pruner.
-                warnings.filterwarnings("ignore", "no trial has reported a loss")
-                if n_jobs == 1:
-                    study.run(called, **limits)
-                else:
-                    study.close()
-                    limits |= {"workers": usable_cores().cores if n_jobs < 0 else n_jobs, "resume": True}
-                    program.minimize(func, store=self._url, study=study.name, **limits)
-                    # Read again, because the labels are known now.
-                    self._found = recorded.load_study(self._url, study.name)
+            if n_jobs == 1:
+                study.run(called, **limits)
+            else:
+                study.close()
+                limits |= {"workers": usable_cores().cores if n_jobs < 0 else n_jobs, "resume": True}
+                program.minimize(func, store=self._url, study=study.name, **limits)
+                # Read again, because the labels are known now.
+                self._found = recorded.load_study(self._url, study.name)
         finally:
             self._is_stopping = None
         if raised:
@@ -189,10 +188,12 @@ class Study:
         return self._frozen([study.tell(asked, _told(state or TrialState.COMPLETE, values))])[0]
 
     @refuse_unknown
-    def enqueue_trial(self, params: Mapping[str, Any], *, skip_if_exists: bool = False) -> None:
-        """Let the next trial have these values."""
+    def enqueue_trial(
+        self, params: Mapping[str, Any], user_attrs: Mapping[str, Any] | None = None, skip_if_exists: bool = False
+    ) -> None:
+        """Let the next trial have these values, and note these facts."""
         if not (skip_if_exists and any(params.items() <= each.params.items() for each in self.trials)):
-            self._open().enqueue([params])
+            self._open().enqueue([{**params, FACTS: user_attrs} if user_attrs else params])
 
     def add_trial(self, trial: Any) -> None:
         """Record a trial that was evaluated elsewhere, with the laws of its labels. It may be one of Optuna itself."""
@@ -280,6 +281,22 @@ def _told(state: Any, values: Any) -> Any:
         return Outcome(state=State.PRUNED)
     failed = Outcome(state=State.FAILED, error="it was told as failed, or without values")
     return failed if state.name == "FAIL" or values is None else values
+
+
+def _error_of(trial: TrialResult, names: Mapping[str, Any]) -> Exception:
+    """Return the exception of a trial of another process, whose class is Python's own or in `names`.
+
+    It is a RuntimeError if there is no such class, or if it needs other arguments than a text.
+    """
+    name, _, message = headline(trial.error).partition(": ")
+    failed = RuntimeError(f"trial {trial.number} has failed: {trial.error}")
+    kind = {**vars(builtins), **names}.get(name.rpartition(".")[2])
+    with suppress(TypeError):
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            found = kind(message)
+            found.__cause__ = failed
+            return found
+    return failed
 
 
 def _is_caught(error: str | None, caught: tuple[type[Exception], ...]) -> bool:

@@ -386,7 +386,7 @@ class Study(ShownStudy):
 
     def _scheduler_of(self, called: Objective, limits: Limits, code: Digest) -> Scheduler:
         """Return the scheduler that calls an objective in this process."""
-        pruning = self._plan.make_pruning()
+        pruning = self._plan.make_pruning(needs_reports=self._study.schema is None)
         executor = InlineExecutor(
             called,
             self._plan.space.evaluate if self._study.schema is None else dict,

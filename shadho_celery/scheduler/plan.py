@@ -98,9 +98,10 @@ class Plan:
                 "how: dehb learns only from its own trials; leave out the warm start, or choose another how"
             )
 
-    def make_pruning(self) -> Pruning | None:
+    def make_pruning(self, *, needs_reports: bool = True) -> Pruning | None:
         """Return a new `Pruning` for one run of the study, or None if the study has no pruner."""
-        return None if self.pruner is None else Pruning(self.pruner, is_command=self.settings.command is not None)
+        is_command = self.settings.command is not None
+        return None if self.pruner is None else Pruning(self.pruner, is_command=is_command, needs_reports=needs_reports)
 
     @property
     def spans_space(self) -> bool:
@@ -226,7 +227,7 @@ def make_scheduler(
         limits=plan.limits,
         expected=settings.classes or DEFAULT_CLASSES,
         speculate=settings.speculate,
-        pruning=pruning or plan.make_pruning(),
+        pruning=pruning or plan.make_pruning(needs_reports=study.schema is None),
         cheapest=None
         if settings.deadline_seconds is None
         else CheapestSlots(proposals, cost_model, settings.deadline_seconds),

@@ -256,8 +256,9 @@ class OpenStudy:
         now = self.study.code
         trials = self.store.tally(self.study.record.key, "code")
         others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
-        if not now or not others or self.study.best is None:
-            # Trials without a loss, such as trials that failed before a fix, do not affect later trials.
+        if not now or not others or self.study.best is None or self.store.is_in_memory:
+            # Trials without a loss, such as trials that failed before a fix, do not affect later trials. Of a study in
+            # memory, it is the same program that has another objective.
             return None
         same = f", beside {trials[now]} of this version" if trials.get(now) else ""
         return (

@@ -37,6 +37,8 @@ MOST_STEPS = 2**62
 MOST_LABELS = 1000
 #: fraction of a step by which a number may miss its grid
 _ROUNDING = 1e-9
+#: key of a point, which no label can have, of the facts that its trial notes
+FACTS = ""
 #: value of a label for which a trial did not ask
 _NOT_ASKED = "None"
 
@@ -310,7 +312,7 @@ class Schema(Struct, frozen=True, kw_only=True):
     def read_values(self, params: Params) -> dict[str, Any]:
         """Return what an objective gets for these params, by label."""
         known = {label: self.laws[label].value(drawn) for label, drawn in params.items() if label in self.laws}
-        return known | read_point(params)
+        return known | {label: value for label, value in read_point(params).items() if label != FACTS}
 
     def proposed(self, params: Params) -> Params:
         """Return the params that a trial would have; those of an enqueued point are its values with a known label."""
@@ -322,7 +324,7 @@ class Schema(Struct, frozen=True, kw_only=True):
 
 
 def read_point(params: Params) -> dict[str, Any]:
-    """Return the values that a user has given to labels of an enqueued trial; {} for other trials."""
+    """Return the values that a user has given to labels of an enqueued trial, and its FACTS; {} for other trials."""
     try:
         found = json.loads(params.get(POINT, "{}"))
     except (ValueError, RecursionError):

@@ -118,6 +118,10 @@ class SqlStore:
             with self._errors():
                 self._create_tables()
 
+    @property
+    def is_in_memory(self) -> bool:
+        return self._engine.url.database in {None, "", ":memory:"}
+
     def verify(self) -> None:
         """Check the tables of a store that is only read.
 
@@ -522,7 +526,7 @@ class SqlStore:
 
         A database in memory is not closed, because the study may be read after its end.
         """
-        if self._engine.url.database not in {None, "", ":memory:"}:
+        if not self.is_in_memory:
             self._engine.dispose()
 
     def _one(self, where: sa.ColumnElement[bool], which: str, instead: str | None = None) -> StudyRecord:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from services.cases import cases
 import shadho_celery.optuna as here
 from shadho_celery import load_study
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyNotFound, UsageError
-from shadho_celery.optuna.study import MaxTrialsCallback, _is_caught
+from shadho_celery.objective.sources import function_version
+from shadho_celery.optuna.study import MaxTrialsCallback, _error_of, _is_caught
 from shadho_celery.optuna.trial import FrozenTrial, TrialState
 
 
@@ -96,6 +98,8 @@ def test_an_exception_ends_the_search_unless_it_is_caught() -> None:
     assert [trial.state.name for trial in caught.trials] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     with pytest.raises(NoSuccessfulTrial):
         _ = here.create_study().best_trial
+    with pytest.raises(ValueError, match="has no successful trial"):
+        _ = here.create_study().best_value
 
 
 def test_callbacks_and_objectives_may_stop_and_enqueue() -> None:
@@ -167,13 +171,16 @@ def test_an_added_trial_keeps_its_state_values_and_reports(state: str) -> None:
 def test_enqueued_points_survive_the_end_of_the_process(store: str) -> None:
     for stored in (store, here.study.IN_MEMORY):
         study = here.create_study(study_name="one", storage=stored)
-        study.enqueue_trial({"x": 0.25, "kind": 0})
+        study.enqueue_trial({"x": 0.25, "kind": 0}, user_attrs={"name": "mine", "by": "hand"})
+        assert study.trials[0].params.items() >= {"x": 0.25, "kind": 0}.items()
+        assert "" not in study.trials[0].params
         if stored == store:
             del study
             study = here.load_study(study_name="one", storage=store)
         study.enqueue_trial({"x": 0.25}, skip_if_exists=True)
         study.optimize(parabola, n_trials=2)
         assert study.trials[0].params == {"x": 0.25, "kind": 0}
+        assert study.trials[0].user_attrs == {"name": "trial 0", "by": "hand"}
         assert len(study.trials) == 2
 
 
@@ -188,8 +195,10 @@ def test_a_study_is_kept_and_found(store: str) -> None:
     here.load_study(study_name="one", storage=store).optimize(parabola, n_trials=4)
     first.optimize(parabola, n_trials=4)
     assert len(first.trials) == len(same.trials) == load_study(store, "one").count() == 16
-    with pytest.raises(StudyNotFound):
+    with pytest.raises(KeyError) as found:
         here.load_study(study_name="two", storage=store)
+    assert isinstance(found.value, StudyNotFound)
+    assert str(found.value).startswith("there is no study named 'two' in")
 
 
 def test_studies_without_a_name_are_apart(store: str) -> None:
@@ -216,6 +225,38 @@ def test_what_fails_in_another_process_is_caught_by_its_name(
     error: str | None, caught: tuple[type[Exception], ...], is_caught: bool
 ) -> None:
     assert _is_caught(error, caught) is is_caught
+
+
+class OwnError(Exception):
+    pass
+
+
+@cases(
+    "line, kind, message",
+    [
+        ("ValueError: x: y", ValueError, "x: y"),
+        ("tests.own.OwnError: x", OwnError, "x"),
+        ("other.Error: x", RuntimeError, "trial 3 has failed"),
+        ("UnicodeDecodeError: x", RuntimeError, "trial 3 has failed"),
+    ],
+)
+def test_what_fails_in_another_process_is_raised_as_in_this_one(line: str, kind: type[Exception], message: str) -> None:
+    trial: Any = SimpleNamespace(number=3, error=f"Traceback (most recent call last):\n  File\n{line}")
+    with pytest.raises(kind, match=message) as found:
+        raise _error_of(trial, globals())
+    assert type(found.value) is kind
+
+
+def test_an_objective_has_the_version_that_it_has_on_workers(store: str) -> None:
+    here.create_study(study_name="one", storage=store).optimize(parabola, n_trials=1)
+    assert load_study(store, "one").trials[0].record.outcome.code == function_version(parabola)
+    study = here.create_study()
+    for factor in (1, 2):
+        study.optimize(lambda trial: factor * trial.suggest_float("x", 0, 1), n_trials=2)  # noqa: B023
+
+
+def test_a_study_without_reports_is_not_warned_of_the_default_pruner() -> None:
+    here.create_study().optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=12)
 
 
 def test_a_second_process_is_told_to_become_a_worker(store: str) -> None:
@@ -281,7 +322,6 @@ def test_a_sampler_is_one_of_this_package(name: str, store: str) -> None:
         (lambda: here.create_study(sampler="tpe"), UsageError, "'tpe' is no sampler of shadho_celery.optuna"),  # type: ignore[arg-type]
         (lambda: here.create_study(storage=3), UsageError, "store"),  # type: ignore[arg-type]
         (lambda: here.create_study().optimize(parabola, n_jobs=2), UsageError, "n_jobs needs a storage"),
-        (lambda: here.create_study().enqueue_trial({}, user_attrs={}), UsageError, "has no argument user_attrs"),  # type: ignore[call-arg]
         (lambda: here.create_study().trials_dataframe(multi_index=True), UsageError, "no argument multi_index"),  # type: ignore[call-arg]
     ],
 )

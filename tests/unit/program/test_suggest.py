@@ -230,6 +230,16 @@ def test_a_trial_that_asks_after_a_report_and_in_another_order_is_searched(tmp_p
     assert study.best_loss < 1
 
 
+def test_the_earlier_names_of_optuna_suggest_floats() -> None:
+    def objective(trial: Trial) -> float:
+        found = trial.suggest_uniform("x", 0, 1) + trial.suggest_loguniform("y", 1, 9)
+        assert trial.suggest_discrete_uniform("z", 0, 1, 0.25) in {0, 0.25, 0.5, 0.75, 1}
+        assert [law.log for law in trial.distributions.values()] == [False, True, False]
+        return found
+
+    assert minimize(objective, trials=2).counts == {"COMPLETE": 2}
+
+
 def test_a_single_loss_may_be_in_a_sequence() -> None:
     assert minimize(lambda trial: [trial.suggest_int("x", 3, 3)], trials=1).best_loss == 3
     direction = minimize(lambda trial: (trial.suggest_int("x", 3, 3),), trials=1, direction="maximize")
