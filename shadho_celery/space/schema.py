@@ -31,7 +31,7 @@ Drawn = int | float
 
 #: maximum number of values of a whole number that may explain which labels a trial asks for
 MOST_COUNTED = 64
-#: number of values of a grid that is too large for a draw
+#: number of values of a grid that is too large for a draw, and whole number that is too large for a space
 MOST_STEPS = 2**62
 #: maximum number of labels of a schema
 MOST_LABELS = 1000
@@ -74,6 +74,8 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
             now, before = one_line(now, 80), one_line(before, 80)
             raise SpaceError(f"{label!r} is suggested as {now}, and was {before}; give it another name")
         step, low, high = self.step, min(self.low, other.low), max(self.high, other.high)
+        if not math.isfinite(high - low):
+            raise SpaceError(f"{label!r}: from {low:g} to {high:g} in all trials is too wide; give smaller bounds")
         if step != other.step or (step and not _is_multiple(other.low - self.low, step)):
             step = 1 if self.kind == "int" else None
         # The kept object makes the comparison of two schemas fast.
@@ -146,10 +148,14 @@ def number(label: str, low: Any, high: Any, *, is_int: bool, step: Any = None, l
         least, most, by = kind(low), kind(high), None if step is None else kind(step)
         is_range = least <= most and math.isfinite(most - least)
         is_range = is_range and (by is None or (by > 0 and (most - least) / by < MOST_STEPS))
+        is_range = is_range and not (is_int and max(-least, most) >= MOST_STEPS)
     except (TypeError, ValueError, OverflowError):
         is_range = False
     if not is_range:
-        raise SpaceError(f"{what} is no range; give two numbers, the lower one first, and a step above 0")
+        raise SpaceError(
+            f"{what} is no range; give two numbers, the lower one first, and a step above 0. Whole numbers, and the "
+            "number of steps, are below 2**62"
+        )
     if log and (by not in {None, 1} or (least < 1 if is_int else least <= 0)):
         bound = "of 1 or more" if is_int else "above 0"
         raise SpaceError(f"{what} has no logarithms; give a lower bound {bound}, and no step")

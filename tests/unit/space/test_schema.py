@@ -145,6 +145,7 @@ def test_another_kind_log_or_other_options_are_refused_by_the_label(law: Law, ot
         (lambda: number("x", 0, math.inf, is_int=True), "is no range"),
         (lambda: number("x", "a", 1, is_int=False), "is no range"),
         (lambda: number("x", -(2**63), 2**63, is_int=True), "is no range"),
+        (lambda: number("x", 2**63, 2**63 + 8, is_int=True), r"Whole numbers, .*, are below 2\*\*62"),
         (lambda: number("x", 0, 1, is_int=False, log=True), "a lower bound above 0"),
         (lambda: number("x", 0, 9, is_int=True, log=True), "of 1 or more"),
         (lambda: number("x", 1, 9, is_int=True, log=True, step=2), "and no step"),
