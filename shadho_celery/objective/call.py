@@ -273,7 +273,7 @@ def call(
 
 def with_notes(outcome: Outcome, context: LocalContext) -> Outcome:
     """Return an outcome with what its trial has noted in its context: labels, facts and warnings."""
-    warnings = [context.reports.warning, *context.warnings]
+    warnings = [context.reports.warning, *dict.fromkeys(context.warnings)]
     if context.asked is not None:
         noted = read_metrics(context.facts)
         outcome = replace(outcome, asked=context.asked, metrics={**noted.metrics, **outcome.metrics})

@@ -103,24 +103,21 @@ class Trial:
         """Return a value of a law."""
         if not isinstance(label, str) or label in {FACTS, POINT} or not label.isprintable():
             raise SpaceError(f"the name of a label is {short(label, 60)}; give another text")
+        warn = self.context.warnings.append
         if (before := self.asked.get(label)) is not None:
             # The first law counts, but another kind is a mistake.
             before.law.joined(label, law)
             if law.fitted(before.drawn) is None:
-                self._warn(f"{label!r} keeps its first value {before.drawn}, which is outside of its later bounds")
+                warn(f"{label!r} keeps its first value {before.drawn}, which is outside of its later bounds")
             return before.law.value(before.drawn)
         drawn, given = law.fitted(self.proposed.get(label)), read_point(self.proposed)
         if label in given and (drawn := law.place(given[label])) is None:
-            self._warn(f"{label!r} is enqueued as {short(given[label], 60)}, which its law does not have: it is drawn")
+            warn(f"{label!r} is enqueued as {short(given[label], 60)}, which its law does not have: it is drawn")
         if drawn is None:
             # Independent of the order in which labels are asked for.
             drawn = law.draw(np.random.default_rng([self.context.seed, zlib.crc32(label.encode())]))
         self.asked[label] = Suggested(law=law, drawn=drawn)
         return law.value(drawn)
-
-    def _warn(self, line: str) -> None:
-        if line not in self.context.warnings:
-            self.context.warnings.append(line)
 
 
 def read_losses(returned: Any, objectives: Mapping[str, str] | None) -> Outcome:

@@ -322,11 +322,9 @@ class Schema(Struct, frozen=True, kw_only=True):
 
     def proposed(self, params: Params) -> Params:
         """Return the params that a trial would have; those of an enqueued point are its values with a known label."""
-        if POINT not in params:
-            return params
-        known = [(label, value) for label, value in read_point(params).items() if label in self.laws]
-        placed = {label: self.laws[label].place(value) for label, value in known}
-        return {label: drawn for label, drawn in placed.items() if drawn is not None}
+        point = read_point(params)
+        placed = {label: law.place(point[label]) for label, law in self.laws.items() if label in point}
+        return {label: drawn for label, drawn in placed.items() if drawn is not None} if POINT in params else params
 
 
 def read_point(params: Params) -> dict[str, Any]:
