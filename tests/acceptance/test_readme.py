@@ -78,6 +78,7 @@ RUN_BY = {
     "simulate": "test_planning_a_fleet",
     "overhead.py": "test_the_overhead_benchmark",
     "shadho-celery dashboard": "test_the_dashboard",
+    "curl ": "test_the_dashboard",
     "picture.py": "test_the_picture_of_the_dashboard",
     "placement.py": "test_the_placement_benchmark",
     "fleets_of_people.py": "test_the_benchmark_of_fleets",
@@ -220,6 +221,10 @@ def test_the_dashboard(results: Desk) -> None:
             "bash", "-c", f"exec {typed.replace('shadho-celery', f'{sys.executable} -m shadho_celery')}{free}"
         )
         command.says("dashboard: http://127.0.0.1:")
+        if "--token-file" in typed and shutil.which("curl"):
+            [url, *_] = re.findall(r"http://127[^/]+", command.out + command.err)
+            login, studies = [line.replace("~", str(results.folder)) for line in COMMANDS if line.startswith("curl ")]
+            assert "my_study" in shell(results, f"URL={url}; {login} && {studies}")
         command.interrupt()
         assert command.wait().code == 0, results.said()
 

@@ -159,7 +159,7 @@ def test_trials_submitted_later_run_too(rig: Rig) -> None:
 
 
 def test_cancel_takes_back_what_nobody_has_claimed(rig: Rig) -> None:
-    rig.executor.submit([queued(rig, number) for number in range(12)])
+    rig.executor.submit([queued(rig, number, x=8.0) for number in range(12)])
     rig.executor.cancel(range(12), running=False)
     events = collect(rig, all_end(12))
     assert sorted(event.number for event in ends(events)) == list(range(12))
