@@ -131,7 +131,7 @@ def test_a_study_that_an_editor_saves_after_its_workers_have_read_it_runs_as_it_
 def test_a_library_that_cannot_be_preloaded_is_said_once_at_the_end_of_a_study_of_one_short_trial(
     desk: Desk, way: str
 ) -> None:
-    """The state folder of a program's study is that of the study, as nothing is started early for it."""
+    """The state folder of a program's study in memory is removed with it, unless no trial succeeded."""
     libraries = desk.folder / "lib" / "site-packages"
     libraries.mkdir(parents=True)
     (libraries / "broken_library.py").write_text("raise RuntimeError('it needs a display')\n")
@@ -144,4 +144,4 @@ def test_a_library_that_cannot_be_preloaded_is_said_once_at_the_end_of_a_study_o
     assert command.code == 0, desk.said()
     assert (command.out + command.err).count("its import failed: RuntimeError: it needs a display") == 1, desk.said()
     desk.nothing_left()
-    assert desk.states_folder().is_dir()
+    assert (desk.folder / ".shadho/embedded").exists() == (way == "command")
