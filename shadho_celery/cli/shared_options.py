@@ -167,6 +167,8 @@ def environment(
         if url:
             warn_of_password(option, url, f"{variable} or a --url-file")
             found[variable] = url
+    if BROKER in found:
+        found[OWN_BROKER] = found[BROKER]
     if signing_key_file:
         found[KEY_FILE] = str(Path(signing_key_file).expanduser().absolute())
         read_key(Path(found[KEY_FILE]))

@@ -73,7 +73,8 @@ def urls_of(socket: str) -> dict[str, str]:
     They also make processes ignore a celeryconfig.py in the working directory, which is for a fleet or for another
     project.
     """
-    return {urls.BROKER: f"redis+socket://{socket}", urls.REDIS: f"unix://{socket}", urls.IGNORE: "1"}
+    broker = f"redis+socket://{socket}"
+    return {urls.BROKER: broker, urls.OWN_BROKER: broker, urls.REDIS: f"unix://{socket}", urls.IGNORE: "1"}
 
 
 def socket_path(directory: Path) -> str:

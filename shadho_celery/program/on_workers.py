@@ -52,7 +52,7 @@ def search_on_workers(
     if which and module:
         raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
     with _ending_unguarded(module):
-        slots, found = _slots(workers), _given({urls.BROKER: broker, urls.REDIS: redis})
+        slots, found = _slots(workers), _given({urls.BROKER: broker, urls.OWN_BROKER: broker, urls.REDIS: redis})
         if threading.current_thread() is not threading.main_thread():
             raise UsageError(
                 "a study on workers runs in the main thread, which gets Ctrl-C; run it there, or by itself"
@@ -130,7 +130,7 @@ def _ending_unguarded(module: str) -> Iterator[None]:
 @contextmanager
 def _environment(found: Mapping[str, str]) -> Iterator[None]:
     """Set the environment variables with the URLs of servers for a `with` block, and restore them afterwards."""
-    with overridden(dict.fromkeys([*urls.DEFAULTS, urls.IGNORE])):
+    with overridden(dict.fromkeys([*urls.DEFAULTS, urls.OWN_BROKER, urls.IGNORE])):
         urls.prefer_own()
         os.environ.update(found)
         yield

@@ -100,7 +100,7 @@ def small_fleet(desk: Desk, redis_url: str) -> str:
 
 def test_a_study_file_runs_on_a_fleet(desk: Desk, small_fleet: str) -> None:
     desk.write("own.py", ON_WORKERS.format(where=f"broker={small_fleet!r}, redis={small_fleet!r}", ours=OURS))
-    run = desk.start(sys.executable, "own.py").wait(90)
+    run = desk.start(sys.executable, "own.py", SHADHO_BROKER_URL="amqp://127.0.0.1:1").wait(90)
     assert run.code == 0, desk.said()
     checked(run.out, "solo")
 

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from services.cases import cases
 
-from shadho_celery.cli.shared_options import environment, refusal, warn_of_password
+from shadho_celery.cli.shared_options import environment, on_fleet, refusal, warn_of_password
 from shadho_celery.core.checks import mask
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.fleet.signing import KEY_FILE
-from shadho_celery.fleet.urls import BROKER, DEFAULTS, REDIS, is_fleet, url
+from shadho_celery.fleet.urls import BROKER, DEFAULTS, OWN_BROKER, REDIS, is_fleet, prefer_own, url
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (BROKER, REDIS, KEY_FILE):
+    for name in (BROKER, OWN_BROKER, REDIS, KEY_FILE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -56,15 +57,35 @@ def test_a_masked_url_shows_everything_but_the_password(shown: str, masked: str)
 def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.urls"
     file.write_text(f"# our fleet\n\n{BROKER} = amqp://file\n  {REDIS}=redis://file/0?a=b\n  # indented\n")
-    assert environment(None, None, str(file)) == {BROKER: "amqp://file", REDIS: "redis://file/0?a=b"}
-    assert environment("amqp://line", None, str(file)) == {BROKER: "amqp://line", REDIS: "redis://file/0?a=b"}
+    of_file = {BROKER: "amqp://file", OWN_BROKER: "amqp://file", REDIS: "redis://file/0?a=b"}
+    assert environment(None, None, str(file)) == of_file
+    of_line = {BROKER: "amqp://line", OWN_BROKER: "amqp://line"}
+    assert environment("amqp://line", None, str(file)) == of_file | of_line
     assert environment(None, "redis://line", None) == {REDIS: "redis://line"}
     assert environment(None, None, None) == {}
 
 
+@cases("words", [("--broker", "amqp://host", "--redis", "redis://host"), ("--url-file", "fleet.urls")])
+def test_options_override_both_variables_and_do_not_reach_the_next_call(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command()
+    @on_fleet
+    def named() -> None:
+        prefer_own()  # again, as at the import of the Celery application
+        click.echo(f"{url(BROKER)} {url(REDIS)}")
+
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.urls").write_text(f"{BROKER}=amqp://host\n{REDIS}=redis://host\n")
+    monkeypatch.setenv(BROKER, "amqp://another-application")
+    monkeypatch.setenv(OWN_BROKER, "amqp://ours")
+    assert CliRunner().invoke(named, words).output == "amqp://host redis://host\n"
+    assert CliRunner().invoke(named).output == f"amqp://ours {DEFAULTS[REDIS]}\n"
+
+
 def test_a_password_on_the_command_line_is_warned_of_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     found = environment("amqp://me:secret@host//", "redis://:secret@host/0", None)
-    assert found == {BROKER: "amqp://me:secret@host//", REDIS: "redis://:secret@host/0"}
+    assert (found[BROKER], found[REDIS]) == ("amqp://me:secret@host//", "redis://:secret@host/0")
     out, err = capsys.readouterr()
     assert out == ""
     assert "--broker" in err
