@@ -48,7 +48,7 @@ HEADERS = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    # A browser checks each time whether it has the current version of a file, so that versions are never mixed.
+    # A browser may keep a file, but checks each time whether its copy is current.
     "cache-control": "no-cache",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",

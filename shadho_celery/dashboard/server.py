@@ -80,8 +80,9 @@ class Server:
         """The ASGI application."""
         trial = "/api/study/{name}/trial/{number:int}"
         routes = [
-            Mount("/static", StaticFiles(directory=STATIC)),
-            Mount("/pages", StaticFiles(directory=PAGES)),
+            # Some installers link a package's files to those in a cache.
+            Mount("/static", StaticFiles(directory=STATIC, follow_symlink=True)),
+            Mount("/pages", StaticFiles(directory=PAGES, follow_symlink=True)),
             Route("/login", self.log_in, methods=["POST"]),
             Route("/api/studies", self.studies),
             Route("/api/compare", self.compare),
@@ -98,7 +99,7 @@ class Server:
             Route("/api/study/{name}/action", self.act_on_study, methods=["POST"]),
             Route("/api/worker/action", self.act_on_worker, methods=["POST"]),
             # The page, which requests everything else.
-            Mount("/", StaticFiles(directory=STATIC, html=True)),
+            Mount("/", StaticFiles(directory=STATIC, html=True, follow_symlink=True)),
         ]
         middleware = [
             Middleware(Guard, access=self._access),
@@ -226,7 +227,7 @@ async def fail(request: Request, error: Exception) -> Response:
         {"error": f"a fault of the dashboard, whose terminal has its details: {short(repr(error), 300)}"}, 500
     )
     # Add the headers here, because this answer does not pass through `Guard`.
-    found.headers.update(HEADERS)
+    found.headers.update(HEADERS | {"cache-control": "no-store"})
     return found
 
 

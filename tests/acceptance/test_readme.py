@@ -79,6 +79,7 @@ RUN_BY = {
     "overhead.py": "test_the_overhead_benchmark",
     "shadho-celery dashboard": "test_the_dashboard",
     "curl ": "test_the_dashboard",
+    "URL=http": "test_the_dashboard",
     "picture.py": "test_the_picture_of_the_dashboard",
     "placement.py": "test_the_placement_benchmark",
     "fleets_of_people.py": "test_the_benchmark_of_fleets",
@@ -223,8 +224,10 @@ def test_the_dashboard(results: Desk) -> None:
         command.says("dashboard: http://127.0.0.1:")
         if "--token-file" in typed and shutil.which("curl"):
             [url, *_] = re.findall(r"http://127[^/]+", command.out + command.err)
-            login, studies = [line.replace("~", str(results.folder)) for line in COMMANDS if line.startswith("curl ")]
-            assert "my_study" in shell(results, f"URL={url}; {login} && {studies}")
+            [address] = [line for line in COMMANDS if line.startswith("URL=")]
+            login, studies = [line.replace("~", str(results.folder)) for line in COMMANDS if "curl " in line]
+            address = re.sub("(?<==).*", url, address)
+            assert "my_study" in shell(results, f"{address}; {login} && {studies}")
         command.interrupt()
         assert command.wait().code == 0, results.said()
 

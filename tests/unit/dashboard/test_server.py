@@ -478,6 +478,18 @@ def test_the_pages_and_their_scripts_are_served(rig: Rig) -> None:
         assert rig.client.get(name).status_code == 404
 
 
+def test_files_that_an_installer_has_linked_are_served(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STATIC", "PAGES"):
+        (tmp_path / name).mkdir()
+        for path in getattr(server, name).iterdir():
+            (tmp_path / name / path.name).symlink_to(path)
+        monkeypatch.setattr(server, name, tmp_path / name)
+    client = TestClient(rig.server.app, base_url=HOST)
+    assert [client.get(name).status_code for name in ("/", "/static/app.js", "/pages/style.css")] == [200] * 3
+
+
 def test_a_file_is_sent_compressed_once_and_not_again(rig: Rig) -> None:
     for name, kind in (("/", "text/html"), ("/static/app.js", "text/javascript"), ("/pages/style.css", "text/css")):
         plain = rig.client.get(name, headers={"accept-encoding": "identity"})
@@ -516,6 +528,7 @@ def test_a_fault_of_one_answer_is_one_line_and_hides_no_other(rig: Rig, monkeypa
     assert found.status_code == 500
     assert "ZeroDivisionError('of all things')" in found.json()["error"]
     assert found.headers["content-security-policy"]
+    assert found.headers["cache-control"] == "no-store"
     assert client.get("/api/study/first").status_code == 200
 
 
