@@ -498,6 +498,9 @@ class StudyState(StudyTrials):
         for trial in self._open.values():
             if trial.origin is None:
                 self._pending[trial.subspace][trial.number] = trial
+            if trial.state is _S.WAITING and trial.number not in self._waiting:
+                # It was drawn ahead, and the next scheduler looks for it in this queue.
+                self.put_waiting(trial)
 
     @property
     def vanishing(self) -> list[int]:
