@@ -331,7 +331,7 @@ def read_point(params: Params) -> dict[str, Any]:
     """Return the values that a user has given to labels of an enqueued trial, and its FACTS; {} for other trials."""
     try:
         found = json.loads(params.get(POINT, "{}"))
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         # A stranger may have written it.
         found = None
     return found if isinstance(found, dict) else {}

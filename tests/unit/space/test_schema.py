@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from shadho_celery.core.trial import POINT
 from shadho_celery.errors import SpaceError
-from shadho_celery.space.schema import Law, Schema, Suggested, choice, number
+from shadho_celery.space.schema import Law, Schema, Suggested, choice, number, read_point
 from shadho_celery.space.split import split
 
 #: values that a test gives to labels; an objective asks for them with one of the functions below
@@ -200,3 +201,8 @@ def test_a_value_outside_of_the_law_is_none_of_its_values() -> None:
     ]  # fmt: skip
     assert choice("x", ["a", "b"]).fitted(2) is None
     assert choice("x", [1, True]).place(True) == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "3", 3, [1]])
+def test_a_point_that_cannot_be_read_has_no_values(text: object) -> None:
+    assert read_point({POINT: text}) == {}
