@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, get_type_hints, overload
 from msgspec import Struct
 
 from shadho_celery.core.hardware import shortages
-from shadho_celery.core.trial import Number, Outcome, Trial, TrialState
+from shadho_celery.core.trial import POINT, Number, Outcome, Trial, TrialState
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class TrialFacts:
                      "Sum of the constraints above 0; 0 for a feasible trial.")
     subspace = Fact(lambda t: t.subspace, NAMED, _FRONT,
                     "Name of the subspace of the params, such as ``kernel=rbf``.")
-    params = Fact(lambda t: dict(t.params), None, _JSON,
+    params = Fact(lambda t: {name: t.params[name] for name in t.params if name != POINT}, None, _JSON,
                   "Drawn value of each active label; for a choice, the index of its option.")
     given = Fact(lambda t: t.given, None, _NO,
                  "Values that the objective gets, as JSON by `space.stored`; None if they are the params.")

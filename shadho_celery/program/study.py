@@ -186,9 +186,11 @@ class Study(ShownStudy):
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
         with self._changing(within_run=True):
-            if self._study.schema is not None:
+            if (schema := self._study.schema) is not None:
                 # All points are checked before one is added.
-                asked = [suggested({**self._study.schema.laws, **(laws or {})}, point) for point in points]
+                asked = [suggested({**schema.laws, **(laws or {})}, point) for point in points]
+                for labels in asked:
+                    schema = schema.seen(labels, is_complete=True)
                 outcomes = [replace(each, asked=labels) for each, labels in zip(outcomes, asked, strict=True)]
                 points = [{} for _ in points]
             # Create a new scheduler at the next `ask`. It learns from all trials that are recorded then.

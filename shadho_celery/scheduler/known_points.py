@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -51,7 +52,7 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object], scheduler: 
     by_label: list[Params] = [{} for _ in points]
     if study.schema is not None:
         by_label = [{POINT: _written(*each)} for each in enumerate(points)]
-        points = [{} for _ in points]
+        points = [_known(plan, study.schema.proposed(each)) for each in by_label]
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)])
     filled = zip(_filled(study, plan, points, found), by_label, strict=True)
     added = _add(study, plan, [(name, {**params, **more}) for (name, params), more in filled], ENQUEUED)
@@ -72,6 +73,17 @@ def _written(index: int, point: Any) -> str:
         raise UsageError(f"point {index}: {short(point, 60)} is not a dict of labels and plain values") from None
 
 
+def _known(plan: Plan, params: Params) -> Params:
+    """Return those of the given params that the space can draw together, the first ones first."""
+    found: Params = {}
+    for label in params:
+        with suppress(SpaceError):
+            point = {**found, label: params[label]}
+            complete(plan.space, plan.subspaces, point, np.random.default_rng(_STREAM))
+            found = point
+    return found
+
+
 def as_given(points: Iterable[Params], schema: Schema | None) -> list[Params]:
     """Return params of trials as points that a user gives. `schema` is that of the study."""
     return [dict(params) if schema is None else schema.read_values(params) for params in points]
@@ -90,6 +102,9 @@ def add_finished(
     are losses by step that each of the trials has reported. Raises UsageError as `completed` does.
     """
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
+    if study.schema is not None:
+        # Their labels come with the outcomes.
+        found = [(name, {}) for name, _ in found]
     for trial, outcome in zip(_add(study, plan, found, "added"), outcomes, strict=True):
         sent = study.send(trial, INLINE_CLASS)
         which: dict[str, Any] = {"number": sent.number, "attempt": sent.attempt, "at": study.clock.wall()}
@@ -113,7 +128,7 @@ def failed(trials: Iterable[Trial], schema: Schema | None) -> list[Trial]:
     In a study without a space, whose `schema` is given, that is an enqueued trial with the same values of the labels
     that both have.
     """
-    latest = {tuple(sorted(trial.params.items())): trial for trial in trials}.values()
+    latest = {tuple(sorted(trial.params.items())) or trial.number: trial for trial in trials}.values()
     enqueued = [] if schema is None else [each for each in latest if each.sampler == ENQUEUED]
     points = [*zip(enqueued, as_given([each.params for each in enqueued], schema), strict=True)]
 

@@ -17,9 +17,12 @@ import pytest
 
 import shadho_celery.optuna
 from shadho_celery import Study, hp, load_study, minimize
+from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import SpaceChanged, SpaceError, StoreOutage, UsageError
 from shadho_celery.objective.suggest import Trial, TrialPruned
+from shadho_celery.program.optuna_study import optuna_study
 from shadho_celery.scheduler import known_points
+from shadho_celery.space.schema import choice
 from shadho_celery.space.stored import read_schema
 from shadho_celery.store.sql import SqlStore
 
@@ -312,6 +315,17 @@ def test_failed_trials_are_repeated_once_however_many_labels_they_had() -> None:
         assert study.trials[-1].values["x"] == study.trials[20].values["x"]
 
 
+def test_failed_trials_that_have_asked_for_nothing_are_all_repeated() -> None:
+    def fails(trial: Trial) -> float:
+        raise RuntimeError("broken")
+
+    with Study(seed=0) as study:
+        with pytest.warns(UserWarning, match="3 x RuntimeError"):
+            study.run(fails, trials=3)
+        records = [trial.record for trial in study.trials]
+        assert [each.number for each in known_points.failed(records, read_schema(study.tree))] == [0, 1, 2]
+
+
 def test_a_failed_trial_keeps_its_facts() -> None:
     def fails(trial: Trial) -> float:
         trial.set_user_attr("name", f"trial {trial.number}")
@@ -345,6 +359,36 @@ def test_an_enqueued_point_is_kept_in_the_store_and_its_trial_has_its_own_subspa
     assert [trial.values["model"] for trial in added] == MODELS
     assert [trial.subspace.partition(",")[0] for trial in added] == [f"model={model}" for model in MODELS]
     assert (added[0].values["cost"], added[1].values["depth"]) == (2.0, 5)
+
+
+def test_an_added_trial_has_the_labels_that_it_was_added_with() -> None:
+    with Study(seed=0) as study:
+        study.run(lambda trial: trial.suggest_float("x", 0, 1) + trial.suggest_int("y", 0, 9), trials=3)
+        study.add([{"x": 0.5}, {}], [Outcome(state=TrialState.FAILED), Outcome(state=TrialState.PRUNED)])
+        assert [trial.params for trial in study.trials[3:]] == [{"x": 0.5}, {}]
+        laws = {"x": choice("x", [1, 2])}
+        with pytest.raises(SpaceError, match="'x' is suggested as categorical of"):
+            study.add([{"y": 1}, {"x": 1}], [1.0, 1.0], laws=laws)
+        assert study.count() == 5
+
+
+def test_an_enqueued_point_is_recorded_with_its_own_values_if_its_trial_never_asks() -> None:
+    with Study(seed=0) as study:
+        study.run(structured, trials=30)
+        study.enqueue([{"model": "forest", "depth": 7, "cost": 2.0, "trees": -1, "new": 5}])
+        waiting = study.trials[30]
+        assert (waiting.subspace, waiting.params.keys()) == ("model=forest", {"model", "depth", "trees"})
+        assert (waiting.params["model"], waiting.params["depth"]) == (1, 7)
+        assert {"depth": 7, "cost": 2.0, "new": 5}.items() <= waiting.values.items()
+        assert not [name for name in study.dataframe().columns if "point" in name]
+
+
+def test_a_study_with_an_enqueued_point_can_be_copied_for_optuna(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/s.db", "study": "one"}
+    with Study(seed=0, enqueue=[{"model": "nearest"}], **where):
+        pass
+    assert optuna_study(where["store"], "one").trials == []
 
 
 @pytest.mark.parametrize("source", ["ours", "a module", "Optuna's", "a declared space's", "a list"])
