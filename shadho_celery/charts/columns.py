@@ -206,7 +206,7 @@ class TrialColumns:
         """Number of the best trial, which is COMPLETE and has a loss; None if there is none."""
         # Much faster than sorting all trials, which is needed as long as none is feasible.
         places = np.flatnonzero(self.is_rated)
-        places = places[np.argsort(self.merit[places], kind="stable")[:1]] if len(places) else self.ranking[:1]
+        places = places[[self.merit[places].argmin()]] if len(places) else self.ranking[:1]
         return int(self.number[places[0]]) if (self.is_complete & ~np.isnan(self.loss))[places].any() else None
 
     @cached_property

@@ -33,7 +33,7 @@ from shadho_celery.charts.chart import (
 from shadho_celery.charts.columns import INFEASIBLE, Depth, TrialColumns, points_by_class
 from shadho_celery.charts.params import groups, interval_names
 from shadho_celery.charts.registry import StudyChart
-from shadho_celery.core.trial import COUNTED, Report, TrialState
+from shadho_celery.core.trial import COUNTED, Report, TrialState, shown_limit
 from shadho_celery.core.units import counted, digits
 from shadho_celery.results.study import StudyResults
 from shadho_celery.study.front import Coverage, coverage, first_front
@@ -166,7 +166,8 @@ def _loss_name(trials: TrialColumns) -> str:
 
 def _title(trials: TrialColumns, best: Array) -> str:
     ended = int(trials.state.is_in(*COUNTED).sum())
-    of = f"{ended:,} of {counted(trials.asked, 'trial')}" if trials.asked else counted(ended, "trial")
+    limit = shown_limit(trials.asked, ended)
+    of = f"{ended:,} of {counted(limit, 'trial')}" if limit else counted(ended, "trial")
     said = (
         f"The best {_loss_name(trials)} is {digits(float(best[-1]))}" if len(best) else "No feasible trial has a loss"
     )

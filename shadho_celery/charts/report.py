@@ -27,7 +27,7 @@ from shadho_celery.charts.registry import CHARTS
 from shadho_celery.charts.study import Figure, StudyData, encoded, figures_of
 from shadho_celery.core.checks import listed, one_line, printable, short
 from shadho_celery.core.settings import UNNAMED
-from shadho_celery.core.trial import COUNTED, in_words
+from shadho_celery.core.trial import COUNTED, in_words, shown_limit
 from shadho_celery.core.units import counted, digits, money, took
 from shadho_celery.results.report import BEST
 from shadho_celery.results.study import StudyResults
@@ -367,12 +367,11 @@ def headline(data: StudyData) -> Html:
     """Return the main figures: best loss, number of ended trials, time and money."""
     report, best = data.report, data.study.best_loss
     name = next(iter(report.objectives), "loss")
-    ended = "trial ended" if report.ended == 1 else "trials ended"
+    limit = shown_limit(report.asked, report.ended)
+    ended = f"of {counted(limit, 'trial')} ended" if limit else f"{'trial' if report.ended == 1 else 'trials'} ended"
     numbers = {
         f"best {name}": "–" if best is None else digits(best),
-        ended
-        if report.asked is None
-        else f"of {counted(max(report.asked, report.ended), 'trial')} ended": f"{report.ended:,}",
+        ended: f"{report.ended:,}",
         "of trials": took(report.active_seconds),
         **({"of money": money(sum(report.money.values()))} if report.money else {}),
     }

@@ -39,7 +39,7 @@ from shadho_celery.cli.tables import (
 from shadho_celery.core.checks import one_line, unbroken
 from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Attempt, TrialState, turned_first
+from shadho_celery.core.trial import Attempt, TrialState, shown_limit, turned_first
 from shadho_celery.core.units import counted, duration
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.gangs import Seated
@@ -358,7 +358,9 @@ class LiveView(_View):
     def picture(self) -> Group:
         """Return the whole view of the current state."""
         study = self._scheduler.study
-        self._progress.update(self._task, completed=study.counted, total=self._scheduler.limits.trials)
+        self._progress.update(
+            self._task, completed=study.counted, total=shown_limit(self._scheduler.limits.trials, study.counted)
+        )
         known = overview_of(study, self._made)
         if known.best is not None and known.best.number != self._best[0]:
             self._best = (known.best.number, f"with {best_values(known.best)}")
@@ -402,7 +404,8 @@ class PlainView(_View):
 def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:
     """Return the state of the study in one line."""
     study = scheduler.study
-    limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
+    limit = shown_limit(scheduler.limits.trials, study.counted)
+    trials = f"{study.counted}/{limit}" if limit else study.counted
     busy = [
         f"{row.name} {row.busy}/{row.slots} busy{''.join(f' ({each})' for each in (*row.others, row.leaving) if each)}"
         if row.is_live
@@ -416,7 +419,7 @@ def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:
     worst = "".join(f"{', mostly' if len(kinds) > 1 else ':'} {one_line(each.failure, 120)}" for each in kinds[:1])
     failures = f"; {failed} failed{worst}" if failed else ""
     best = best_line(overview_of(study))
-    return f"{study.counted}{limit} trials; {best}; {', '.join(busy) or fleet.lack}{pruned}{failures}"
+    return f"{trials} trials; {best}; {', '.join(busy) or fleet.lack}{pruned}{failures}"
 
 
 def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:

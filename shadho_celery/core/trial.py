@@ -108,6 +108,11 @@ COUNTED = FINISHED - {TrialState.CANCELLED}
 WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
 
+def shown_limit(asked: int | None, ended: int) -> int | None:
+    """Return the limit on trials to show beside `ended` trials, which exceed `asked` if failed ones have run again."""
+    return asked and max(asked, ended)
+
+
 class Memory(Words):
     """Kind of memory that a trial may run out of: the memory of its GPU, or the RAM of its machine."""
 

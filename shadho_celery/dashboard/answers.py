@@ -32,7 +32,7 @@ from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.records import ACTIONS, Answer, Enqueue, OfStudy, OfWorker, name_of
 from shadho_celery.core.settings import CHANGEABLE, SETTINGS
 from shadho_celery.core.system import Clock
-from shadho_celery.core.trial import COUNTED, TrialState
+from shadho_celery.core.trial import COUNTED, TrialState, shown_limit
 from shadho_celery.core.units import counted
 from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import ServiceError, UsageError
@@ -219,6 +219,7 @@ def studies(cache: Cache) -> Json:
 def _listed(study: StudyResults) -> Json:
     """Return what the list of studies shows about a study."""
     found = {name: getattr(study, name) for name in (*FACTS, "running_on", "state", "counts")}
+    found["asked"] = shown_limit(study.asked, sum(found["counts"].get(str(state), 0) for state in COUNTED))
     return {**found, "loss": next(iter(study.objectives), "loss"), "best": study.best_loss}
 
 
@@ -236,6 +237,7 @@ def summary(cached: CachedStudy) -> Json:
         "state": state,
         "counts": counts,
         "ended": ended,
+        "asked": shown_limit(study.asked, ended),
         "actions": [] if state == "stopping" else buttons("study", is_held=state == "paused", study=study.name),
         "changeable": [*map(partial(_changeable, cached), CHANGEABLE)],
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),

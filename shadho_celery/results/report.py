@@ -24,7 +24,7 @@ from shadho_celery import __version__
 from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.failures import FailureCount, Failures
 from shadho_celery.core.records import Action
-from shadho_celery.core.trial import COUNTED, Trial, TrialState, turned_first, violation_of
+from shadho_celery.core.trial import COUNTED, Trial, TrialState, shown_limit, turned_first, violation_of
 from shadho_celery.core.units import counted, duration, money
 from shadho_celery.results.trial import TrialResult, Values
 from shadho_celery.store.base import StudyRecord
@@ -350,8 +350,8 @@ class Overview(StudyFacts):
         counts = self.counts
         pruned = f", {counts[_S.PRUNED]} pruned" if counts[_S.PRUNED] else ""
         words = f"{counts[_S.COMPLETE]} complete{pruned}, {counts[_S.FAILED]} failed"
-        # Failed trials that run again may exceed the limit.
-        return f"{words} of {counted(max(self.asked, self.ended), 'trial')}" if self.asked else words
+        limit = shown_limit(self.asked, self.ended)
+        return f"{words} of {counted(limit, 'trial')}" if limit else words
 
     @property
     def best_words(self) -> str:

@@ -26,6 +26,7 @@ ROWS = [
 def test_the_history_has_each_class_the_pruned_the_failed_and_the_best_so_far() -> None:
     chart = history(trials(ROWS, asked=40))
     assert chart.title == "The best loss is 1 after 5 of 40 trials"
+    assert history(trials(ROWS, asked=4)).title.endswith(" after 5 of 5 trials"), "failed trials have run again"
     found = {series.name: series for series in chart.series}
     assert {*found} == {"gpu, complete", "cpu, complete", "cpu, pruned", "failed", "best so far"}
     assert found["cpu, complete"].columns["y"] == [1.0, 2.5]

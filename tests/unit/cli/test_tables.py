@@ -39,7 +39,7 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.state import StudyState
+from shadho_celery.study.state import Limits, StudyState
 from shadho_celery.study.table import OnClass
 
 S = TrialState
@@ -339,6 +339,9 @@ def test_failed_trials_that_ran_again_beyond_the_limit_are_counted() -> None:
     counts = {S.COMPLETE: 8, S.PRUNED: 0, S.FAILED: 10}
     overview: Any = SimpleNamespace(counts=counts, asked=10, ended=18)
     assert Overview.counts_words.fget(overview) == "8 complete, 10 failed of 18 trials"
+    _, scheduler, _ = searched()
+    scheduler.change_limits(Limits(trials=8))
+    assert progress_line(scheduler).startswith("10/10 trials; ")
 
 
 def test_requests_beyond_those_that_are_listed_are_counted() -> None:
