@@ -94,6 +94,8 @@ def main(
     settings = {**described.settings, **{name: value for name, value in given.items() if value is not None}}
     described = replace(described, settings=settings)
     policies = policy or (settings.get("policy", SETTINGS["policy"].default),)
+    if out == shared_options.STDOUT:
+        raise UsageError("--out takes the name of a file; standard output shows the results")
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
     found, names = [], []

@@ -19,7 +19,7 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.shared_options import FILE, moment, print_json
+from shadho_celery.cli.shared_options import FILE, STDOUT, moment, print_json
 from shadho_celery.core.checks import unbroken
 from shadho_celery.core.files import EMBEDDED
 from shadho_celery.core.settings import UNNAMED
@@ -490,34 +490,27 @@ a spreadsheet would run it as a formula. A text that begins with an apostrophe g
 @click.option(
     "--format", "kind", type=click.Choice([*WRITERS]), help="Format of the file.  [default: by FILE's name, else csv]"
 )
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="File to write.")
+@click.option(
+    "-o", "--output", type=FILE, default="-", metavar="FILE", help="File to write.  [default: standard output]"
+)
 @click.option("--plain", is_flag=True, help="Write texts in csv unchanged, for programs other than spreadsheets.")
 @shared_options.store_option
-def export(name: str, kind: str | None, output: Path | None, plain: bool, store: str) -> None:
-    """Write all trials of a study to FILE, or to standard output, also for -."""
-    output = None if output == Path("-") else output
-    ending = output.suffix[1:].lower() if output else ""
+def export(name: str, kind: str | None, output: Path, plain: bool, store: str) -> None:
+    """Write all trials of a study to FILE, or to standard output."""
+    ending = output.suffix[1:].lower()
     if kind is None and ending and ending not in WRITERS:
         raise UsageError(f"there is no format for names that end with .{ending}; give --format {', '.join(WRITERS)}")
     kind = kind or ending or "csv"
     if plain and kind != "csv":
         raise UsageError(f"--plain is for csv; leave it out for {kind}")
     write = partial(_csv, plain=True) if plain else WRITERS[kind]
-    if output is None and kind == "parquet" and sys.stdout.isatty():
+    if output == STDOUT and kind == "parquet" and sys.stdout.isatty():
         raise UsageError("parquet is a binary format and cannot be shown in a terminal; give -o FILE")
-    with shared_options.opened(store, name) as study:
-        if output is None and sys.stdout.isatty():
-            shown = io.BytesIO()
-            write(study, shown)
-            say(shown.getvalue().decode(), nl=False)
-            return
-        if output is None:
-            write(study, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-            return
-        with shared_options.new_file(output) as file:
-            write(study, file)
-        say(f"{counted(len(study.trials), 'trial')} of study {study.name} written to {output}", err=True)
+    with (
+        shared_options.opened(store, name) as study,
+        shared_options.new_file(output, f"{counted(len(study.trials), 'trial')} of study {study.name}") as file,
+    ):
+        write(study, file)
 
 
 @shared_options.command(
@@ -540,9 +533,8 @@ def report(name: str, output: Path, store: str) -> None:
 
     with shared_options.opened(store, name) as study:
         text = report_html(StudyData(study))
-        with shared_options.new_file(output) as file:
+        with shared_options.new_file(output, f"report of study {study.name}") as file:
             file.write(text.encode())
-        say(f"report of study {study.name} written to {output}", err=True)
 
 
 @shared_options.command("rm svm-3f2a", "rm svm-3f2a --yes")

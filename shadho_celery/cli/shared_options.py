@@ -6,6 +6,7 @@ and Redis may also come from a file or the environment.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -43,6 +44,8 @@ T = TypeVar("T")
 
 #: type of an option that names a file to write
 FILE = click.Path(path_type=Path, dir_okay=False)
+#: value of such an option for standard output
+STDOUT = Path("-")
 #: environment variable with the URL of the store, if --store is not given
 STORE_VARIABLE = "SHADHO_STORE"
 
@@ -354,13 +357,24 @@ def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyRes
 
 
 @contextmanager
-def new_file(output: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces an existing one only when it is complete. Raises UsageError."""
+def new_file(output: Path, content: str = "") -> Iterator[IO[bytes]]:
+    """Yield a file that replaces an existing one only when it is complete, or standard output. Raises UsageError.
+
+    If `content` is given, standard error then says that this was written to the file.
+    """
+    if output == STDOUT:
+        shown = io.BytesIO()
+        yield shown if sys.stdout.isatty() else sys.stdout.buffer
+        # Control characters must not reach a terminal.
+        say(shown.getvalue().decode(), nl=False)
+        return
     try:
         with replacing(output) as file:
             yield file
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
+    if content:
+        say(f"{content} written to {output}", err=True)
 
 
 def file_of(study: StudyResults) -> str:

@@ -562,6 +562,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_played(
 ) -> None:
     monkeypatch.setattr(simulation, "simulate", lambda *_, **__: pytest.fail("it was played"))
     assert "trials.csv cannot be written" in refused(file, "--out", "no/such/folder/trials.csv")
+    assert "--out takes the name of a file" in refused(file, "--out", "-")
 
 
 @pytest.mark.slow
