@@ -101,7 +101,7 @@ class Runner:
         try:
             process = self._started(orders[0].folder)
         except OSError:
-            # `run` will raise the error again.
+            # `run` will try again, and return the error as the trial's outcome.
             return
         with self._lock:
             if process is not self._process:
@@ -206,7 +206,8 @@ class Runner:
         A trial is interrupted after `timeout` seconds. Raises TimeUp if it ignores that.
         """
         now, left, is_interrupted = SystemClock().now, math.inf if timeout is None else timeout, False
-        until = now() + left + (0.0 if process.is_ready else IMPORT_SECONDS)
+        was_ready = process.is_ready
+        until = now() + left + (0.0 if was_ready else IMPORT_SECONDS)
         while True:
             try:
                 record = process.receive(until)
@@ -220,11 +221,15 @@ class Runner:
                 is_interrupted, until = True, now() + protocol.HARD_SECONDS
                 continue
             if isinstance(record, protocol.Ready):
-                until = now() + left
+                if not was_ready:
+                    # An interruption before this moment was ignored.
+                    until, is_interrupted, was_ready = now() + left, False, True
             elif record is None or (record.order == number and isinstance(record, protocol.Ended | protocol.Refused)):
                 return record
             elif record.order == number and isinstance(record, protocol.Reported):
-                on_report(record)
+                # After the interruption, reporting would take from the time in which the trial may still return.
+                if not is_interrupted:
+                    on_report(record)
             elif record.order == number and isinstance(record, protocol.Gang):
                 self._has_gang = record.call.assembled
                 if self._has_gang and until == math.inf:
@@ -278,8 +283,8 @@ class Runner:
             process.send(protocol.Tell(order=current, what=what))
 
     def kill(self) -> None:
-        """Kill the process and its process tree. If a trial runs or still waits for the start, the slot's thread starts
-        the next process.
+        """Kill the process and its process tree. A trial that runs or still waits for the start fails, and the slot's
+        thread starts the next process.
         """
         with self._lock:
             process, self._process = self._running or self._process, None
@@ -308,12 +313,14 @@ class Runner:
         return process, number
 
     def _started(self, folder: str) -> TrialProcess:
-        """Return a process as `_living` does, and wait until it has started. Raises OSError."""
+        """Return a process as `_living` does, and wait until it has started. Raises OSError, also if it was killed."""
         while True:
             with self._lock:
                 process = self._living(folder)
             if process.await_start():
                 return process
+            if process.was_killed:
+                raise OSError("it was killed")
             # The next process will be started by a new interpreter.
             process.kill()
 
@@ -332,7 +339,7 @@ class Runner:
                 # now, without waiting for the end of this one.
                 self._process = None
                 self._ahead.clear()
-                # If no process can be started, `run` will raise the error.
+                # If no process can be started, `run` will try again, and return the error as the trial's outcome.
                 with suppress(OSError):
                     self._living(self._folder)
         if is_over and ended is not None:

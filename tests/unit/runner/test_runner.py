@@ -175,6 +175,14 @@ def forging(params, context):
             pass
     return 0.0
 
+def forging_readiness(params, context):
+    [pipe] = [number for number in range(3, 100)
+              if os.path.exists(f"/proc/self/fd/{number}") and "socket" in os.readlink(f"/proc/self/fd/{number}")]
+    for _ in range(40):
+        os.write(pipe, b'{"kind": "ready"}\\n')
+        time.sleep(0.05)
+    return 0.0
+
 def forging_an_error(params, context):
     said = "\\\\ud800" + "x" * 50_000 + "\\\\udfff"
     outcome = '{"state": "FAILED", "error": "%%s", "warning": "%%s"}' %% (said, said)
@@ -1007,6 +1015,32 @@ def test_what_it_returns_after_its_limit_counts_with_a_warning(shared: Runner) -
     assert "timed out after 0.2 s (trial timeout)" in str(outcome.error)
 
 
+def test_slow_reports_do_not_take_the_time_in_which_a_trial_may_still_return(
+    shared: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If Redis does not answer, each report takes seconds. This trial returns long before its limit."""
+    monkeypatch.setattr("shadho_celery.runner.protocol.HARD_SECONDS", 0.5)
+    outcome = shared.run(order("reporting", timeout=1.0), lambda report: time.sleep(1.2))
+    assert outcome.state is TrialState.COMPLETE, outcome.error
+
+
+@linux
+def test_only_the_first_record_that_a_process_is_ready_starts_the_time_limit(shared: Runner) -> None:
+    outcome = run(shared, "forging_readiness", timeout=0.5)
+    assert outcome.state is TrialState.FAILED
+    assert str(outcome.error).startswith("timed out after 0.5 s (trial timeout)\nTraceback")
+
+
+def test_a_trial_that_was_interrupted_before_its_process_was_ready_is_interrupted_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shadho_celery.runner.runner.IMPORT_SECONDS", 0.0)
+    runner = Runner(["deeds"], environment(folder))
+    outcome = run(runner, "endless", timeout=0.1)
+    assert str(outcome.error).startswith("timed out after 0.1 s (trial timeout)\nTraceback")
+    runner.kill()
+
+
 def test_while_a_trial_waits_for_replicas_its_limit_stands_still(shared: Runner) -> None:
     outcome = run(shared, "gathering", timeout=1.0, slots=2)
     assert outcome.warning == "stopped at its time limit of 1 s", outcome.error
@@ -1091,24 +1125,28 @@ def test_a_trial_that_is_told_of_a_preemption_before_its_process_has_imported_th
     assert run(own, "obedient").state is TrialState.CANCELLED
 
 
-def test_a_trial_whose_process_has_not_started_yet_can_be_killed(own: Runner) -> None:
+@linux
+def test_a_trial_whose_process_has_not_started_yet_can_be_killed(own: Runner, servers: ForkServers) -> None:
     """The worker may have learned meanwhile that the trial was cancelled."""
-    living, is_first = own._living, True
-
-    def kill_it() -> bool:
-        own.kill()
-        return True
+    assert servers._server is not None
+    living, server = own._living, servers._server.process
 
     def slow(folder: str) -> Any:
-        nonlocal is_first
+        server.send_signal(signal.SIGSTOP)
         process = living(folder)
-        if is_first:
-            is_first = False
-            process.await_start = kill_it  # type: ignore[method-assign]
+        await_start = process.await_start
+
+        def kill_it() -> bool:
+            own.kill()
+            server.send_signal(signal.SIGCONT)
+            return await_start()
+
+        process.await_start = kill_it  # type: ignore[method-assign]
+        own._living = living  # type: ignore[method-assign]
         return process
 
     own._living = slow  # type: ignore[method-assign]
-    assert run(own, "plain").error == "the trial's process was killed"
+    assert run(own, "plain").error == "the slot's process cannot be started: it was killed"
     assert run(own, "plain").state is TrialState.COMPLETE
 
 
