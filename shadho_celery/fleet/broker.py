@@ -40,7 +40,7 @@ from shadho_celery.fleet.urls import BROKER, DEFAULTS, is_untrusted, remedy
 log = logging.getLogger(__name__)
 
 #: version of the format of messages and of the channel's records; scheduler and workers must have the same version
-PROTOCOL = 12
+PROTOCOL = 13
 
 #: name of the Celery task that runs a trial
 TASK = "shadho.trial"

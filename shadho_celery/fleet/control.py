@@ -18,9 +18,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
 
-import redis
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Answer, OfStudy
 from shadho_celery.core.system import SystemClock
 from shadho_celery.core.trial import AttemptNumber, Bytes, Int64, Name, Number
-from shadho_celery.fleet.redis import Redis, is_spoilt, keys, run, server_time
+from shadho_celery.fleet.redis import Redis, keys, run, server_time, spoilt_keys_pass
 from shadho_celery.fleet.signing import Sealed, Signer
 
 D = TypeVar("D")
@@ -38,10 +38,11 @@ A = TypeVar("A")
 #: maximum number of requests in an inbox, and of characters of a sealed request and of a sealed answer
 MAX_REQUESTS, MAX_REQUEST, MAX_ANSWER = 20, 1_000_000, 100_000
 
-#: seconds for which a request is valid, and the longest validity that a scheduler accepts
-VALID_SECONDS, MOST_VALID_SECONDS = 10.0, 60.0
+#: seconds for which a request is valid
+VALID_SECONDS = 10.0
 
-#: seconds for which an inbox is kept after its last request, and an answer after it was given
+#: seconds for which an inbox is kept after its last request, and an answer after it was given; also the longest
+#: validity that a scheduler accepts
 KEPT_SECONDS = 30
 
 #: seconds for which a sender still waits for the answer after its request has expired, because the scheduler may have
@@ -92,14 +93,11 @@ class Requests(Generic[D, A]):
 
         Raises redis-py's errors.
         """
-        try:
+        # A key of a wrong type counts as one malformed request.
+        now, texts = 0, [""]
+        with spoilt_keys_pass(partial(self._client.delete, self.key)):
             # A character has up to four bytes.
             now, *texts = run(self._client, "take_requests", self._to, most, 4 * self._kind.requests.most)
-        except redis.ResponseError as error:
-            if not is_spoilt(error):
-                raise
-            self.forged += self._client.delete(self.key)
-            return 0, []
         found = [self._kind.requests.read(self.key, text, self._signer) for text in texts]
         good = [each for each in found if each is not None and each.to == self._to]
         self.forged += len(found) - len(good)
@@ -153,8 +151,8 @@ class Inbox(Requests[OfStudy, Answer]):
     def _why_not(self, request: Request, now: int) -> str | None:
         if request.expires < now:
             return "the request has expired before the scheduler could read it"
-        if request.expires > now + 1000 * MOST_VALID_SECONDS:
-            return f"the request is valid for more than {MOST_VALID_SECONDS:.0f} s"
+        if request.expires > now + 1000 * KEPT_SECONDS:
+            return f"the request is valid for more than {KEPT_SECONDS} s"
         if request.fence != self._fence:
             return "the request is for an earlier scheduler of this study; repeat it"
         return None
