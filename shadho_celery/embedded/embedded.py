@@ -105,11 +105,18 @@ class Embedded:
         """Return whether the fleet has these slots by class, and was started with the current environment variables."""
         return self.workers == workers and self._environment == _environment()
 
-    def keep(self, *, is_kept: bool = True) -> None:
-        """Keep the state folder of an early fleet, because its study has begun; or remove a folder at the end."""
+    def keep(self) -> None:
+        """Keep the state folder of an early fleet at the end, because its study has begun."""
+        self._tell(KEEP)
+
+    def remove(self) -> None:
+        """Remove the state folder at the end."""
+        self._tell(REMOVE)
+
+    def _tell(self, line: str) -> None:
         assert self._supervisor.stdin is not None
         with suppress(OSError):
-            self._supervisor.stdin.write(f"{KEEP if is_kept else REMOVE}\n".encode())
+            self._supervisor.stdin.write(f"{line}\n".encode())
             self._supervisor.stdin.flush()
 
     def await_redis(self) -> None:

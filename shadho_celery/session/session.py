@@ -469,7 +469,7 @@ class Session:
         self.executor.look()
         self.steering.turn(self._say)
         if self.embedded is not None and self.study.best is not None and self.options.store == "sqlite://":
-            self.embedded.keep(is_kept=False)
+            self.embedded.remove()
         is_wanted = self._signals.noted or self.steering.has_stopped
         return 0 if self.study.best is not None or is_wanted else NoSuccessfulTrial.exit_code
 
