@@ -155,8 +155,8 @@ class Claim(Enum):
     BREAKER_OPEN = -1
 
 
-class _Channel:
-    """What both ends of the channel have."""
+class ChannelEnd:
+    """Base of both ends of the channel: the connection to Redis, and the key that signs its events."""
 
     def __init__(self, client: Redis, signer: Signer) -> None:
         self._client, self._signer = client, signer
@@ -172,8 +172,8 @@ class _Channel:
         run(self._client, "cancel", study, mode, *parts)
 
 
-class WorkerEnd(_Channel):
-    """What both parts of a worker's end have: the worker's name, and the duration of its leases."""
+class WorkerEnd(ChannelEnd):
+    """Base of a worker's ends, for trials and for seats: the worker's name, and the duration of its leases."""
 
     def __init__(
         self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
@@ -265,7 +265,7 @@ class WorkerChannel(WorkerEnd):
         return event.number, event.attempt, self._signer.seal(study, event)
 
 
-class SchedulerChannel(_Channel):
+class SchedulerChannel(ChannelEnd):
     """A scheduler's end of the channel: it drains events, finds ended leases and takes attempts back.
 
     The study has a lock in Redis besides the one in the store. Without it, schedulers with copies of the same store

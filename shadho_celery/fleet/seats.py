@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import Called, ReplicaFailed
-from shadho_celery.fleet.channel import MAX_STRIKES, Claim, WorkerEnd, unseal
+from shadho_celery.fleet.channel import MAX_STRIKES, ChannelEnd, Claim, WorkerEnd, unseal
 from shadho_celery.fleet.redis import Redis, keys, run
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 
@@ -96,13 +96,12 @@ def _purpose(study: str, call: Seat | Called) -> str:
     return f"token {study} {call.number}.{call.attempt}.{call.call}"
 
 
-class SchedulerSeats:
+class SchedulerSeats(ChannelEnd):
     """A scheduler's end: it reads the states of seats and the calls for replicas, and reclaims seats."""
 
     def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED) -> None:
-        self._client = client
+        super().__init__(client, signer)
         self._study = study
-        self._signer = signer
         self._gangs, self._seats, self._yields = keys(study, "gangs", "seats", "yields")
 
     def states(self, seats: Sequence[Seat]) -> list[str]:

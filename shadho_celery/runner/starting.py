@@ -111,8 +111,8 @@ AGAIN_SECONDS = 0.1
 #: seconds that a prepared process that does not start a reaper has to end by itself
 END_SECONDS = 0.5
 
-#: maximum bytes of complaints
-_MOST = 100_000
+#: maximum bytes of complaints that are read
+MAX_COMPLAINT_BYTES = 100_000
 
 
 #: handle of a reaper process
@@ -326,7 +326,7 @@ class ForkServers:
         """Return the complaints of prepared processes and about them so far, at most MAX_COMPLAINTS, without
         duplicates. Each is one printable line. This does not wait.
         """
-        text = b"" if self._complaints < 0 else os.pread(self._complaints, _MOST, 0)
+        text = b"" if self._complaints < 0 else os.pread(self._complaints, MAX_COMPLAINT_BYTES, 0)
         lines = text.decode(errors="replace").splitlines()
         return [*dict.fromkeys(one_line(each, protocol.MAX_COMPLAINT) for each in lines)][: protocol.MAX_COMPLAINTS]
 
