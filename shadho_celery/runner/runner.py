@@ -127,8 +127,7 @@ class Runner:
                 return
             self._ahead.clear()
             self._is_recalled = True
-            process, current = self._process, self._current
-            is_running = self._running is not None
+            process, current, is_running = self._process, self._current, self._running is not None
         if is_running:
             process.send(protocol.Tell(order=current, what="recall"))
         else:
@@ -139,7 +138,7 @@ class Runner:
         """Run one attempt to its end. Return its outcome, also if the process died.
 
         `on_gang` is called when the trial calls for replicas, and again when its gang is complete. The time in between
-        does not count against the trial's timeout.
+        does not count against the trial's timeout. The trial is not interrupted before `on_gang` returns.
 
         If the process has another version of the study's code, it is replaced once, because the files may have been
         edited since. Raises OtherCode if the new process has another version too.
@@ -226,10 +225,9 @@ class Runner:
                     until, is_interrupted, was_ready = now() + left, False, True
             elif record is None or (record.order == number and isinstance(record, protocol.Ended | protocol.Refused)):
                 return record
-            elif record.order == number and isinstance(record, protocol.Reported):
-                # After the interruption, reporting would take from the time in which the trial may still return.
-                if not is_interrupted:
-                    on_report(record)
+            elif record.order == number and isinstance(record, protocol.Reported) and not is_interrupted:
+                # Later reports are dropped, because `on_report` may take longer than the interrupted trial has left.
+                on_report(record)
             elif record.order == number and isinstance(record, protocol.Gang):
                 self._has_gang = record.call.assembled
                 if self._has_gang and until == math.inf:

@@ -173,16 +173,14 @@ class TrialProcess:
             if (reaper := self._reaper.fileno()) >= 0:
                 self._poll.register(reaper, select.POLLIN)
         pipe = self._pipe.fileno()
-        while True:
+        while (seconds := until - SystemClock.now()) > 0:
             # `poll` cannot wait for longer than some weeks.
-            seconds = min(max(0.0, until - SystemClock.now()), 3600.0)
-            if pipe in [ready for ready, _ in self._poll.poll(1000 * seconds)]:
+            if pipe in [ready for ready, _ in self._poll.poll(1000 * min(seconds, 3600.0))]:
                 return True
             if self._reaper.poll() is not None:
                 # A record may have arrived just before.
                 return is_readable(pipe, 0.0)
-            if SystemClock.now() >= until:
-                raise TimeUp
+        raise TimeUp
 
     def kill(self) -> None:
         """Kill the process and its process tree."""

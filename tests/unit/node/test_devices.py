@@ -198,7 +198,15 @@ LIMITED = Machine(cores=1, processors="f", pool="p", is_limited=True)
 
 
 def devices_of(machine: Machine) -> Devices:
-    return Devices(machine, "cpu", 1, lambda variables: MagicMock(), address="", shares_gpus=False)
+    """Return devices whose runners record their calls and their environment variables."""
+    return Devices(machine, "cpu", 1, lambda variables: MagicMock(variables=variables), address="", shares_gpus=False)
+
+
+def threads_of(devices: Devices) -> list[int]:
+    """Return the number of threads with which the process of the first slot starts, and each later number."""
+    [runner, *_] = devices.runners
+    later = [call.args[0] for call in runner.set_threads.call_args_list]  # type: ignore[attr-defined]
+    return [int(runner.variables["OMP_NUM_THREADS"]), *later]  # type: ignore[attr-defined]
 
 
 def test_threads_follow_the_slots_of_the_host_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,10 +220,10 @@ def test_threads_follow_the_slots_of_the_host_and_one_line_says_so(caplog: pytes
         [],
     ):
         devices.share_cores(neighbours)
-        changes.append([call.args[0] for call in devices.runners[0].set_threads.call_args_list])  # type: ignore[attr-defined]
+        changes.append(threads_of(devices))
         for _ in range(2):
             devices.tell()
-    assert changes == [[], [2], [2], [2, 1], [2, 1, 4]]
+    assert changes == [[4], [4, 2], [4, 2], [4, 2, 1], [4, 2, 1, 4]]
     assert [record.getMessage() for record in caplog.records] == [
         "2 slots on this host: 2 threads a trial",
         "2 slots on this host: 1 thread a trial",
@@ -228,5 +236,4 @@ def test_a_worker_with_a_limit_keeps_its_cores_and_says_nothing(caplog: pytest.L
     devices = devices_of(LIMITED)
     devices.share_cores([Worker(machine=MACHINE, slots=8)])
     devices.tell()
-    devices.runners[0].set_threads.assert_not_called()  # type: ignore[attr-defined]
-    assert caplog.records == []
+    assert (threads_of(devices), caplog.records) == ([1], [])

@@ -30,6 +30,7 @@ from shadho_celery.runner.output import unstamped
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
 from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.runner.starting import ForkServers
+from shadho_celery.runner.trial_process import TrialProcess
 
 #: what every test's study module can be asked to do, by the value of its one param
 STUDY = '''
@@ -1126,26 +1127,21 @@ def test_a_trial_that_is_told_of_a_preemption_before_its_process_has_imported_th
 
 
 @linux
-def test_a_trial_whose_process_has_not_started_yet_can_be_killed(own: Runner, servers: ForkServers) -> None:
+def test_a_trial_whose_process_has_not_started_yet_can_be_killed(
+    own: Runner, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker may have learned meanwhile that the trial was cancelled."""
     assert servers._server is not None
-    living, server = own._living, servers._server.process
+    server, await_start = servers._server.process, TrialProcess.await_start
 
-    def slow(folder: str) -> Any:
-        server.send_signal(signal.SIGSTOP)
-        process = living(folder)
-        await_start = process.await_start
+    def kill_it(process: TrialProcess) -> bool:
+        monkeypatch.undo()
+        own.kill()
+        server.send_signal(signal.SIGCONT)
+        return await_start(process)
 
-        def kill_it() -> bool:
-            own.kill()
-            server.send_signal(signal.SIGCONT)
-            return await_start()
-
-        process.await_start = kill_it  # type: ignore[method-assign]
-        own._living = living  # type: ignore[method-assign]
-        return process
-
-    own._living = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(TrialProcess, "await_start", kill_it)
+    server.send_signal(signal.SIGSTOP)
     assert run(own, "plain").error == "the slot's process cannot be started: it was killed"
     assert run(own, "plain").state is TrialState.COMPLETE
 
