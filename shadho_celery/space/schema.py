@@ -124,20 +124,19 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         from hyperopt import hp
         from hyperopt.pyll import scope
 
-        low, high, step = self.low, self.high, self.step
-        if self.kind == "float" and not step:
-            # hyperopt refuses a range of one number.
-            high = max(high, math.nextafter(low, math.inf))
-            return hp.loguniform(label, math.log(low), math.log(high)) if self.log else hp.uniform(label, low, high)
-        if self.log:
-            return scope.int(hp.qloguniform(label, math.log(low - 0.5), math.log(high + 0.5), 1))
-        assert step is not None
-        # hyperopt's grids have a value at 0. The trial rounds other values to its own grid.
-        is_grid, ends = _is_multiple(low, step), (low - step / 2, high + step / 2)
-        if self.kind == "float":
-            return hp.quniform(label, *ends, step) if is_grid else hp.uniform(label, *ends)
-        is_grid = is_grid and step > 1
-        return scope.int(hp.quniform(label, *ends, step)) if is_grid else hp.randint(label, int(low), int(high) + 1)
+        low, high, half = self.low, self.high, (self.step or 0) / 2
+        ends = [low - half, high + half]
+        ends = [*map(math.log, ends)] if self.log else ends
+        # hyperopt refuses a range of one number, and its grids have a value at 0. The trial rounds to its own grid.
+        is_range, is_grid = ends[0] < ends[1], half > 0 and _is_multiple(low, 2 * half)
+        if self.kind == "int" and not (is_range and (self.log or (is_grid and self.step != 1))):
+            return hp.randint(label, int(low), int(high) + 1)
+        if not is_range:
+            return hp.uniform(label, low, math.nextafter(low, math.inf))
+        if not is_grid:
+            return (hp.loguniform if self.log else hp.uniform)(label, *ends)
+        node = (hp.qloguniform if self.log else hp.quniform)(label, *ends, self.step)
+        return scope.int(node) if self.kind == "int" else node
 
 
 def number(label: str, low: Any, high: Any, *, is_int: bool, step: Any = None, log: bool = False) -> Law:
