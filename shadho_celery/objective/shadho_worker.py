@@ -1,7 +1,7 @@
 """Copy of a module of the original SHADHO, for scripts that call ``shadho_worker.run(function)``.
 
-A link to this file is put in the folder of an attempt. It runs in the Python of the command, in which this package may
-not be installed.
+This file is copied to the folder of an attempt. It runs in the Python of the command, in which this package may not be
+installed.
 """
 
 from __future__ import annotations

@@ -126,8 +126,6 @@ def is_notebook() -> bool:
 
 def summary(scheduler: Scheduler) -> str:
     """Return a summary of a search's result in one line."""
-    # Imported here, because the module imports rich.
-
     study = overview_of(scheduler.study)
     best = study.best
     found = "" if best is None else f" (trial {best.number}: {one_line(given(best), MOST_VALUES)})"
