@@ -58,8 +58,8 @@ def run(command: Command, arguments: Sequence[str], params: object, context: Loc
         for number in range(context.attempt if context.is_copy else 0, context.attempt + 1):
             shutil.rmtree(attempt_folder(context.checkpoints, context.trial, number), ignore_errors=True)
         where = _prepare(own, command, params)
-        returned = _Attempt(own, where, Printed(command.loss, context), context).run(arguments)
-        _keep(command.outputs, where, context)
+        if (returned := _Attempt(own, where, Printed(command.loss, context), context).run(arguments)) is not None:
+            _keep(command.outputs, where, context)
         return returned
     except OSError as error:
         remedy = "install the program there, correct the command, or make room on the disk"
@@ -80,7 +80,8 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
         return command.folder
     # A result of an earlier run must not count.
     shutil.copy(Path(__file__).with_name(_WORKER), own)
-    for name in command.files.keys() - {VALUES, RESULT, ARCHIVE}:
+    # A module may be found in another folder than that of the study.
+    for name in {each for each in command.files if not each.startswith("../")} - {VALUES, RESULT, ARCHIVE}:
         copy = own / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(command.folder / name, copy)
@@ -93,12 +94,12 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
 def _uninterrupted() -> Iterator[None]:
     """Hold back the interrupt of the trial in the block, which obeys the flags of the context itself."""
     try:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {INTERRUPT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {INTERRUPT})
         yield
     finally:
         # The interrupt arrives now.
         with suppress(TrialTimeout, TrialStopped):
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {INTERRUPT})
 
 
 class _Attempt:
@@ -242,8 +243,6 @@ def _read_result(own: Path) -> Any:
 
 def _keep(outputs: Sequence[str], where: Path, context: LocalContext) -> None:
     """Copy the outputs of a command to its folder of checkpoints. Warn of each output that is missing."""
-    if context.stopped():
-        return
     for pattern in outputs:
         # A folder stands for all files in it, except the folder of checkpoints itself.
         found = [each for path in where.glob(pattern) for each in (path, *path.rglob("*")) if is_users(each, where)]

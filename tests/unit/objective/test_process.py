@@ -252,6 +252,21 @@ def test_an_interrupted_objective_still_waits_for_the_command(runs: Runs) -> Non
         signal.signal(signal.SIGVTALRM, before)
 
 
+def test_an_interrupt_while_interrupts_are_held_back_leaves_them_allowed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = signal.pthread_sigmask
+
+    def interrupted(how: int, mask: set[int]) -> None:
+        hold(how, mask)
+        if how == signal.SIG_BLOCK:
+            raise TrialStopped("pruned")
+
+    monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
+    assert "TrialStopped: pruned" in str(runs.run("sleep 60").error)
+    assert signal.SIGVTALRM not in hold(signal.SIG_BLOCK, ())
+
+
 def test_a_preempted_command_that_asks_gets_no_signal(runs: Runs) -> None:
     script = (
         "import sys; from shadho_celery.objective import script as sh\n"
@@ -262,7 +277,9 @@ def test_a_preempted_command_that_asks_gets_no_signal(runs: Runs) -> None:
     outcome = runs.run([sys.executable, "-c", script], preempted=lambda: runs.folder.joinpath("begun").exists())
     assert outcome.state is TrialState.CANCELLED
     assert runs.checkpoints.joinpath("saved").exists()
-    assert runs.run("sleep 60", preempted=after(0.1)).state is TrialState.CANCELLED
+    outcome = runs.run("touch begun; sleep 60", preempted=after(0.1), outputs=("begun",))
+    assert outcome.state is TrialState.CANCELLED
+    assert not runs.checkpoints.joinpath("begun").exists(), "its result does not count"
 
 
 def test_inputs_are_copied_into_a_folder_of_the_attempt(runs: Runs) -> None:
@@ -277,7 +294,10 @@ def test_inputs_are_copied_into_a_folder_of_the_attempt(runs: Runs) -> None:
     assert runs.loss("echo 4 >> data/x.csv; echo loss=$(tail -1 data/x.csv)", loss="loss", **given) == 34
     assert runs.folder.joinpath("data/x.csv").read_text() == "3", "the file of the user is unchanged"
     assert "a number after 'loss'" in runs.error("ls -a | grep secret; true", loss="loss", **given)
+    runs.folder.with_name("other.py").touch()
+    given["files"] = {**digests, "../other.py": digest_of(b"")}
     assert runs.loss(f"{sys.executable} main.py", **given) == 3
+    assert not runs.checkpoints.with_name("other.py").exists(), "nothing is written outside of the folder"
     assert runs.loss(f"{sys.executable} main.py; rm performance.json", **given) == 3, "the archive has it too"
 
 
