@@ -178,7 +178,9 @@ def files_of(command: Command) -> dict[str, Digest]:
     """
     files: dict[str, Digest] = {}
     for before, word in pairwise(("", *command.words)):
-        for name in (f"{word.replace('.', '/')}.py",) if before == "-m" else {word, word.rpartition("=")[2]}:
+        module = word.replace(".", "/")
+        names = {f"{module}.py", f"{module}/__main__.py"} if before == "-m" else {word, word.rpartition("=")[2]}
+        for name in names:
             place = PurePosixPath(name)
             path = command.folder / place
             # Unlike `Path.is_file`, this accepts a word that is too long for a path.

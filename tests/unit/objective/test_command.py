@@ -206,6 +206,7 @@ def test_the_files_of_a_command_are_those_that_it_names_what_they_import_and_its
         "other.py",
         "tool/__init__.py",
         "tool/go.py",
+        "tool/__main__.py",
         "conf.yaml",
         "a.csv",
         "b.csv",
@@ -221,6 +222,7 @@ def test_the_files_of_a_command_are_those_that_it_names_what_they_import_and_its
 
     assert files("python", "train.py", "{args}") == {"train.py", "lib.py"}
     assert files("python", "-m", "tool.go") == {"tool/__init__.py", "tool/go.py"}
+    assert files("python", "-m", "tool") == {"tool/__init__.py", "tool/__main__.py"}
     assert files("python", "./train.py", "--config=conf.yaml", "/etc/hosts", "../x") == {
         "train.py",
         "lib.py",
