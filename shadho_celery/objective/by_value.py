@@ -161,7 +161,7 @@ def kept(objective: Callable[..., Any], space: object) -> Iterator[StudyFile]:
         opened.callback(_remove, path)
         try:
             FUNCTIONS.mkdir(parents=True, exist_ok=True)
-            for left in FUNCTIONS.glob("*.pickle"):
+            for left in FUNCTIONS.glob("*.pickle*"):
                 # A program that was killed has left it.
                 if not is_locked(left, unknown=True):
                     left.unlink(missing_ok=True)
@@ -185,11 +185,7 @@ def sent(objective: Callable[..., Any], space: object) -> StudyFile:
     content = b"".join(_parts(header, pickles))
     # A run that resumes the study with other data has another file.
     name = f"{_name_of(objective)}_{digest_of(content)}.pickle"
-    data = {
-        name: content,
-        **{each: Path(code.root, each).read_bytes() for each, digest in code.files.items() if digest},
-    }
-    return StudyFile(module=name, space=space, objective=objective, code=code, data=data)
+    return StudyFile(module=name, space=space, objective=objective, code=code, data={name: content})
 
 
 def _packed(

@@ -93,13 +93,13 @@ def _read(
 def contents(code: CodeVersion) -> dict[str, bytes]:
     """Return the content of each file of `code`, by its path relative to ``code.root``.
 
-    If this process has imported a file, its content is the one that was imported. A file whose content does not have
-    its digest in `code` is left out.
+    It may be the content that this process has imported. A file whose content does not have its digest in `code` is
+    left out.
     """
     known = dict(_finder().sources.values())
     paths = {name: Path(os.path.normpath(Path(code.root, name))) for name in code.files}
-    found = {name: known.get(path) or _content(path) for name, path in paths.items()}
-    return {name: each for name, each in found.items() if each is not None and digest_of(each) == code.files[name]}
+    found = ((name, each) for name, path in paths.items() for each in (known.get(path), _content(path)))
+    return {name: each for name, each in found if each is not None and digest_of(each) == code.files[name]}
 
 
 def edited_since_import(code: CodeVersion) -> str | None:

@@ -24,7 +24,7 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import by_value, study_file
 from shadho_celery.objective.call import describe
-from shadho_celery.objective.sources import function_version
+from shadho_celery.objective.sources import contents, function_version, read_own
 
 SPACE = {"x": hp.uniform("x", 0, 1)}
 #: file name of a function in each of these tests
@@ -270,6 +270,13 @@ def test_a_function_that_is_sent_to_a_fleet_is_loaded_from_the_folder_of_shipped
     assert in_a_slot(name).objective(1, None) == 2
 
 
+def test_a_module_that_was_edited_after_its_import_is_sent_as_it_is_now() -> None:
+    function = written_program()
+    read_own(["own_helper"], Path.cwd(), are_imported=True)
+    Path("own_helper.py").write_text("def scale(x): return -x")
+    assert contents(by_value.sent(function, SPACE).code)["own_helper.py"] == b"def scale(x): return -x"
+
+
 def test_only_the_process_of_a_slot_unpickles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_value.pickle, "loads", lambda *_, **__: pytest.fail("it was unpickled"))
     with by_value.kept(lambda p: p, SPACE) as file:
@@ -332,7 +339,8 @@ def test_a_module_that_the_worker_lacks_is_named() -> None:
 
 def test_what_a_killed_program_has_left_is_removed_by_the_next_one_but_not_what_is_in_use() -> None:
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.touch()
+    for left in (FILE, FILE.with_name(".f.pickle.0123.part")):
+        left.touch()
     with by_value.kept(lambda p: p, SPACE) as first, by_value.kept(lambda p: p, SPACE) as second:
         assert first.module != second.module
         assert {path.name for path in FILE.parent.iterdir()} == {Path(first.module).name, Path(second.module).name}
