@@ -239,7 +239,7 @@ SHARED_SECONDS = 1.0
 
 
 class Shared(Generic[T]):
-    """An answer that is shared by all requests during its computation, and for SHARED_SECONDS from its beginning.
+    """An answer that is shared by all requests during its computation, and for SHARED_SECONDS after it.
 
     Use it in one event loop only.
     """
@@ -247,18 +247,23 @@ class Shared(Generic[T]):
     def __init__(self, make: Callable[[], T], threads: Executor, clock: Clock) -> None:
         """`make` is called in one of `threads`."""
         self._make, self._threads, self._clock = make, threads, clock
-        #: the latest computation, and when it began
+        #: the latest computation, and when it ended
         self._latest: Future[T] | None = None
-        self._began = -math.inf
+        self._ended = -math.inf
 
     async def get(self) -> T:
         """Return the answer. Raises what `make` raises."""
-        latest, now = self._latest, self._clock.now()
-        if latest is None or (latest.done() and now - self._began >= SHARED_SECONDS):
-            latest, self._began = self._threads.submit(self._make), now
-            self._latest = latest
+        latest = self._latest
+        if latest is None or (latest.done() and self._clock.now() - self._ended >= SHARED_SECONDS):
+            latest = self._latest = self._threads.submit(self._compute)
         # `shield` lets other requests wait even if this one is cancelled.
         return await asyncio.shield(asyncio.wrap_future(latest))
+
+    def _compute(self) -> T:
+        try:
+            return self._make()
+        finally:
+            self._ended = self._clock.now()
 
     def forget(self) -> None:
         """Compute a new answer for the next request."""

@@ -356,6 +356,7 @@ def test_many_requests_share_one_question_to_a_silent_fleet_and_others_do_not_wa
             assert await asyncio.to_thread(slow.called.wait, 60)
             waiting[0].cancel()
             assert (await client.get("/api/studies")).json()["studies"]
+            rig.clock.sleep(cache.SHARED_SECONDS)
             slow.go.set()
             found = [each.json() for each in await asyncio.gather(*waiting[1:])]
             assert found == [{"places": [{"folder": "here"}]}] * (count - 1)
