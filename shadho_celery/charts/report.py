@@ -482,6 +482,6 @@ def study_html(study: StudyResults) -> str:
     """Return a study's summary and its best trials as HTML without scripts."""
     data = StudyData(study)
     report = data.report
-    said = f"{report.best_words}; {report.counts_words}; they ran for {took(report.active_seconds)}"
+    said = f"{report.best_words}; {report.counts_words}; trials ran for {took(report.active_seconds)}"
     line = element("p", element("strong", one_line(study.name)), f": {one_line(said, 500)}")
     return str(joined([line, best_trials(data)]))

@@ -5,6 +5,7 @@ The user's function is called as `on_trial(study, trial)` after each trial.
 
 from __future__ import annotations
 
+import math
 import shutil
 import socket
 import time
@@ -14,15 +15,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
-from shadho_celery.core.checks import accepts, guess, one_line, short
+from shadho_celery.core.checks import accepts, guess, one_line, plain, short
+from shadho_celery.core.columns import names
 from shadho_celery.core.failures import Failures
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
-from shadho_celery.core.trial import COUNTED, MAX_COUNT, Report, Trial, TrialState
+from shadho_celery.core.trial import COUNTED, MAX_COUNT, MAX_LEVELS, Report, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StudyLocked, UsageError
 from shadho_celery.results.frame import make_frame, write_csv
-from shadho_celery.results.report import Recorded, StudyFacts, StudyReport, report_of, state_at_rest
+from shadho_celery.results.report import Ended, Recorded, Run, StudyFacts, StudyReport, report_of, state_at_rest
 from shadho_celery.results.trial import Records, TrialResult, TrialResults, Values
 from shadho_celery.space.space import Space
 from shadho_celery.store.base import StudyRecord, holder_name
@@ -32,16 +34,6 @@ from shadho_celery.study.table import RungSummary
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-import math
-
-from msgspec import to_builtins
-
-from shadho_celery.core.checks import plain
-from shadho_celery.core.columns import names
-from shadho_celery.core.trial import MAX_LEVELS
-from shadho_celery.results.report import Ended, Run
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
