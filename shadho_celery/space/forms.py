@@ -106,7 +106,7 @@ def form_of(text: str) -> dict[str, Any]:
 def _plain(text: str) -> Any:
     """Return a finite number or a truth value if a text is one, else the text itself."""
     for kind in (int, float):
-        with suppress(ValueError):
+        with suppress(ArithmeticError, ValueError):
             if math.isfinite(value := kind(text)):
                 return value
     return {"true": True, "false": False}.get(text, text)

@@ -21,6 +21,7 @@ from shadho_celery.objective.sources import contents
 from shadho_celery.objective.study_file import cores_per_trial, literal_settings, load, module_name, read_sources
 from shadho_celery.objective.toml_study import write_command
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.forms import form_of
 
 STUDY = """
 command = ["python", "train.py", "{args}"]
@@ -257,6 +258,10 @@ def test_a_command_with_domains_is_the_same_study_as_the_toml_that_is_written_fo
     names = {"bash -x ./run.sh {x:int:1:2}": "run", "./go {x:int:1:2}": "go", "python -m a.b {x:int:1:2}": "a-b"}
     for command, stem in names.items():
         assert Path(write_command(command.split())).stem == stem
+
+
+def test_digits_that_are_too_many_for_a_number_are_a_text() -> None:
+    assert form_of(f"choice:{'9' * 400}") == {"choice": ["9" * 400]}
 
 
 def test_the_documented_commands_of_other_environments_are_studies(folder: Path) -> None:
