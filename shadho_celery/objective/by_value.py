@@ -35,7 +35,7 @@ from shadho_celery.core.system import load_hyperopt_late
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import wants_context
-from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, file_of, within
+from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, file_of, path_of, within
 
 #: files of the functions that embedded workers run
 FUNCTIONS = Path(".shadho/functions")
@@ -76,7 +76,7 @@ class ByValue:
         """Unpickle the function in the process of a slot. Raises UsageError elsewhere."""
         if os.environ.get(WITHIN) != IN_A_TRIAL:
             raise UsageError(f"{name} is a function of a program, and only the program itself can run its study")
-        header, (pickled_space, *_) = _opened(path := _path_of(name))
+        header, (pickled_space, *_) = _opened(path := path_of(name))
         if header.python != PYTHON:
             raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {PYTHON}")
         # Read before the import of the modules, which then use these sources.
@@ -105,17 +105,10 @@ class ByValue:
 
     def version(self, name: str) -> CodeVersion:
         with suppress(UsageError):
-            header, _ = _opened(path := _path_of(name))
+            header, _ = _opened(path := path_of(name))
             root = path.parents[len(PurePosixPath(name).parts) - 1]
             return replace(sources.read_own(header.modules, root, are_imported=True), function=header.function)
         return CodeVersion()
-
-
-def _path_of(name: str) -> Path:
-    """Return the absolute path of the file of a function. Raises UsageError if there is none."""
-    if (path := file_of(name)) is None:
-        raise UsageError(f"there is no file {name} here; its program has ended")
-    return path.absolute()
 
 
 def _opened(path: Path) -> tuple[Header, list[memoryview]]:

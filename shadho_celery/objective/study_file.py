@@ -124,6 +124,14 @@ def file_of(name: str) -> Path | None:
     return next((path for folder in folders if (path := folder / name).is_file()), None)
 
 
+def path_of(name: str) -> Path:
+    """Return the absolute path as `file_of` does. Raises UsageError, with a similar name, if there is no file."""
+    if (found := file_of(name)) is None:
+        known = [str(each) for each in islice(Path(name).parent.glob(f"*{Path(name).suffix}"), MOST_FILES)]
+        raise UsageError(f"there is no file {name} here; {similar(name, known)}run from the folder that holds it")
+    return found.absolute()
+
+
 def load(module: str) -> StudyFile:
     """Import a study file and check it. If it is not valid, raises UsageError with cause and remedy."""
     if form := form_of(name := module_name(module)):
@@ -222,8 +230,7 @@ def check_modules(names: Iterable[str]) -> None:
     """Raise UsageError for a study that does not exist. Nothing is imported; a worker reports an import that fails."""
     for name in map(module_name, names):
         if form_of(name):
-            if file_of(name) is None:
-                raise no_file(name)
+            path_of(name)
             continue
         _refuse_no_module(name)
         if not _exists(name):
@@ -251,13 +258,6 @@ def no_module(name: str) -> UsageError:
         f"there is no module {name} here; {similar(name, sorted(known))}run from the folder that holds it, or set "
         "PYTHONPATH"
     )
-
-
-def no_file(name: str) -> UsageError:
-    """Return the error for a study in another form whose file does not exist, with a similar one in its folder."""
-    path = Path(name)
-    known = [str(each) for each in islice(path.parent.glob(f"*{path.suffix}"), MOST_FILES)]
-    return UsageError(f"there is no file {name} here; {similar(name, known)}run from the folder that holds it")
 
 
 @contextmanager

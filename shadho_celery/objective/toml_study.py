@@ -38,11 +38,9 @@ class TomlStudy:
     def load(self, name: str) -> StudyFile:
         if not re.match(MODULE_NAME, name):
             raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
-        if (path := study_file.file_of(name)) is None:
-            raise study_file.no_file(name)
         # The user has not written the file of a command, and does not know its name.
         shown = "the command after --" if Path(name).is_relative_to(COMMANDS) else name
-        given, space = read_toml(path, shown, _read)
+        given, space = read_toml(study_file.path_of(name), shown, _read)
         stated = study_file.checked(name, given)
         return study_file.with_command(
             StudyFile(module=name, space=space, objective=None, stated=stated, code=self.version(name))
