@@ -25,7 +25,6 @@ from shadho_celery.core.trial import Params
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.objective.script import REPORTS, STOP, WATCHED
 
 if TYPE_CHECKING:
     from shadho_celery.space.space import Space
@@ -190,10 +189,7 @@ def files_of(command: Command) -> dict[str, Digest]:
                 files |= sources.read(".".join(place.with_suffix("").parts), str(path)).files
             elif path.stat().st_size <= MAX_INPUTS:
                 files[place.as_posix()] = digest_of(path.read_bytes())
-    files |= _inputs(command)
-    if ours := files.keys() & {REPORTS, STOP, WATCHED}:
-        raise UsageError(f"{min(ours)} is the name of a file that each attempt gets; rename yours")
-    return files
+    return files | _inputs(command)
 
 
 def _inputs(command: Command) -> dict[str, Digest]:

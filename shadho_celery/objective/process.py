@@ -42,6 +42,8 @@ _READ, _READS = 1 << 16, 16
 
 #: values of a trial and its result, as the original SHADHO names them, and the archive that may hold the result
 VALUES, RESULT, ARCHIVE = "hyperparameters.json", "performance.json", "out.tar.gz"
+#: files of an attempt, which are no copies
+_OWN = {VALUES, RESULT, ARCHIVE, REPORTS, STOP, WATCHED}
 #: module of the original SHADHO that runs a function, and its copy here
 _WORKER = "shadho_worker.py"
 
@@ -81,7 +83,7 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
     # A result of an earlier run must not count.
     shutil.copy(Path(__file__).with_name(_WORKER), own)
     # A module may be found in another folder than that of the study.
-    for name in {each for each in command.files if not each.startswith("../")} - {VALUES, RESULT, ARCHIVE}:
+    for name in {each for each in command.files if not each.startswith("../")} - _OWN:
         copy = own / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(command.folder / name, copy)

@@ -285,9 +285,10 @@ def test_a_preempted_command_that_asks_gets_no_signal(runs: Runs) -> None:
 def test_inputs_are_copied_into_a_folder_of_the_attempt(runs: Runs) -> None:
     runs.folder.joinpath("data").mkdir()
     files = {"data/x.csv": "3", "main.py": "import shadho_worker, os; shadho_worker.run(lambda p: float(p['x']))"}
-    for name, content in {**files, "performance.json": "9", "secret": ""}.items():
+    files |= {"performance.json": "9", "SHADHO_REPORTS": '{"loss": 9}'}
+    for name, content in {**files, "secret": ""}.items():
         runs.folder.joinpath(name).write_text(content)
-    digests = {name: digest_of(content.encode()) for name, content in {**files, "performance.json": "9"}.items()}
+    digests = {name: digest_of(content.encode()) for name, content in files.items()}
     given: dict[str, Any] = {"inputs": ("data/*",), "files": digests, "params": {"x": 3}}
     assert runs.loss("cat hyperparameters.json; echo loss=$(cat data/x.csv)", loss="loss", **given) == 3
     runs.folder.joinpath("data/x.csv").chmod(0o555)
