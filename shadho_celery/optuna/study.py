@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,7 +15,7 @@ from shadho_celery.core.hardware import usable_cores
 from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.core.trial import COUNTED, Outcome
 from shadho_celery.core.trial import TrialState as State
-from shadho_celery.errors import StudyLocked, UsageError
+from shadho_celery.errors import StudyLocked, StudyNotFound, UsageError
 from shadho_celery.objective.result import read_metrics
 from shadho_celery.objective.suggest import Trial, is_pruning, read_losses
 from shadho_celery.optuna.trial import FrozenTrial, TrialState, frozen
@@ -70,7 +68,10 @@ def create_study(
 
 def load_study(*, study_name: str, storage: str, sampler: Mapping[str, Any] | None = None, pruner: Any = None) -> Study:
     """Return a recorded study. Only its first change takes its lock, so a study that runs can be read."""
-    return Study(recorded.load_study(storage, study_name), storage, {**_chosen(sampler, pruner), "seed": None})
+    found = recorded.load_study(storage, study_name)
+    if found.name != study_name:
+        raise StudyNotFound(f"there is no study named {study_name!r}; did you mean {found.name!r}?")
+    return Study(found, storage, {**_chosen(sampler, pruner), "seed": None})
 
 
 class MaxTrialsCallback:
@@ -130,7 +131,7 @@ class Study:
 
         def on_trial(running: Any, trial: TrialResult) -> None:
             if n_jobs != 1 and trial.state == State.FAILED and not _is_caught(trial.error, caught):
-                raised.append(_error_of(trial, getattr(func, "__globals__", {})))
+                raised.append(RuntimeError(f"trial {trial.number} has failed: {trial.error}"))
             try:
                 for callback in callbacks or ():
                     callback(self, *self._frozen([trial]))
@@ -159,7 +160,7 @@ class Study:
         finally:
             self._is_stopping = None
         if raised:
-            raise raised[-1]
+            raise raised[0]
 
     def stop(self) -> None:
         """End `optimize` after this trial. To be called by its objective or a callback."""
@@ -182,8 +183,10 @@ class Study:
         state: TrialState | None = None,
     ) -> FrozenTrial:
         """Record the result of a trial that `ask` has returned: its values, or the state PRUNED or FAIL."""
-        study, number = self._open(), trial if isinstance(trial, int) else trial.number
-        if (asked := study.asking.get(number)) is None:
+        study = self._open()
+        asked = study.asking.get(trial) if isinstance(trial, int) else trial
+        if asked is None or asked not in study.asking.values():
+            number = trial if isinstance(trial, int) else trial.number
             raise UsageError(f"trial {number} was not asked for here, or has its result already")
         return self._frozen([study.tell(asked, _told(state or TrialState.COMPLETE, values))])[0]
 
@@ -283,32 +286,15 @@ def _told(state: Any, values: Any) -> Any:
     return failed if state.name == "FAIL" or values is None else values
 
 
-def _error_of(trial: TrialResult, names: Mapping[str, Any]) -> Exception:
-    """Return the exception of a trial of another process, whose class is Python's own or in `names`.
-
-    It is a RuntimeError if there is no such class, or if it needs other arguments than a text.
-    """
-    name, _, message = headline(trial.error).partition(": ")
-    failed = RuntimeError(f"trial {trial.number} has failed: {trial.error}")
-    kind = {**vars(builtins), **names}.get(name.rpartition(".")[2])
-    with suppress(TypeError):
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            found = kind(message)
-            found.__cause__ = failed
-            return found
-    return failed
-
-
 def _is_caught(error: str | None, caught: tuple[type[Exception], ...]) -> bool:
-    """Return whether a trial of another process failed without an exception, or with one of these.
-
-    The exception is known by its name only. One that is not Python's own counts as an Exception.
-    """
-    if TRACEBACK not in (error or ""):
+    """Return whether a trial of another process failed without an exception, or with one of these by its name."""
+    if not error or not (TRACEBACK in error or error.startswith("...")):
         return True
+    kinds = [*caught]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
     name = headline(error).partition(":")[0].rpartition(".")[2]
-    kind = getattr(builtins, name, Exception)
-    return name in {each.__name__ for each in caught} or (isinstance(kind, type) and issubclass(kind, caught))
+    return Exception in caught or name in {kind.__name__ for kind in kinds}
 
 
 def _opened_study(url: str, name: str | None, **settings: Any) -> program.Study:
