@@ -821,6 +821,13 @@ def test_a_reader_changes_nothing(shared_url: str) -> None:
         with pytest.raises((StoreError, sa.exc.InternalError)):
             reader.create(record("k2"))
         assert [found.key for found in reader.records()] == ["k1"]
+        assert not reader.is_in_memory
+
+
+def test_a_server_without_the_name_of_a_database_is_not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqlStore, "_create_tables", lambda store: None)
+    assert not SqlStore("postgresql://user@localhost").is_in_memory
+    assert all(SqlStore(url).is_in_memory for url in ("sqlite://", "sqlite:///:memory:"))
 
 
 def test_the_trials_that_teach_a_study_are_kept_apart_from_its_own_and_deleted_with_it(store: SqlStore) -> None:
