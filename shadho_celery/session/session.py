@@ -360,7 +360,8 @@ class Session:
         waiting = len(self.study.pending())
         also = f", beside {counted(waiting, 'waiting trial')}" if waiting else ""
         self._say(f"running the params of {numbers} again" if found else f"no failed trial is left to run again{also}")
-        settings, least = self.plan.settings, self.study.counted + waiting + len(found)
+        settings = self.plan.settings
+        least = self.study.counted + waiting + len(found) + len(self.options.points)
         if "trials" not in self.options.given and settings.trials is not None and settings.trials < least:
             self.plan = self.plan.with_settings(replace(settings, trials=least))
             self.opened = dataclasses.replace(self.opened, plan=self.plan)
@@ -468,7 +469,7 @@ class Session:
         self._forget(at_end=True)
         self.executor.look()
         self.steering.turn(self._say)
-        if self.embedded is not None and self.study.best is not None and self.options.store == "sqlite://":
+        if self.embedded is not None and self.study.best is not None and self.opened.store.is_in_memory:
             self.embedded.remove()
         is_wanted = self._signals.noted or self.steering.has_stopped
         return 0 if self.study.best is not None or is_wanted else NoSuccessfulTrial.exit_code

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from hyperopt import hp
 
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import Failures
@@ -23,6 +24,8 @@ from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.objective.call import describe
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.objective.study_file import refuse_nested, within
+from shadho_celery.scheduler.plan import Plan
+from shadho_celery.session.opening import Opening, Request
 from shadho_celery.session.session import (
     GIVE_UP_SECONDS,
     LOOK_SECONDS,
@@ -33,6 +36,7 @@ from shadho_celery.session.session import (
     Session,
     Watch,
 )
+from shadho_celery.space.compile import compile_space
 from shadho_celery.study.state import Limits
 
 
@@ -102,11 +106,26 @@ def test_the_remedy_for_no_worker_names_a_class_that_this_run_has_had() -> None:
 def test_a_retry_without_failed_trials_says_that_others_wait() -> None:
     said: list[str] = []
     study = SimpleNamespace(history=list, pending=lambda: [Trial(number=8, subspace="s", params={})], counted=8)
-    plan, options = SimpleNamespace(settings=StudySettings(trials=9)), SimpleNamespace(retry_failed=True, given={})
+    plan, options = (
+        SimpleNamespace(settings=StudySettings(trials=9)),
+        SimpleNamespace(retry_failed=True, given={}, points=()),
+    )
     parts: dict[str, Any] = {"options": options, "study": study, "plan": plan, "_say": said.append}
     study.schema = None
     assert Session._to_retry(SimpleNamespace(**parts)) == []  # type: ignore[arg-type]
     assert said == ["no failed trial is left to run again, beside 1 waiting trial"]
+
+
+def test_known_points_count_in_the_limit_that_a_retry_raises() -> None:
+    failed = [Trial(number=number, subspace="s", params={"x": number}, state=TrialState.FAILED) for number in range(2)]
+    study = SimpleNamespace(history=lambda: [(failed, {})], pending=list, counted=2, schema=None)
+    plan = Plan.of(compile_space(hp.uniform("x", 0, 9)), StudySettings(trials=2))
+    options = SimpleNamespace(retry_failed=True, given={}, points=[{"x": 5}])
+    opened = Opening(Request(space=hp.uniform("x", 0, 9), limits=plan.limits, store="sqlite://")).open()
+    session: Any = SimpleNamespace(options=options, study=study, plan=plan, opened=opened, _say=lambda line: None)
+    assert Session._to_retry(session) == [{"x": 0}, {"x": 1}]
+    assert session.plan.limits.trials == 5
+    opened.close()
 
 
 def test_it_is_said_where_trials_go_as_the_last_resort() -> None:
