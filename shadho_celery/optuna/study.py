@@ -92,6 +92,8 @@ class Study:
     def __init__(self, found: StudyResults, url: str, chosen: Mapping[str, Any]) -> None:
         """`found` is open, or recorded and opened at the first change, with the `chosen` sampler and pruner."""
         self._found, self._url, self._chosen = found, url, chosen
+        #: by number: trials that `ask` has returned
+        self._asked: dict[int, Trial] = {}
         #: True once `stop` was called; None while `optimize` is not running
         self._is_stopping: bool | None = None
 
@@ -171,7 +173,7 @@ class Study:
     def ask(self, fixed_distributions: Mapping[str, Any] | None = None) -> Trial:
         """Return the next trial, which has asked for the labels of `fixed_distributions` already."""
         trial: Trial = self._open().ask()
-        trial.study = self
+        trial.study, self._asked[trial.number] = self, trial
         for label, each in (fixed_distributions or {}).items():
             trial.suggest(label, law_of(label, each))
         return trial
@@ -183,12 +185,9 @@ class Study:
         state: TrialState | None = None,
     ) -> FrozenTrial:
         """Record the result of a trial that `ask` has returned: its values, or the state PRUNED or FAIL."""
-        study = self._open()
-        asked = study.asking.get(trial) if isinstance(trial, int) else trial
-        if asked is None or asked not in study.asking.values():
-            number = trial if isinstance(trial, int) else trial.number
-            raise UsageError(f"trial {number} was not asked for here, or has its result already")
-        return self._frozen([study.tell(asked, _told(state or TrialState.COMPLETE, values))])[0]
+        if (asked := self._asked.get(trial) if isinstance(trial, int) else trial) is None:
+            raise UsageError(f"trial {trial} was not asked for here")
+        return self._frozen([self._open().tell(asked, _told(state or TrialState.COMPLETE, values))])[0]
 
     @refuse_unknown
     def enqueue_trial(

@@ -136,8 +136,8 @@ class Study(ShownStudy):
         self._opened = opened = opening.open()
         self._study, self._plan = opened.study, opened.plan
         super().__init__(opened.store, self._study.record, opened.space)
-        #: by number: trials that `ask` has returned and that have no result
-        self.asking: dict[int, Trial] = {}
+        #: by number: contexts of the trials that `ask` has returned and that have no result
+        self._contexts: dict[int, LocalContext] = {}
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
         #: scheduler for `ask` and `tell`, created at the first `ask`
@@ -209,7 +209,7 @@ class Study(ShownStudy):
         with self._changing():
             attempt = self._ask()
             number = attempt.number
-            context = LocalContext(
+            context = self._contexts[number] = LocalContext(
                 study=self.name,
                 trial=number,
                 seed=attempt.seed,
@@ -219,10 +219,8 @@ class Study(ShownStudy):
                 on_report=partial(self._report, number),
                 stopped=lambda: number not in self._by_hand.fetched,
             )
-            self.asking[number] = trial = Trial(context, attempt.params)
             if self._study.schema is not None:
-                return trial
-            context.asked = None
+                return Trial(context, attempt.params)
         return AskedTrial(
             number=number,
             params=dict(attempt.params),
@@ -261,7 +259,7 @@ class Study(ShownStudy):
             if number not in self._by_hand.fetched:
                 return True
             try:
-                self.asking[number].context.report(step, loss)
+                self._contexts[number].report(step, loss)
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from None
             return number not in self._by_hand.fetched
@@ -276,7 +274,7 @@ class Study(ShownStudy):
                 self._turn()
 
     def tell(
-        self, trial: AskedTrial | Trial | int, result: Any = _NOTHING, *, error: BaseException | str | None = None
+        self, trial: AskedTrial | Trial, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
         """Record the result of a trial that `ask` has returned. Return the recorded trial.
 
@@ -292,9 +290,9 @@ class Study(ShownStudy):
                     result = _NOTHING
                 if (result is _NOTHING) == (error is None):
                     raise UsageError(f"tell trial {number} either a result or an error")
-                self._by_hand.bring(number, with_notes(self._outcome(result, error), self.asking[number].context))
+                self._by_hand.bring(number, with_notes(self._outcome(result, error), self._contexts[number]))
                 self._turn()
-            self.asking.pop(number, None)
+            self._contexts.pop(number, None)
             return self.trial(number)
 
     def _turn(self) -> None:
@@ -303,10 +301,7 @@ class Study(ShownStudy):
         self._grow()
 
     def _grow(self) -> bool:
-        """If the space has grown, continue in the space of the labels for which trials have asked so far.
-
-        Returns whether it was possible.
-        """
+        """Continue in the grown space, if there is one and the store can be reached. Return whether this was done."""
         if not self._study.has_grown:
             return False
         self._opened = self._opened.grown()
@@ -478,7 +473,12 @@ class Study(ShownStudy):
         """Return the number of a trial that has no result yet, or was pruned. Raises UsageError for any other trial."""
         if not isinstance(trial, AskedTrial | Trial):
             raise UsageError(f"tell and report take a trial that ask has returned, not {short(trial, 60)}")
-        if (trial.context.study != self.name) if isinstance(trial, Trial) else (trial.study != self.key):
+        is_own = trial.study == self.key
+        if isinstance(trial, Trial):
+            is_own = (
+                trial.context.study == self.name and self._contexts.get(trial.number, trial.context) is trial.context
+            )
+        if not is_own:
             raise UsageError(f"trial {trial.number} is one of another study, not of {self.name!r}")
         if trial.number not in self._by_hand.fetched:
             known = self._study.trial(trial.number)

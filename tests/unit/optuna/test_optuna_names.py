@@ -138,10 +138,12 @@ def test_trials_are_asked_for_and_told() -> None:
     assert study.trials[3].state is TrialState.RUNNING
     with pytest.raises(UsageError, match="has its result already"):
         study.tell(two, 3.0)
-    other = here.create_study()
+    other = here.create_study(study_name=study.study_name)
     others = [other.ask() for _ in range(4)]
-    with pytest.raises(UsageError, match="trial 3 was not asked for here"):
+    with pytest.raises(UsageError, match="trial 3 is one of another study"):
         study.tell(others[3], 1.0)
+    with pytest.raises(UsageError, match="trial 4 was not asked for here"):
+        study.tell(4, 1.0)
     study.tell(four, 0.75)
     assert study.best_value == 0.75
 
