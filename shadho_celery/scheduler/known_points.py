@@ -18,7 +18,7 @@ from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.scheduler.executors import HOST, INLINE_CLASS
 from shadho_celery.scheduler.plan import Plan
-from shadho_celery.scheduler.proposals import learns_whole, make_samplers, tell_samplers, trial_seed
+from shadho_celery.scheduler.proposals import ADDED, ENQUEUED, learns_whole, make_samplers, tell_samplers, trial_seed
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.points import complete, fill
 from shadho_celery.space.schema import Schema
@@ -30,9 +30,6 @@ PROPOSALS, MOST_PROPOSALS = 8, 64
 
 #: numbers that are mixed into the study's seed: for draws of missing labels, and for the sampler's proposals
 _STREAM, _PROPOSAL_STREAM = 0x6E, 0x6F
-
-#: sampler of an enqueued trial
-ENQUEUED = "enqueued"
 
 #: name of a subspace, and params in it
 Found = tuple[str, Params]
@@ -105,7 +102,7 @@ def add_finished(
     if study.schema is not None:
         # Their labels come with the outcomes.
         found = [(name, {}) for name, _ in found]
-    for trial, outcome in zip(_add(study, plan, found, "added"), outcomes, strict=True):
+    for trial, outcome in zip(_add(study, plan, found, ADDED), outcomes, strict=True):
         sent = study.send(trial, INLINE_CLASS)
         which: dict[str, Any] = {"number": sent.number, "attempt": sent.attempt, "at": study.clock.wall()}
         for step, loss in (reports or {}).items():

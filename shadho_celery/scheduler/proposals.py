@@ -34,6 +34,9 @@ from shadho_celery.study.state import Limits, StudyState
 
 P = TypeVar("P")
 
+#: samplers of the trials whose params a user has given: to be run, and with a result from elsewhere
+ENQUEUED, ADDED = "enqueued", "added"
+
 #: maximum number of draws for a slot until a trial fits the slot's class
 DRAWS = 20
 
@@ -141,7 +144,7 @@ class Proposals:
 
     def _was_ahead(self, trial: Trial) -> bool:
         """Return whether a waiting trial of an earlier run was drawn ahead, so that the policy should place it."""
-        is_drawn = trial.sampler not in {None, "enqueued", "added"}
+        is_drawn = trial.sampler not in {None, ENQUEUED, ADDED}
         return is_drawn and not trial.attempt and trial.origin is None and trial.subspace in self._index
 
     def deal(self, subspace: str) -> None:

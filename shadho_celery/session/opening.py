@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -130,7 +129,7 @@ class Opening:
             self.plan = Plan.of(space, settle(request, {}, {}), request.limits)
         except UsageError as error:
             # The message begins with the name of the setting.
-            if re.split(r"\W", str(error))[0] not in request.stated.keys() - request.given.keys():
+            if not str(error).startswith(tuple(request.stated.keys() - request.given.keys())):
                 raise
             raise UsageError(f"{request.module}: {error}") from None
         self.plan.check_sampler()
@@ -171,6 +170,8 @@ class Opening:
                 warm_start=() if warm_start is None else warm_start.trials,
                 **kept,
             )
+            if schema is not None:
+                study.warm_start = lessons(plan, study)
             opened.pop_all()
         before = {} if earlier is None else earlier.in_force
         return OpenStudy(
@@ -194,12 +195,6 @@ class OpenStudy:
     warm_start: WarmStart | None
     #: lines about settings that differ from the previous run
     changes: Sequence[str]
-
-    def __post_init__(self) -> None:
-        if self.study.schema is not None:
-            # The subspaces have changed since these trials were recorded.
-            learned = self.study.warm_start
-            self.study.warm_start = [replace(each, subspace=place(self.plan, each)) for each in learned]
 
     def scheduler(
         self,
@@ -239,6 +234,7 @@ class OpenStudy:
             # The caller tries again once the store can be reached.
             study.wait_for_store(error)
             return self
+        study.warm_start = lessons(plan, study)
         study.reshape(dataclasses.replace(study.record, space=space, tree=tree), trials)
         return dataclasses.replace(self, plan=plan)
 
@@ -279,6 +275,11 @@ def place(plan: Plan, trial: Trial) -> str:
     """Return the subspace of a trial. A trial that failed early may lack a choice, and gets the first subspace."""
     fitting = [each.name for each in plan.subspaces if each.contains(trial.params)]
     return next(iter(fitting), plan.subspaces[0].name)
+
+
+def lessons(plan: Plan, study: StudyState) -> list[Trial]:
+    """Return the trials of earlier studies from which a study learns, in the subspaces of the present space."""
+    return [replace(each, subspace=place(plan, each)) for each in study.warm_start]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:
