@@ -53,7 +53,7 @@ class Executor(Protocol):
         """
 
     def renew_lock(self) -> None:
-        """Keep the scheduler's lock on the study while `poll` is not called. Call this every few seconds."""
+        """Renew the scheduler's lock on the study. Call this every few seconds while `poll` is not called."""
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         """Take back the attempts of these trials that no worker has claimed. They become Lost, unclaimed.

@@ -355,7 +355,7 @@ class Scheduler:
 
         It depends on the limit on trials, on the limit `at_once`, and on whether the samplers have more params.
         """
-        most = min(self._may_send(), self._free_at_once)
+        most = min(self._trials_to_send(), self._free_at_once)
         return min(most, self.study.count(TrialState.WAITING)) if self.proposals.is_exhausted else most
 
     @property
@@ -521,7 +521,7 @@ class Scheduler:
         """
         # Near the end of the study, or if `at_once` allows no more trials than slots, no trial waits in a queue. It
         # goes to the first slot that becomes free in any class.
-        most = min(self._may_send(), self.limits.at_once or math.inf, self.proposals.rounds.present.left)
+        most = min(self._trials_to_send(), self.limits.at_once or math.inf, self.proposals.rounds.present.left)
         near_end = most <= self.proposals.slots
         # Before its first success, a study sends few trials, because all of them may fail.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
@@ -531,7 +531,7 @@ class Scheduler:
             for compute_class in takers:
                 ahead = 0 if is_shallow else min(compute_class.ahead, self.proposals.most_ahead)
                 trial = None
-                if min(self._may_send(), self._free_at_once) > 0:
+                if min(self._trials_to_send(), self._free_at_once) > 0:
                     trial = self._next_trial(compute_class) if self._free_slots(compute_class, ahead) > 0 else None
                     trial = trial or (None if self.cheapest is None else self._trial_for_unused_class(compute_class))
                 if trial is None:
@@ -567,7 +567,7 @@ class Scheduler:
         waiting = self.study.next_waiting(lambda trial: trial.number not in last and may_take(trial))
         if waiting is None and compute_class.key not in self._reservations.reserved:
             excess = partial(self._widths.excess, compute_class=compute_class) if self.cost_model.widths else None
-            waiting = self.proposals.ask(compute_class, self._fits, self._may_send(), excess)
+            waiting = self.proposals.ask(compute_class, self._fits, self._trials_to_send(), excess)
         return waiting or (self.study.next_waiting(may_take) if last else None)
 
     @property
@@ -672,7 +672,7 @@ class Scheduler:
         failed_on = {*trial.failed_on}
         return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
 
-    def _may_send(self) -> float:
+    def _trials_to_send(self) -> float:
         """Return the number of trials that may still be sent; 0 while the study is paused or stopping."""
         return 0 if self.stopping or self.paused else self.trials_left
 

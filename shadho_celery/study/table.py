@@ -156,7 +156,7 @@ _OF_OUTCOME = [name for name in PACKED if name not in Trial.__struct_fields__]
 _STATES = tuple(TrialState)
 #: by number in a column: the value of a flag
 _FLAGS = {-1: None, 0: False, 1: True}
-_CODE_OF = {state: index for index, state in enumerate(_STATES)}
+_INDEX_OF = {state: index for index, state in enumerate(_STATES)}
 _Table = NDArray[np.void]
 
 
@@ -355,8 +355,8 @@ class FinishedTrials:
         trials. The second one has the named losses, shape (trials, losses).
         """
         table = self._table()
-        ended = np.cumsum(table["state"] != _CODE_OF[TrialState.CANCELLED])
-        is_feasible = (table["state"] == _CODE_OF[TrialState.COMPLETE]) & (table["violation"] == 0)
+        ended = np.cumsum(table["state"] != _INDEX_OF[TrialState.CANCELLED])
+        is_feasible = (table["state"] == _INDEX_OF[TrialState.COMPLETE]) & (table["violation"] == 0)
         known = zip(ended[is_feasible].tolist(), table["number"][is_feasible].tolist(), strict=True)
         found = [(at, losses) for at, number in known if (losses := self._numbers.get(number, ({}, {}))[0])]
         values = np.array([[losses[name] for name in names] for _, losses in found], float)
@@ -421,10 +421,10 @@ class FinishedTrials:
         Cancelled trials are left out.
         """
         table = self._table()
-        table = table[(table["rung"] >= 0) & (table["state"] != _CODE_OF[TrialState.CANCELLED])]
+        table = table[(table["rung"] >= 0) & (table["state"] != _INDEX_OF[TrialState.CANCELLED])]
         if not len(table):
             return []
-        is_ranked = (table["state"] == _CODE_OF[TrialState.COMPLETE]) & (table["violation"] == 0)
+        is_ranked = (table["state"] == _INDEX_OF[TrialState.COMPLETE]) & (table["violation"] == 0)
         losses = np.where(is_ranked, table["loss"], np.nan)
         return [
             RungSummary(
@@ -443,7 +443,7 @@ class FinishedTrials:
         for index in _named(table["compute_class"]):
             mine = table[table["compute_class"] == index]
             counts = Counter(_STATES[state] for state in mine["state"].tolist())
-            seconds = mine["seconds"][(mine["state"] == _CODE_OF[TrialState.COMPLETE]) & ~np.isnan(mine["seconds"])]
+            seconds = mine["seconds"][(mine["state"] == _INDEX_OF[TrialState.COMPLETE]) & ~np.isnan(mine["seconds"])]
             found[str(self._names[index])] = OnClass(
                 complete=counts[TrialState.COMPLETE],
                 pruned=counts[TrialState.PRUNED],
@@ -508,7 +508,7 @@ class FinishedTrials:
             self._wide[one.number] = one.slots
         self._rows += _ROW.pack(
             *[none if value is None else value for value, none in zip(numbers_of(trial), _NONES, strict=True)],
-            _CODE_OF[one.state],
+            _INDEX_OF[one.state],
             *map(self._index_of, names_of(trial)),
             violation_of(constraints) if constraints else 0.0,
             ended.warning is not None,
@@ -528,9 +528,9 @@ class FinishedTrials:
             self.counts.add(one, count)
             self.counts.add_placed(one, count)
         is_timed = (table["compute_class"] > 0) & ~np.isnan(table["seconds"])
-        timed = table[is_timed & (table["state"] != _CODE_OF[TrialState.CANCELLED])]
+        timed = table[is_timed & (table["state"] != _INDEX_OF[TrialState.CANCELLED])]
         pairs, indexes = np.unique(timed[["subspace", "compute_class"]], return_inverse=True)
-        is_complete = timed["state"] == _CODE_OF[TrialState.COMPLETE]
+        is_complete = timed["state"] == _INDEX_OF[TrialState.COMPLETE]
         slots = [self._wide.get(number, 1) for number in timed["number"].tolist()] if self._wide else 1
         summed = (is_complete, None, timed["seconds"], timed["seconds"] * slots)
         sums = [np.bincount(indexes, each, len(pairs)).tolist() for each in summed]
@@ -541,8 +541,8 @@ class FinishedTrials:
         _, firsts = np.unique(ranked["subspace"], return_index=True)
         for one in self._recalled(ranked[firsts], unread):
             self._merits[one.subspace] = merit(one)
-        ended = table[table["state"] != _CODE_OF[TrialState.CANCELLED]]
-        is_complete = np.flatnonzero(ended["state"] == _CODE_OF[TrialState.COMPLETE])
+        ended = table[table["state"] != _INDEX_OF[TrialState.CANCELLED]]
+        is_complete = np.flatnonzero(ended["state"] == _INDEX_OF[TrialState.COMPLETE])
         self.without_complete = len(ended) - 1 - int(is_complete[-1] if len(is_complete) else -1)
         self.without_gain = len(ended)
         # Of equally good trials, only the one that ended first counts as a gain.
@@ -613,7 +613,7 @@ class FinishedTrials:
 
     def _of_state(self, state: TrialState) -> _Table:
         table = self._table()
-        found: _Table = table[table["state"] == _CODE_OF[state]]
+        found: _Table = table[table["state"] == _INDEX_OF[state]]
         return found
 
     def _table(self) -> _Table:

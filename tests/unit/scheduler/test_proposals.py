@@ -81,7 +81,7 @@ def test_a_trial_takes_the_slots_that_its_params_say(study: StudyState) -> None:
     assert {(trial.slots, "a" in trial.params) for trial in asked if trial} == {(2, True), (1, False)}
 
 
-def test_what_fits_nobody_is_held_back_up_to_a_few_of_each_subspace(study: StudyState) -> None:
+def test_trials_that_fit_no_class_wait_up_to_a_few_of_each_subspace(study: StudyState) -> None:
     proposals = proposals_of(study)
     assert proposals.ask(CPU, lambda trial, compute_class: False, math.inf) is None
     assert study.count(TrialState.WAITING) == WAITING_PER_SUBSPACE * len(SUBSPACES)
@@ -156,6 +156,6 @@ def test_a_trial_on_a_higher_rung_is_the_one_it_carries_on(study: StudyState) ->
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32, 2**63 - 1])
 @pytest.mark.parametrize(("subspace", "index"), [(0, 0), (3, 10**6)])
-def test_the_seed_of_a_trial_is_numpys_own_for_study_subspace_and_place(seed: int, subspace: int, index: int) -> None:
+def test_the_seed_of_a_trial_is_numpys_own_for_study_subspace_and_index(seed: int, subspace: int, index: int) -> None:
     """Studies of earlier versions are resumed with the same seeds."""
     assert trial_seed(seed, subspace, index) == np.random.SeedSequence((seed, subspace, index)).generate_state(1)[0]

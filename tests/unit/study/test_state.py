@@ -257,7 +257,7 @@ def test_trials_to_be_sent_again_come_in_the_order_in_which_they_were_lost() -> 
     assert numbers == [2, 0]
 
 
-def test_a_new_trial_waits_only_if_it_is_held_back() -> None:
+def test_a_new_trial_waits_to_be_sent_only_once_it_is_put_in_the_queue() -> None:
     study = begin()
     study.add("all", {"x": 0.5}, seed=1)
     assert study.next_waiting() is None
@@ -294,7 +294,7 @@ def test_a_trial_that_ends_while_it_waits_is_not_sent() -> None:
     assert asked == []
 
 
-def test_held_back_trials_wait_again_when_the_study_is_resumed() -> None:
+def test_waiting_trials_wait_again_when_the_study_is_resumed() -> None:
     study = begin(name="s")
     for seed in range(3):
         study.put_waiting(study.add("all", {"x": 0.5}, seed=seed))
