@@ -10,7 +10,6 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Sequence
-from itertools import islice
 
 from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Trial, TrialState
@@ -58,11 +57,9 @@ class Rung:
 
     def promote(self, origin: int, number: int) -> None:
         """Record that an origin was promoted to the next rung, as the trial with this number."""
+        if origin in self.losses and origin not in self.promoted:
+            del self.stayed[bisect_left(self.stayed, (self.losses[origin], origin))]
         self.promoted[origin] = number
-        if origin in self.losses:
-            place = bisect_left(self.stayed, (self.losses[origin], origin))
-            if place < len(self.stayed) and self.stayed[place][1] == origin:
-                del self.stayed[place]
 
     def take_back(self, origin: int, number: int) -> None:
         """Undo the promotion of an origin, if it was promoted as the trial with this number."""
@@ -114,7 +111,7 @@ class Asha(Rounds):
         if place is None and trial.budget is not None:
             # The trial reached this budget under another ladder. It counts as promoted to all lower budgets, because
             # its checkpoint is already past them.
-            for lower, budget in enumerate(islice(self._budgets, 1, None)):
+            for lower, budget in enumerate(self._budgets[1:]):
                 if budget <= trial.budget:
                     self._rungs[lower].promote(trial.origin, trial.number)
         elif place:

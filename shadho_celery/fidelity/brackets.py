@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from msgspec.structs import replace
 
@@ -63,7 +62,7 @@ class Bracket:
         Each rung gets `backups` more trials than it waits for.
         """
         self.first = first
-        self._rungs = [_Rung(b, size, size + backups) for b, size in zip(budgets, sizes, strict=True)]
+        self.rungs = [_Rung(b, size, size + backups) for b, size in zip(budgets, sizes, strict=True)]
         self._place = 0
         #: by origin: the budget that it has already reached under another ladder
         self._ahead: dict[int, float] = {}
@@ -71,28 +70,13 @@ class Bracket:
         self.is_over = False
 
     @property
-    def size(self) -> int:
-        """Number of trials of the current rung."""
-        return self._rungs[self._place].sent
-
-    @property
-    def left(self) -> int:
-        """Number of trials of the current rung that are not added yet."""
-        return self._rungs[self._place].left
-
-    @property
-    def draws(self) -> int:
-        """Number of trials on its lowest rung, which are new draws."""
-        return self._rungs[0].sent
-
-    @property
-    def takes_draws(self) -> bool:
-        """True while its lowest rung still takes new trials."""
-        return self._rungs[0].left > 0
+    def rung(self) -> _Rung:
+        """The current rung."""
+        return self.rungs[self._place]
 
     def offers(self) -> Sequence[Wanted]:
         """Return the trials of the current rung that may be sent; [] while the bracket waits for results."""
-        rung = self._rungs[self._place]
+        rung = self.rung
         if self.is_over or rung.left <= 0:
             return []
         if rung.chosen is None:
@@ -103,9 +87,9 @@ class Bracket:
 
     def add(self, trial: Trial, place: int) -> None:
         """Add a trial to the bracket's rung with index `place`. Lower rungs then take no more trials."""
-        for rung in self._rungs[:place]:
+        for rung in self.rungs[:place]:
             rung.is_closed = True
-        self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
+        self.rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
 
     def add_of_other_ladder(self, origin: int, budget: float) -> None:
         """Record the budget that an origin has reached under another ladder.
@@ -113,52 +97,46 @@ class Bracket:
         It need not run at this and lower budgets.
         """
         self._ahead[origin] = max(budget, self._ahead.get(origin, 0.0))
-        rung = self._rungs[self._place]
+        rung = self.rung
         if budget >= rung.budget and origin in (rung.chosen or ()) and origin not in rung.origins.values():
             rung.chosen = [each for each in rung.chosen or () if each != origin]
             rung.sent -= 1
             self._advance()
 
-    def tell(self, trial: Trial) -> bool:
-        """Record a finished trial. Return whether it belongs to this bracket."""
-        place = next((place for place, rung in enumerate(self._rungs) if trial.number in rung.origins), None)
-        if place is None:
-            return False
-        rung = self._rungs[place]
+    def tell(self, trial: Trial) -> None:
+        """Record a finished trial of this bracket."""
+        rung = next(rung for rung in self.rungs if trial.number in rung.origins)
         if trial.state is TrialState.CANCELLED:
             # A cancelled trial is replaced: a promotion is offered again, and instead of a new draw another one is
-            # drawn.
+            # drawn. If the rung is closed, it may have waited only for this trial.
             del rung.origins[trial.number]
-            # The rung may be closed and have waited only for this trial.
-            self._advance()
-            return True
-        rung.losses.append((feasible_loss(trial), rung.origins[trial.number]))
+        else:
+            rung.losses.append((feasible_loss(trial), rung.origins[trial.number]))
         self._advance()
-        return True
 
     @property
     def promotable(self) -> set[int]:
         """Origins that its current rung, or a higher one, may continue."""
-        rung = self._rungs[self._place]
-        over = {origin for loss, origin in rung.losses if loss == math.inf or rung is self._rungs[-1]}
+        rung = self.rung
+        over = {origin for loss, origin in rung.losses if loss == math.inf or rung is self.rungs[-1]}
         return {*(rung.chosen or ()), *rung.origins.values()} - over
 
     def end_draws(self) -> None:
         """Take no more new draws, and continue with the trials that exist."""
-        self._rungs[0].is_closed = True
+        self.rungs[0].is_closed = True
         self._advance()
 
     def _advance(self) -> None:
         """Move to the first incomplete rung, and choose the trials that are promoted to it."""
-        while self._rungs[self._place].is_complete:
-            if self._place == len(self._rungs) - 1:
+        while (last := self.rung).is_complete:
+            if last is self.rungs[-1]:
                 self.is_over = True
                 return
-            last, self._place = self._rungs[self._place], self._place + 1
-            rung = self._rungs[self._place]
+            self._place += 1
+            rung = self.rung
             # If the lowest rung was closed with too few trials, a fraction of each rung is promoted instead of a fixed
             # number.
-            is_short = self._rungs[0].is_closed and len(self._rungs[0].origins) < self._rungs[0].wanted
+            is_short = self.rungs[0].is_closed and len(self.rungs[0].origins) < self.rungs[0].wanted
             count = math.ceil(len(last.origins) * rung.wanted / last.wanted) if is_short else rung.sent
             rung.chosen = [each for each in last.best(count) if self._ahead.get(each, 0.0) < rung.budget]
             rung.sent = len(rung.chosen)
@@ -194,10 +172,10 @@ class Brackets(Rounds):
     @property
     def present(self) -> Round:
         # This is the first bracket that has trials to send, or the next bracket if all wait and brackets overlap.
-        asking = [bracket for bracket in self._active if bracket.left > 0]
+        asking = [bracket for bracket in self._active if bracket.rung.left > 0]
         bracket = asking[0] if asking else self._next() if self._overlap else None
-        size = sum(bracket.size for bracket in self._active)
-        return Round(size=size, left=0 if bracket is None else bracket.left)
+        size = sum(bracket.rung.sent for bracket in self._active)
+        return Round(size=size, left=0 if bracket is None else bracket.rung.left)
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
         found: Sequence[Wanted] = [offer for bracket in self._active for offer in bracket.offers()]
@@ -205,7 +183,7 @@ class Brackets(Rounds):
             drawn = self._drawn
         else:
             bracket = self._next()
-            found, drawn = bracket.offers(), self._drawn + bracket.draws
+            found, drawn = bracket.offers(), self._drawn + bracket.rungs[0].sent
         return [offer if offer.origin is not None else replace(offer, drawn=drawn) for offer in found]
 
     def add(self, trial: Trial) -> None:
@@ -249,7 +227,7 @@ class Brackets(Rounds):
         """Return the bracket that takes a new draw on `rung`. If necessary, start further brackets."""
         for _ in range(len(self._sizes) + 1):
             for bracket in self._active:
-                if bracket.first == rung and bracket.takes_draws:
+                if bracket.first == rung and bracket.rungs[0].left > 0:
                     return bracket
             self._begin()
         return None
@@ -257,14 +235,14 @@ class Brackets(Rounds):
     def _begin(self) -> None:
         bracket = self._next()
         self._begun += 1
-        self._drawn += bracket.draws
+        self._drawn += bracket.rungs[0].sent
         self._active = [*self._active, bracket] if self._overlap else [bracket]
 
     def _next(self) -> Bracket:
         """Return the bracket that starts next."""
         sizes = self._sizes[self._begun % len(self._sizes)]
         first = len(self._budgets) - len(sizes)
-        return Bracket(first, [*islice(self._budgets, first, None)], sizes, self._backups)
+        return Bracket(first, self._budgets[first:], sizes, self._backups)
 
 
 class SuccessiveHalving(Brackets):

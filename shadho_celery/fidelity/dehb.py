@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Params, Trial, TrialState
@@ -21,10 +21,9 @@ from shadho_celery.fidelity.brackets import rung_of, sizes_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Rounds, Wanted
 from shadho_celery.space.domains import Domain
+from shadho_celery.space.features import Array
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import undivided
-
-Array = NDArray[np.float64]
 
 #: mutation factor F and crossover rate p of section 3.1
 MUTATION, CROSSOVER = 0.5, 0.5
@@ -79,8 +78,8 @@ class _Bracket:
     #: by rung, counted from `first`: vectors and origins that are promoted to it and were not sent yet
     chosen: dict[int, list[tuple[Array, int]]] = field(default_factory=dict)
     #: by rung, counted from `first`: number of added trials; number of ended trials
-    added: list[int] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
+    added: Counter[int] = field(default_factory=Counter)
+    ended: Counter[int] = field(default_factory=Counter)
     #: trials that were cancelled and must be sent again
     again: list[_Job] = field(default_factory=list)
 
@@ -227,8 +226,7 @@ class Dehb(Rounds):
 
     def _bracket(self, place: int) -> _Bracket:
         sizes = [*self._sizes[place % len(self._sizes)]]
-        first = len(self._budgets) - len(sizes)
-        return _Bracket(place=place, first=first, sizes=sizes, added=[0] * len(sizes), ended=[0] * len(sizes))
+        return _Bracket(place=place, first=len(self._budgets) - len(sizes), sizes=sizes)
 
     def _next(self) -> tuple[_Bracket, _Job]:
         """Return the bracket and the job of the next trial to send. The bracket may not have started yet."""
@@ -272,15 +270,15 @@ class Dehb(Rounds):
         assert place is not None
         rung = bracket.first + place
         target, size = self._target(rung), bracket.sizes[place]
+        population, lower, origin = self._populations[rung], self._populations[rung - 1], None
         if self._promotes(bracket, place):
             vector, origin = bracket.chosen[place][0]
-            return _Job(rung=rung, target=target, vector=vector, origin=origin)
-        population = self._populations[rung]
-        if bracket.place == 0:
-            return _Job(rung=rung, target=target, vector=population.vectors[target])
-        lower = self._populations[rung - 1]
-        pool = population.vectors if place == 0 else lower.vectors[lower.best(size)]
-        return _Job(rung=rung, target=target, vector=self._evolved(population.vectors[target], pool))
+        elif bracket.place == 0:
+            vector = population.vectors[target]
+        else:
+            pool = population.vectors if place == 0 else lower.vectors[lower.best(size)]
+            vector = self._evolved(population.vectors[target], pool)
+        return _Job(rung=rung, target=target, vector=vector, origin=origin)
 
     def _promotable(self, rung: int, count: int) -> list[tuple[Array, int]]:
         """Return the vectors and origins of at most `count` of the best individuals at the next lower budget.

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from shadho_celery.space.features import Array
 
 #: mean seconds of a trial, by kind of trial (such as its subspace) and compute class
 Seconds = Mapping[str, Mapping[str, float]]
@@ -190,13 +189,12 @@ def wanted_slots(
     rooms = {name: room for name, room in rooms.items() if room.most > 0}
     if not kinds or not rooms or left <= 0 or seconds_left <= 0:
         return dict.fromkeys(rooms, 0)
-    columns = [_Column(name, room.live, 0.0, WORTH_KEEPING) for name, room in rooms.items() if room.live]
+    columns = [_Column(name, room.live / width, 0.0, WORTH_KEEPING) for name, room in rooms.items() if room.live]
     columns += [
-        _Column(name, room.most - room.live, room.startup, WORTH_STARTING)
+        _Column(name, (room.most - room.live) / width, room.startup, WORTH_STARTING)
         for name, room in rooms.items()
         if room.most > room.live
     ]
-    columns = [column._replace(slots=column.slots / width) for column in columns]
     times = np.array([[seconds[kind][column.name] for column in columns] for kind in kinds])
     first = float((times + [column.startup for column in columns]).min(axis=1).max())
     rate = throughput_bound(

@@ -17,11 +17,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Report, Trial, TrialState
-
-Array = NDArray[np.float64]
+from shadho_celery.space.features import Array
 
 #: prior variance of log seconds within a pair; prior variance of u; and number of trials or pairs that a prior is worth
 NOISE_VARIANCE, PAIR_VARIANCE, BELIEF = 0.25, 0.1, 4.0
@@ -182,19 +180,6 @@ class Durations:
         return np.where(sizes[places] > 1, means + self._usual, 0.0)
 
 
-def estimated(told: Iterable[tuple[int, int, float]], shape: tuple[int, int]) -> Array:
-    """Return the mean log seconds of each subspace on each class, an array of this shape.
-
-    `told` has the row, the column and the log seconds of each trial, as `Durations.tell` takes them.
-    """
-    durations = Durations(shape[0])
-    for _ in range(shape[1]):
-        durations.add_column()
-    for each in told:
-        durations.tell(*each)
-    return durations.estimate().mean
-
-
 def filled(
     means: Mapping[tuple[str, str], float], subspaces: Collection[str], classes: Iterable[str]
 ) -> dict[str, dict[str, float]]:
@@ -204,8 +189,12 @@ def filled(
     """
     rows = {name: row for row, name in enumerate(subspaces)}
     columns = {name: column for column, name in enumerate(dict.fromkeys([*classes, *(name for _, name in means)]))}
-    told = [(rows[subspace], columns[name], math.log(seconds)) for (subspace, name), seconds in means.items()]
-    estimates = np.exp(estimated(told, (len(rows), len(columns))))
+    durations = Durations(len(rows))
+    for _ in columns:
+        durations.add_column()
+    for (subspace, name), seconds in means.items():
+        durations.tell(rows[subspace], columns[name], math.log(seconds))
+    estimates = np.exp(durations.estimate().mean)
     return {
         subspace: {name: means.get((subspace, name), float(estimates[row, columns[name]])) for name in columns}
         for subspace, row in rows.items()

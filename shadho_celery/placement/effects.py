@@ -221,18 +221,13 @@ class Regression:
         errors_sum = max(float(errors.sum()), 0.0)
         self.noise = (errors_sum + BELIEF * NOISE) / (float(counts.sum()) + BELIEF)
 
-    @property
-    def coefficients(self) -> Array:
-        """Coefficients of the functions by group, shape (groups, functions)."""
-        return self._coefficients[:, 1:]
-
     def predict(self, functions: Array) -> Array:
         """Return the expected departures from the centres, shape (n, groups), without the constants of the groups.
 
         A group's constant is left out, because it depends on which params the group happened to get.
         """
         # BLAS is not used, because the last bits of its results depend on the number of rows.
-        return np.asarray((functions[:, None, :] * self.coefficients).sum(axis=2))
+        return np.asarray((functions[:, None, :] * self._coefficients[:, 1:]).sum(axis=2))
 
 
 class ParamEffects:

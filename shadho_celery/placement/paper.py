@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -57,15 +57,6 @@ NEWS = 0.1
 HISTORY = 1000
 
 
-class Fit(NamedTuple):
-    """A Gaussian process, RBF plus white noise, fitted to a subset of the trials."""
-
-    #: of the RBF kernel, in units of the unit cube's side; infinite for constant losses
-    length_scale: float
-    #: signal variance / (signal + noise variance); 0 if pure noise explains the losses as well
-    signal_share: float
-
-
 @one_blas_thread()
 def performance(rows: Array, losses: Array, generator: np.random.Generator) -> float:
     """Return how much a subspace's loss varies with its params: 0 or more, and START_VALUE while there are few losses.
@@ -79,29 +70,25 @@ def performance(rows: Array, losses: Array, generator: np.random.Generator) -> f
 
     Source: SHADHO, arXiv 1707.01428, changed: SHADHO took max - min of 1 / length scale from an unfitted kernel.
     """
-    fitted = _fits(rows, losses, generator)
-    return float(np.median([fit.signal_share / fit.length_scale for fit in fitted])) if fitted else START_VALUE
-
-
-def _fits(rows: Array, losses: Array, generator: np.random.Generator) -> list[Fit]:
-    """Return one fit for each random subset, or [] if there are too few trials."""
     known = np.flatnonzero(np.isfinite(losses))
     if len(known) < MIN_TRIALS:
-        return []
+        return START_VALUE
     size = min(SUBSET, math.ceil(0.8 * len(known)))
     chosen = (known[generator.choice(len(known), size, replace=False)] for _ in range(FITS))
-    return [_fit(rows[places], losses[places]) for places in chosen]
+    return float(np.median([_roughness(rows[places], losses[places]) for places in chosen]))
 
 
-def _fit(rows: Array, losses: Array) -> Fit:
-    """Return the fit with the greatest marginal likelihood. `rows` have shape (m, d), and `losses` shape (m,).
+def _roughness(rows: Array, losses: Array) -> float:
+    """Return signal share / length scale of the Gaussian process (RBF plus white noise) that fits these trials best.
 
-    The maximum is searched on a grid, whose steps are then halved around the best point.
+    The signal share is the signal variance / (signal + noise variance), and 0 if pure noise explains the losses as
+    well. The length scale is in units of the unit cube's side. `rows` have shape (m, d), and `losses` shape (m,). The
+    greatest marginal likelihood is searched on a grid, whose steps are then halved around the best point.
     """
     size = np.abs(losses).max()
     scaled = losses / (size or 1.0)  # a diverged trial's 1e300 would overflow in the variance
     if np.ptp(scaled) <= ROUNDING:
-        return Fit(math.inf, 0.0)
+        return 0.0
     standardised = np.asarray((scaled - scaled.mean()) / scaled.std())
     norms = np.square(rows).sum(axis=1)
     squares = np.maximum(norms[:, None] + norms - 2.0 * rows @ rows.T, 0.0)  # rounding may leave -1e-16
@@ -122,8 +109,7 @@ def _fit(rows: Array, losses: Array) -> Fit:
     # A signal has two fitted parameters. The Bayesian information criterion requires that two parameters raise the log
     # likelihood by more than ln m. Otherwise the best of many fits to pure noise would often have a short length scale
     # and a high score.
-    share = _signal_share(best[1]) if gain > math.log(len(losses)) else 0.0
-    return Fit(float(np.exp(best[0])), float(share))
+    return float(_signal_share(best[1]) / np.exp(best[0])) if gain > math.log(len(losses)) else 0.0
 
 
 def _signal_share(log_noises: Array) -> Array:

@@ -8,14 +8,12 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.core.checks import check_name, listed
 from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.names import SHARES, named
 from shadho_celery.core.trial import COUNTED, Trial, TrialState
-
-Array = NDArray[np.float64]
+from shadho_celery.space.features import Array
 
 #: a subspace counts as failing after this many failures without a success
 HOPELESS = 5
@@ -51,7 +49,7 @@ class _Part:
     #: number of ended trials that failed, and of ended trials that did not fail
     failures: int = 0
     others: int = 0
-    #: True while it gets fewer trials because all of them fail, see `only_fails`
+    #: True while it gets fewer trials, because none of at least HOPELESS has succeeded
     only_fails: bool = False
     #: number of its trials divided by its share, where an average share counts as 1; and -p / (2 d + 1) of Webster's
     #: rule, so the next subspace in turn has the least
@@ -103,7 +101,7 @@ class UniformShares:
         part.failures += has_failed
         part.others += not has_failed
         was_failing = part.only_fails
-        part.only_fails = self.lowers_failing and only_fails(part.failures, part.others)
+        part.only_fails = self.lowers_failing and part.failures >= HOPELESS and not part.others
         if part.only_fails is not was_failing:
             self.restart([trial.subspace])
         elif has_failed and not part.only_fails:
@@ -284,11 +282,6 @@ def _of_budgets(told: Iterable[tuple[float | None, float]], budgets: Container[f
     told = [*told]
     fails = all(loss == math.inf for _, loss in told)
     return [loss for budget, loss in told if fails or budget in budgets]
-
-
-def only_fails(failed: int, succeeded: int) -> bool:
-    """Return whether a subspace counts as failing: no trial succeeded, and at least HOPELESS trials failed."""
-    return failed >= HOPELESS and not succeeded
 
 
 def promise(losses: Sequence[float], best: float) -> float:

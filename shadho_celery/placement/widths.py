@@ -10,6 +10,7 @@ import math
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -210,6 +211,7 @@ def _count(value: object, name: str) -> int:
     return number
 
 
+@dataclass(eq=False)
 class Widths:
     """Chooses a width for each trial when it is placed: the width that costs least on the trial's class.
 
@@ -219,17 +221,12 @@ class Widths:
     when the first one has ended, or its seconds are extrapolated.
     """
 
-    def __init__(
-        self,
-        study: StudyState,
-        cost_model: CostModel,
-        memory_fit: MemoryFit,
-        reservations: Reservations,
-    ) -> None:
-        self._study = study
-        self._model = cost_model
-        self._memory_fit = memory_fit
-        self._reservations = reservations
+    study: StudyState
+    model: CostModel
+    memory_fit: MemoryFit
+    reservations: Reservations
+
+    def __post_init__(self) -> None:
         self._classes: Mapping[str, ComputeClass] = {}
         #: by number of the trial and the attempt: expected seconds of a live attempt
         self._expected: dict[tuple[int, int], float] = {}
@@ -237,19 +234,19 @@ class Widths:
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes."""
         self._classes = {each.name: each for each in classes}
-        if len(self._expected) > 2 * len(self._study.live):
-            live = {sent.key for sent in self._study.live}
+        if len(self._expected) > 2 * len(self.study.live):
+            live = {sent.key for sent in self.study.live}
             self._expected = {key: seconds for key, seconds in self._expected.items() if key in live}
 
     def choose(self, trial: Trial, compute_class: ComputeClass) -> int:
         """Return the number of slots that a trial takes on a class or on one of its machines."""
         name = compute_class.name
-        widths, idle = self._model.widths_on(name), self._idle(name)
-        fitting = self._memory_fit.widths(trial, self._classes[name])
+        widths, idle = self.model.widths_on(name), self._idle(name)
+        fitting = self.memory_fit.widths(trial, self._classes[name])
         able = [w for w, each in zip(widths, idle, strict=True) if w in fitting and each < math.inf]
         if not able:
             return min(compute_class.room, max(fitting, default=widths[0]))
-        seconds, evidence = self._model.slot_seconds([trial], name, OPTIMISM)
+        seconds, evidence = self.model.slot_seconds([trial], name, OPTIMISM)
         costs = np.log(seconds[0] + idle).round(DIGITS).tolist()
         tried = self._tried([trial], name, evidence)[0].tolist()
         known = [
@@ -264,7 +261,7 @@ class Widths:
         slots of the class were free.
         """
         name = compute_class.name
-        costs, evidence = self._model.slot_seconds(trials, name)
+        costs, evidence = self.model.slot_seconds(trials, name)
         costs[:, :-1][np.isinf(self._tried(trials, name, evidence)[:, :-1])] = math.inf
         now = (costs + self._idle(name, free_only=True)).min(axis=1)
         return np.asarray(np.log(now / costs.min(axis=1))) if np.isfinite(now).all() else np.zeros(len(trials))
@@ -275,10 +272,10 @@ class Widths:
         The number is infinite if a first trial with this width runs, and has neither ended nor is extrapolated: no
         second one may start. `evidence` is as `CostModel.slot_seconds` returns it.
         """
-        widths = self._model.widths_on(compute_class)
+        widths = self.model.widths_on(compute_class)
         running = Counter(
             (attempt.subspace, attempt.slots)
-            for attempt in self._study.attempts
+            for attempt in self.study.attempts
             if attempt.compute_class == compute_class
         )
         now = np.array([[running[trial.subspace, width] for width in widths] for trial in trials])
@@ -293,14 +290,14 @@ class Widths:
         best, and the slot that is free now would not be used.
         """
         left: defaultdict[str | None, list[float]] = defaultdict(list)
-        live = [sent for sent in self._study.live if sent.attempt.compute_class == compute_class]
+        live = [sent for sent in self.study.live if sent.attempt.compute_class == compute_class]
         for sent in live:
             left[sent.attempt.only_on or sent.attempt.host] += [self._left(sent)] * sent.attempt.slots
-        widths = self._model.widths_on(compute_class)
+        widths = self.model.widths_on(compute_class)
         least = np.full(len(widths), math.inf)
         for target in self._classes[compute_class].targets:
-            free = self._reservations.free(target)
-            if (free_only and free <= 0) or target.key in self._reservations.reserved:
+            free = self.reservations.free(target)
+            if (free_only and free <= 0) or target.key in self.reservations.reserved:
                 continue
             ends = [0.0] * max(0, free) + sorted(left[target.host])
             # A trial that is wider than the study's share of the class would wait until the study uses no slot of the
@@ -314,10 +311,10 @@ class Widths:
     def _left(self, sent: Sent) -> float:
         """Return the expected seconds until an attempt ends; infinity before the model has learned from a trial."""
         attempt = sent.attempt
-        if not self._model.has_learned or attempt.subspace not in self._model.row_of:
+        if not self.model.has_learned or attempt.subspace not in self.model.row_of:
             return math.inf
         if sent.key not in self._expected:
-            found = self._model.predict([attempt], [str(attempt.compute_class)])
+            found = self.model.predict([attempt], [str(attempt.compute_class)])
             self._expected[sent.key] = math.exp(found.mean[0, 0])
-        ran = max(0.0, self._study.clock.now() - min(sent.began, self._study.clock.now()))
+        ran = max(0.0, self.study.clock.now() - min(sent.began, self.study.clock.now()))
         return max(self._expected[sent.key] - ran, ran * OVERDUE)

@@ -18,7 +18,7 @@ from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS, named
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.optuna import make_optuna_sampler
 from shadho_celery.samplers.random import MakeSampler, Sampler, spans_space
-from shadho_celery.samplers.wrapped import ByBudget, Unrepeated, make_own_sampler
+from shadho_celery.samplers.wrapped import ByBudget, OwnSampler, Unrepeated
 from shadho_celery.space.split import Subspace
 
 #: samplers that learn the losses of each budget separately; samplers of Optuna do so, too
@@ -68,7 +68,7 @@ def find_sampler(
     user's own class. Raises UsageError for an unknown name, and for a sampler that does not support several objectives.
     """
     if not isinstance(name, str):
-        return Maker(partial(make_own_sampler, name), spans_space(name))
+        return Maker(partial(OwnSampler, name), spans_space(name))
     if objectives > 1 and name in OF_ONE_LOSS:
         raise UsageError(f"sampler {name} learns one loss, but this study has several; choose auto or tpe")
     if name.startswith(OPTUNA):

@@ -160,8 +160,7 @@ class AutoSampler:
         self.proposed_by = ["start"] * n
         if not self._labels:
             self.choice = "there is nothing to choose"
-            return self._gp.ask(n, pending, within)
-        if not self._gp.is_started:
+        if not self._labels or not self._gp.is_started:
             return self._gp.ask(n, pending, within)
         if why := self._why_not_gp(pending):
             self.choice = f"tpe{self._sharing.words()}: {why}"

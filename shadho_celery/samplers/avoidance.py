@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -56,7 +55,8 @@ class FailureModel:
         """`prior` is the probability of the outcome before there are trials."""
         self._domains = domains
         self._is_numeric = [domain.is_numeric for domain in domains.values()]
-        self._prior = prior
+        #: prior mean of the log odds
+        self._level = math.log(prior / (1.0 - prior))
         self._rows: list[Array] = []
         self._outcomes: list[bool] = []
         #: features of the trials in the last fit, and the effect of each of them on the log odds
@@ -65,11 +65,6 @@ class FailureModel:
         self.any = False
         self._new = 0
         self._due = False
-
-    @cached_property
-    def _level(self) -> float:
-        """Prior mean of the log odds."""
-        return float(scipy.special.logit(self._prior))
 
     def tell(self, params: Params, outcome: bool) -> None:
         """Learn from an ended trial. `outcome` is True if it had the outcome."""
@@ -203,7 +198,6 @@ class FailureAvoidance:
     """Lets a sampler avoid params of a subspace that are likely to fail. It has no effect before the first failure."""
 
     def __init__(self, subspace: Subspace) -> None:
-        self._subspace = subspace
         self._failures = FailureModel(subspace.domains, FAILS)
         #: params of the trials that have finished since the last proposal, each with True if the trial failed
         self._untold: list[tuple[Params, bool]] = []
@@ -221,35 +215,27 @@ class FailureAvoidance:
     @property
     def any(self) -> bool:
         """True once a trial has failed."""
-        self._read()
+        self._learn()
         return self._failures.any
 
-    def draw(self, generator: np.random.Generator, within: Subspace | None = None) -> Params:
-        """Return a draw from the prior of `within`, by default of the sampler's subspace.
-
-        Draws that are likely to fail are accepted less often.
-        """
-        self._read()
-        subspace = within or self._subspace
-        if not self._failures.any:
+    def draw(self, generator: np.random.Generator, subspace: Subspace) -> Params:
+        """Return a draw from the prior of a subspace. Draws that are likely to fail are accepted less often."""
+        if not self.any:
             return subspace.sample(generator, 1)[0]
         draws = subspace.sample(generator, DRAWS)
         chances = self._failures.chances(draws)
         taken = np.flatnonzero(generator.random(DRAWS) >= chances)
         return draws[int(taken[0]) if len(taken) else int(chances.argmin())]
 
-    def weights(
-        self, candidates: Sequence[Params], generator: np.random.Generator, within: Subspace | None = None
-    ) -> Array:
+    def weights(self, candidates: Sequence[Params], generator: np.random.Generator, subspace: Subspace) -> Array:
         """Return terms for failures, shape (n,), to be added to the log expected improvement of n candidates.
 
-        The candidates are from the subspace `within`, by default from the sampler's subspace.
+        The candidates are from `subspace`.
         """
-        self._read()
         weights = np.zeros(len(candidates))
-        if not self._failures.any:
+        if not self.any:
             return weights
-        usual = float(self._failures.chances((within or self._subspace).sample(generator, DRAWS)).mean())
+        usual = float(self._failures.chances(subspace.sample(generator, DRAWS)).mean())
         random_failures = usual * self._guessed
         if self._failed + 1 > BOLD * random_failures:
             chances = self._failures.chances(candidates)
@@ -259,7 +245,7 @@ class FailureAvoidance:
                 weights = np.where(safe, weights, -np.inf)
         return weights
 
-    def _read(self) -> None:
+    def _learn(self) -> None:
         """Learn from the trials since the last call.
 
         If there are many, as after a resumption, only the latest failed and the latest other trials are used.

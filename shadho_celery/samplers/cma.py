@@ -16,16 +16,14 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 from cmaes import CMA
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from shadho_celery.core.columns import feasible_loss
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.samplers.random import Learner
 from shadho_celery.space.domains import cell
+from shadho_celery.space.features import Array
 from shadho_celery.space.split import Subspace
-
-Array = NDArray[np.float64]
 
 #: initial width of the Gaussian, and width below which it has converged, as fractions of the labels' ranges
 FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-7

@@ -24,11 +24,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
-from shadho_celery.space.features import INACTIVE
-
-Array = NDArray[np.float64]
+from shadho_celery.space.features import INACTIVE, Array
 
 #: mean and standard deviation of the priors of the logarithms of length scale, variance and noise variance. Half the
 #: logarithm of the number of labels is added to the first mean
@@ -109,7 +106,7 @@ class GaussianProcess:
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Return the mean and the standard deviation of the function at n rows, each of shape (n,)."""
-        kernel = self._kernel(self._distances(self._placed(rows), self._known))
+        kernel = self._kernel(self._placed(rows))
         explained = kernel @ self._inverse
         variance = self._variance - (explained * kernel).sum(axis=1)
         return kernel @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
@@ -120,7 +117,7 @@ class GaussianProcess:
         The derivatives by labels with options are 0.
         """
         differences = self._placed(row[None]) - self._known
-        # These are the sums of `_distances`, for all labels at once, because a local maximisation calls this hundreds
+        # These are the sums of `_kernel`, for all labels at once, because a local maximisation calls this hundreds
         # of times.
         squares = np.square(differences.T, order="C")
         if self._has_options:
@@ -154,13 +151,9 @@ class GaussianProcess:
         )
         kernel = variance * _matern(distances)
         try:
-            factor = scipy.linalg.cholesky(
-                kernel + (noise + JITTER) * np.eye(len(values)), lower=True, check_finite=False
-            )
+            factor, inverse = _inverted(kernel, noise + JITTER)
         except scipy.linalg.LinAlgError:
             return 1e12, np.zeros_like(logs)
-        half = scipy.linalg.solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
-        inverse = half.T @ half
         pulls = inverse @ values
         # Rasmussen, Williams, equation 5.9: the gradient is half the trace of this matrix times the kernel's
         # derivative.
@@ -178,27 +171,22 @@ class GaussianProcess:
 
     def _condition(self) -> None:
         self._known = self._placed(self.rows)
-        kernel = self._kernel(self._distances(self._known, self._known))
+        kernel = self._kernel(self._known)
         noise = math.exp(self._logs[-1]) + JITTER
         while True:
             try:
-                factor = scipy.linalg.cholesky(kernel + noise * np.eye(len(kernel)), lower=True, check_finite=False)
+                _, self._inverse = _inverted(kernel, noise)
                 break
             except scipy.linalg.LinAlgError:
                 noise *= 10.0
-        half = scipy.linalg.solve_triangular(factor, np.eye(len(kernel)), lower=True, check_finite=False)
-        self._inverse = half.T @ half
         self._weights = self._inverse @ self.values
 
-    def _kernel(self, distances: Array) -> Array:
-        return self._variance * _matern(distances)
-
-    def _distances(self, left: Array, right: Array) -> Array:
-        """Return the distances between rows in units of the length scales, shape (left, right)."""
-        found = np.zeros((len(left), len(right)))
-        for place, length in enumerate(self._by_length):
-            found += length * self._squares(left, right, place)
-        return np.sqrt(found)
+    def _kernel(self, rows: Array) -> Array:
+        """Return the covariances of the function at these rows with those at the known rows, shape (rows, known)."""
+        squares = np.zeros((len(rows), len(self._known)))
+        for place, by_length in enumerate(self._by_length):
+            squares += by_length * self._squares(rows, self._known, place)
+        return self._variance * _matern(np.sqrt(squares))
 
     def _squares(self, left: Array, right: Array, place: int) -> Array:
         """Return squared distances in one label: 1 for two different options."""
@@ -277,6 +265,17 @@ def scaled(values: Array) -> tuple[Array, float]:
     bent = np.arcsinh(values / unit)
     mean, spread = float(bent.mean()), float(bent.std()) or 1.0
     return np.asarray((bent - mean) / spread), -mean / spread
+
+
+def _inverted(kernel: Array, noise: float) -> tuple[Array, Array]:
+    """Return the Cholesky factor and the inverse of a kernel matrix with this noise on its diagonal.
+
+    Raises LinAlgError if it is not positive definite.
+    """
+    unit = np.eye(len(kernel))
+    factor = scipy.linalg.cholesky(kernel + noise * unit, lower=True, check_finite=False)
+    half = scipy.linalg.solve_triangular(factor, unit, lower=True, check_finite=False)
+    return factor, half.T @ half
 
 
 def _matern(distances: Array) -> Array:

@@ -11,7 +11,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
+from itertools import compress, islice
 
 import numpy as np
 import scipy
@@ -24,10 +24,8 @@ from shadho_celery.samplers.gaussian_process import ConstraintModel, GaussianPro
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.samplers.random import Learner
 from shadho_celery.space.domains import UNIT_MASS, Domain
-from shadho_celery.space.features import features
+from shadho_celery.space.features import Array, features
 from shadho_celery.space.split import Key, Subspace, parts_of
-
-Array = NDArray[np.float64]
 
 #: number of results before the model proposes params: for the whole space; and at least, for a subspace
 MOST_RANDOM, LEAST_RANDOM = 10, 4
@@ -233,7 +231,8 @@ class GpSampler(Learner):
         most = min(MOST, math.isqrt(CELLS // len(self._domains)))
         kept: Sequence[int] = range(number)
         if number > most:
-            best = {*_least(losses, np.frombuffer(self._broken, np.bool_)[:number], most // 3).tolist()}
+            broken = np.frombuffer(self._broken, np.bool_)[:number]
+            best = {*np.lexsort((losses, broken))[: most // 3].tolist()}
             latest = (place for place in reversed(range(number)) if place not in best)
             kept = sorted([*best, *islice(latest, most - len(best))])
         rows = np.array([self._rows[place] for place in kept])
@@ -242,17 +241,15 @@ class GpSampler(Learner):
     def _guess(self, generator: np.random.Generator, taken: set[Key], part: Subspace) -> Params:
         order, best = self._known()
         best = self._to_improve(part, order, best)
-        candidates, rows = self._candidates(generator, self._process.rows[self._nearest(order, part)], part)
-        worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator, part)
+        candidates = self._candidates(generator, self._process.rows[self._nearest(order, part)], part)
+        worth = self._worth(candidates, best, generator, part)
         order = np.argsort(-worth, kind="stable")
         climbed: list[tuple[float, Params]] = []
         if self._climbed.any():
             for place in order[: QUICK_CLIMBS if self.is_quick else CLIMBS]:
-                params = self._climb(candidates[place], rows[place], best)
-                if not part.space.allows(params):
-                    continue
-                value = self._worth(self._features([params]), best) + self._avoidance.weights([params], generator, part)
-                climbed.append((float(value[0]), params))
+                params = self._climb(candidates[place], best)
+                if part.space.allows(params):
+                    climbed.append((float(self._worth([params], best, generator, part)[0]), params))
         climbed += [(float(worth[place]), candidates[place]) for place in order]
         climbed.sort(key=lambda each: -each[0])
         most, params = next((each for each in climbed if self._is_new(each[1], taken)), climbed[0])
@@ -280,10 +277,9 @@ class GpSampler(Learner):
         found = []
         for part in parts:
             near = self._process.rows[self._nearest(order, part)]
-            candidates, rows = self._candidates(generator, near, part, DRAWS // len(parts) + EACH)
-            avoiding = self._avoidance.weights(candidates, generator, part)
-            worths = self._worths(rows, (best, self._to_improve(part, order, best)))
-            found.append([float((worth + avoiding).max()) for worth in worths])
+            candidates = self._candidates(generator, near, part, DRAWS // len(parts) + EACH)
+            worths = self._worths(candidates, (best, self._to_improve(part, order, best)), generator, part)
+            found.append([float(worth.max()) for worth in worths])
         values, own = np.array(found).T
         even = np.array([part.probability for part in parts])
         left = math.exp(values.max())
@@ -337,13 +333,11 @@ class GpSampler(Learner):
         if not labels:
             return params
 
-        def worth(several: Sequence[Params]) -> Array:
-            return self._worth(self._features(several), best) + self._avoidance.weights(several, generator, part)
-
-        found = worth([{**params, label: draw[label]} for label in labels])
+        found = self._worth([{**params, label: draw[label]} for label in labels], best, generator, part)
         free = [label for label, each in zip(labels, found, strict=True) if each > value - LITTLE]
         spread = {**params, **{label: draw[label] for label in free}}
-        return spread if worth([spread])[0] > value - LITTLE and part.space.allows(spread) else params
+        is_as_good = self._worth([spread], best, generator, part)[0] > value - LITTLE
+        return spread if is_as_good and part.space.allows(spread) else params
 
     def _known(self) -> tuple[NDArray[np.intp], float | None]:
         """Return the indexes of the known rows, the best first; and the best predicted loss, None if no row is
@@ -358,32 +352,41 @@ class GpSampler(Learner):
             return np.argsort(-chances, kind="stable"), None
         return np.lexsort((means, ~feasible)), float(means[feasible].min())
 
-    def _worth(self, rows: Array, best: float | None) -> Array:
-        """Return the log of the expected improvement of `best` times the probability that a row is feasible.
+    def _worth(
+        self, candidates: Sequence[Params], best: float | None, generator: np.random.Generator, part: Subspace
+    ) -> Array:
+        """Return the log of the expected improvement of `best` times the probability that a candidate is feasible, with
+        the terms for failures.
 
-        If `best` is None, return only the log of the probability.
+        If `best` is None, no improvement counts.
         """
-        (worth,) = self._worths(rows, (best,))
-        return worth
+        return self._worths(candidates, (best,), generator, part)[0]
 
-    def _worths(self, rows: Array, bests: Sequence[float | None]) -> list[Array]:
-        """Return `_worth` of the rows for each loss of `bests`."""
+    def _worths(
+        self,
+        candidates: Sequence[Params],
+        bests: Sequence[float | None],
+        generator: np.random.Generator,
+        part: Subspace,
+    ) -> list[Array]:
+        """Return `_worth` of the candidates for each loss of `bests`."""
+        rows, avoiding = self._features(candidates), self._avoidance.weights(candidates, generator, part)
         chances = self._constraints.log_chances(rows)
         means, deviations = self._process.predict(rows)
         gains = (
             0.0 if best is None else log_improvement((best - means) / deviations) + np.log(deviations) for best in bests
         )
-        return [gain + chances for gain in gains]
+        return [gain + chances + avoiding for gain in gains]
 
     def _candidates(
         self, generator: np.random.Generator, best: Array, part: Subspace, draws: int | None = None
-    ) -> tuple[list[Params], Array]:
-        """Return candidates and their features: draws from the prior, and the trials in `best` with some labels moved.
+    ) -> list[Params]:
+        """Return candidates: draws from the prior, and the trials in `best` with some labels moved.
 
         Of a trial in another part of the space, the labels that both parts have are used.
         """
         if not part.domains:
-            return [{**part.fixed}], self._features([part.fixed])
+            return [{**part.fixed}]
         labels = [*self._domains]
         centres = np.repeat(best[:, [labels.index(label) for label in part.domains]], EACH * len(WIDTHS), axis=0)
         widths = np.tile(np.repeat(WIDTHS, EACH), len(best))
@@ -401,19 +404,19 @@ class GpSampler(Learner):
             columns.append(values.tolist())
         near = [{**part.fixed, **dict(zip(part.domains, row, strict=True))} for row in zip(*columns, strict=True)]
         active = part.active
-        candidates: list[Params] = [
+        return [
             *part.sample(generator, draws or (QUICK_DRAWS if self.is_quick else DRAWS)),
             *part.space.allowed({label: each[label] for label in active(each)} for each in near),
         ]
-        return candidates, self._features(candidates)
 
-    def _climb(self, params: Params, row: Array, best: float | None) -> Params:
+    def _climb(self, params: Params, best: float | None) -> Params:
         """Return the params at a local maximum of the worth near the given params.
 
         Only continuous labels are changed.
         """
         from scipy.optimize import minimize  # slow to import, and not every search needs it
 
+        row = self._features([params])[0]
         moved = self._climbed & ~np.isnan(row)
         if not moved.any():
             return params
@@ -434,16 +437,11 @@ class GpSampler(Learner):
             slope = (-below * by_mean + density * by_deviation) / deviation
             return -level - math.log(deviation) - chance, -(slope + by_chance)[moved]
 
-        found = minimize(
-            cost, row[moved], jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * int(moved.sum()),
-            options={"maxiter": CLIMB_STEPS},
-        )  # fmt: skip
-        climbed = {**params}
-        units = iter(found.x.tolist())
-        for label, domain, moves in zip(self._domains, self._domains.values(), moved, strict=True):
-            if moves:
-                climbed[label] = domain.from_unit([next(units)]).tolist()[0]
-        return climbed
+        bounds, steps = [(0.0, 1.0)] * int(moved.sum()), {"maxiter": CLIMB_STEPS}
+        found = minimize(cost, row[moved], jac=True, method="L-BFGS-B", bounds=bounds, options=steps)
+        labels = compress(self._domains, moved)
+        units = zip(labels, found.x.tolist(), strict=True)
+        return {**params, **{label: self._domains[label].from_unit([unit]).tolist()[0] for label, unit in units}}
 
     def _features(self, params_list: Sequence[Params]) -> Array:
         return features(params_list, self._domains, inactive=math.nan)
@@ -457,17 +455,6 @@ def _rooted(values: Array, even: Array) -> Array:
     """
     weights = np.exp(0.5 * (values - values.max())) if values.max() > -math.inf else np.ones(len(values))
     return np.asarray(weights / (even * weights).sum())
-
-
-def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
-    """Return the indexes of the `most` least losses. Trials that have `broken` a constraint come after others."""
-    feasible = np.flatnonzero(~broken)
-    if len(feasible) <= most:
-        return np.lexsort((losses, broken))[:most]
-    # Only the least losses are sorted, which is faster.
-    best = feasible[losses[feasible] <= np.partition(losses[feasible], most - 1)[most - 1]]
-    ordered: NDArray[np.intp] = best[np.argsort(losses[best], kind="stable")][:most]
-    return ordered
 
 
 def standardised(losses: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from shadho_celery.space.tree import Value
 #: number of values of a continuous label; maximum number of values of a rounded or integer label. A choice has all of
 #: its options
 LEVELS, MOST = 5, 20
+#: maximum number of random steps that are tried; then the step is 1
+STEPS = 64
 
 
 class GridSampler:
@@ -25,8 +27,7 @@ class GridSampler:
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         self._subspace = subspace
-        self._labels = [*subspace.domains]
-        self._levels = [levels(domain) for domain in subspace.domains.values()]
+        self._levels = {label: levels(domain) for label, domain in subspace.domains.items()}
         #: points that were not proposed yet; points of cancelled trials, which are proposed again
         self._points = subspace.space.allowed(self._walk(np.random.default_rng(entropy)))
         self._again: deque[Params] = deque()
@@ -37,7 +38,7 @@ class GridSampler:
         """Number of combinations of the labels' values. It may exceed the number of points, because labels may be
         inactive.
         """
-        return math.prod(map(len, self._levels))
+        return math.prod(map(len, self._levels.values()))
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         taken = self._taken | {self._subspace.key(trial.params) for trial in pending}
@@ -64,7 +65,8 @@ class GridSampler:
         """
         size = self.size
         start = _below(size, generator)
-        step = next(step for step in _steps(size, generator) if math.gcd(step, size) == 1)
+        steps = (1 + _below(size, generator) for _ in range(STEPS))
+        step = next((step for step in steps if math.gcd(step, size) == 1), 1)
         for index in range(size):
             if (params := self._at((start + step * index) % size)) is not None:
                 yield params
@@ -76,14 +78,12 @@ class GridSampler:
         have their first values; for the other places, None is returned.
         """
         params: dict[str, Value] = {**self._subspace.fixed}
-        for label, values in zip(self._labels, self._levels, strict=True):
+        for label, values in self._levels.items():
             place, index = divmod(place, len(values))
             params[label] = values[index]
         active = self._subspace.space.active(params)
-        known: Mapping[str, Value] = {label: params[label] for label in active}
-        inactive = (label for label in self._labels if label not in known)
-        is_first = all(params[label] == self._levels[self._labels.index(label)][0] for label in inactive)
-        return known if is_first else None
+        is_first = all(params[label] == values[0] for label, values in self._levels.items() if label not in active)
+        return {label: params[label] for label in active} if is_first else None
 
 
 def levels(domain: Domain) -> list[Value]:
@@ -97,13 +97,6 @@ def levels(domain: Domain) -> list[Value]:
         # Rounded values at the ends are less probable than others, so finer quantiles are used to reach them.
         masses = (np.arange(50 * MOST) + 0.5) / (50 * MOST)
     return list(dict.fromkeys(domain.quantile(masses).tolist()))
-
-
-def _steps(size: int, generator: np.random.Generator) -> Iterator[int]:
-    """Yield candidates for the step of `_walk`. The last one is 1."""
-    for _ in range(64):
-        yield 1 + _below(size, generator)
-    yield 1
 
 
 def _below(size: int, generator: np.random.Generator) -> int:

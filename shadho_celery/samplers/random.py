@@ -157,9 +157,8 @@ class RandomSampler(Stream):
         self._draws: list[dict[str, Value]] = []
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        first = self._told + len(pending)
         asked: list[Params] = []
-        for place in range(first, first + n):
+        for place in self._places(n, pending):
             block, row = divmod(place, BLOCK)
             if block != self._block:
                 self._draws = self._subspace.sample(np.random.default_rng([*self._entropy, block]), BLOCK)

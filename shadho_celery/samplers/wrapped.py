@@ -119,11 +119,25 @@ class ToldTrial(TrialFacts):
 class OwnSampler:
     """A sampler of a user's class. It is taken to learn from losses unless its attribute `adaptive` is False."""
 
-    def __init__(self, sampler: Any, subspace: Subspace, name: str, entropy: Sequence[int]) -> None:
-        self.sampler, self._subspace, self._name = sampler, subspace, name
+    def __init__(self, make: MakeSampler, subspace: Subspace, entropy: Sequence[int]) -> None:
+        """Create the sampler by calling the user's class or function.
+
+        Raises UsageError if it cannot be created, or lacks valid methods.
+        """
+        self._subspace, self._name = subspace, name_of(make)
+        with _named(self._name, "its constructor"):
+            self.sampler: Any = make(subspace, entropy)
+        self.adaptive = getattr(self.sampler, "adaptive", True) is not False
         #: generator of the params that replace proposals which the space's `where` refuses
         self._generator = np.random.default_rng([*entropy, _STREAM])
-        self.adaptive = getattr(sampler, "adaptive", True) is not False
+        if missing := [verb for verb in ("ask", "tell") if not callable(getattr(self.sampler, verb, None))]:
+            lacks = f"sampler {self._name} lacks {' and '.join(missing)}"
+            raise UsageError(f"{lacks}; it needs ask(n, pending) and tell(trials)")
+        for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
+            if not accepts(getattr(self.sampler, verb), len(arguments.split())):
+                raise UsageError(
+                    f"{verb} of sampler {self._name} takes other arguments; write def {verb}(self, {arguments})"
+                )
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Return the proposals of the user's sampler. Proposals that the space's `where` refuses are replaced by draws.
@@ -149,22 +163,6 @@ class OwnSampler:
         """Pass results to the user's sampler. Raises UsageError if the user's code raises an exception."""
         with _named(self._name, "tell"):
             self.sampler.tell([ToldTrial(trial) for trial in trials])
-
-
-def make_own_sampler(make: MakeSampler, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
-    """Return the sampler of a subspace that a user's class or function creates.
-
-    Raises UsageError if it cannot be created, or lacks valid methods.
-    """
-    name = name_of(make)
-    with _named(name, "its constructor"):
-        sampler = make(subspace, entropy)
-    if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:
-        raise UsageError(f"sampler {name} lacks {' and '.join(missing)}; it needs ask(n, pending) and tell(trials)")
-    for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
-        if not accepts(getattr(sampler, verb), len(arguments.split())):
-            raise UsageError(f"{verb} of sampler {name} takes other arguments; write def {verb}(self, {arguments})")
-    return OwnSampler(sampler, subspace, name, entropy)
 
 
 @contextmanager

@@ -55,26 +55,28 @@ def test_without_failures_nothing_is_drawn_and_nothing_changed() -> None:
     avoidance = avoiding(SQUARE, lambda p: False, 30)
     generator = np.random.default_rng(3)
     before = generator.bit_generator.state
-    assert avoidance.weights([{"x": 0.5, "y": 0.5}], generator).tolist() == [0.0]
+    assert avoidance.weights([{"x": 0.5, "y": 0.5}], generator, whole(SQUARE)).tolist() == [0.0]
     assert generator.bit_generator.state == before
-    assert avoidance.draw(generator) == whole(SQUARE).sample(np.random.default_rng(3), 1)[0]
+    assert avoidance.draw(generator, whole(SQUARE)) == whole(SQUARE).sample(np.random.default_rng(3), 1)[0]
 
 
 def test_what_fails_is_drawn_less_often_than_by_the_law() -> None:
     avoidance = avoiding(SQUARE, lambda p: p["x"] > 0.7, 30)
-    draws = [avoidance.draw(np.random.default_rng(seed)) for seed in range(100)]
+    draws = [avoidance.draw(np.random.default_rng(seed), whole(SQUARE)) for seed in range(100)]
     assert np.mean([params["x"] > 0.7 for params in draws]) < 0.1
 
 
 def test_where_everything_failed_draws_go_on() -> None:
     avoidance = avoiding(SQUARE, lambda p: True, 30)
-    draws = [avoidance.draw(np.random.default_rng(seed)) for seed in range(20)]
+    draws = [avoidance.draw(np.random.default_rng(seed), whole(SQUARE)) for seed in range(20)]
     assert len({params["x"] for params in draws}) == 20
 
 
 def test_of_two_candidates_the_one_that_will_fail_is_worth_less() -> None:
     avoidance = avoiding(SQUARE, lambda p: p["x"] > 0.7, 30)
-    failing, other = avoidance.weights([{"x": 0.9, "y": 0.5}, {"x": 0.2, "y": 0.5}], np.random.default_rng(0))
+    failing, other = avoidance.weights(
+        [{"x": 0.9, "y": 0.5}, {"x": 0.2, "y": 0.5}], np.random.default_rng(0), whole(SQUARE)
+    )
     assert failing < other - 2 < 0
 
 
@@ -82,7 +84,9 @@ def test_with_more_failures_than_random_search_would_have_only_what_is_safe_is_g
     avoidance = avoiding(SQUARE, lambda p: p["x"] > 0.7, 30)
     for _ in range(3):
         avoidance.tell(ended({"x": 0.72, "y": 0.5}, TrialState.FAILED), guessed=True)
-    failing, other = avoidance.weights([{"x": 0.9, "y": 0.5}, {"x": 0.2, "y": 0.5}], np.random.default_rng(0))
+    failing, other = avoidance.weights(
+        [{"x": 0.9, "y": 0.5}, {"x": 0.2, "y": 0.5}], np.random.default_rng(0), whole(SQUARE)
+    )
     assert failing == -math.inf
     assert math.isfinite(other)
 
@@ -91,12 +95,14 @@ def test_with_far_fewer_failures_than_random_search_would_have_a_guess_is_bold()
     avoidance = avoiding(SQUARE, lambda p: p["x"] > 0.7, 30)
     for place in range(30):
         avoidance.tell(ended({"x": 0.02 * place, "y": 0.5}, TrialState.COMPLETE), guessed=True)
-    assert avoidance.weights([{"x": 0.9, "y": 0.5}], np.random.default_rng(0)).tolist() == [0.0]
+    assert avoidance.weights([{"x": 0.9, "y": 0.5}], np.random.default_rng(0), whole(SQUARE)).tolist() == [0.0]
 
 
 def test_candidates_that_are_all_sure_to_fail_keep_an_order() -> None:
     avoidance = avoiding(SQUARE, lambda p: True, 30)
-    assert np.isfinite(avoidance.weights([{"x": 0.9, "y": 0.5}, {"x": 0.2, "y": 0.5}], np.random.default_rng(0))).all()
+    assert np.isfinite(
+        avoidance.weights([{"x": 0.9, "y": 0.5}, {"x": 0.2, "y": 0.5}], np.random.default_rng(0), whole(SQUARE))
+    ).all()
 
 
 def rising(p: Params) -> float:
