@@ -236,7 +236,8 @@ class ParamEffects:
     def __init__(self, subspace: Subspace) -> None:
         self._subspace = subspace
         self._basis: Basis | None = None
-        self._regression = Regression(0)
+        #: learns the departures of the log seconds from the centres of the classes
+        self.regression = Regression(0)
         #: trials since the last fit: params, column of the class, log seconds
         self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
         self._told = 0
@@ -244,11 +245,6 @@ class ParamEffects:
         self.are_asked = False
         #: values of the basis functions by params, the latest last
         self._functions: dict[tuple[object, ...], Array] = {}
-
-    @property
-    def noise(self) -> float:
-        """Variance of the log seconds of single trials around their expectation."""
-        return self._regression.noise
 
     def tell(self, params: Params, column: int, log_seconds: float) -> bool:
         """Keep a trial for the next fit: its params, the column of its class, and its log seconds.
@@ -267,16 +263,16 @@ class ParamEffects:
         """
         if self._basis is None or not self._basis.size:
             return False
-        self._regression.add_groups(classes)
+        self.regression.add_groups(classes)
         params_list, columns, values, are_total = zip(*running, strict=True) if running else ((), (), (), ())
         functions = self.functions(params_list)
-        return self._regression.suppose(
+        return self.regression.suppose(
             functions, np.array(columns, np.intp), np.array(values, float), np.array(are_total, bool)
         )
 
     def forget(self) -> None:
         """Forget all trials."""
-        self._regression = Regression(self._basis.size if self._basis is not None else 0)
+        self.regression = Regression(self._basis.size if self._basis is not None else 0)
         self._untold.clear()
         self._told = 0
 
@@ -290,7 +286,7 @@ class ParamEffects:
         if self._basis is None:
             draws = self._rows(self._subspace.sample(np.random.default_rng(0), DRAWS))
             self._basis = Basis(draws, [domain.is_numeric for domain in self._subspace.domains.values()])
-            self._regression = Regression(self._basis.size)
+            self.regression = Regression(self._basis.size)
         keys = [tuple(params.items()) for params in params_list]
         new = {key: params for key, params in zip(keys, params_list, strict=True) if key not in self._functions}
         if new:
@@ -309,9 +305,9 @@ class ParamEffects:
         params_list, columns, values = zip(*self._untold, strict=True) if self._untold else ((), (), ())
         # This may create the basis, so it must come before the groups are added.
         functions = self.functions(params_list)
-        self._regression.add_groups(len(centres))
-        self._regression.tell(functions, np.array(columns, np.intp), np.array(values, float))
-        self._regression.fit(centres)
+        self.regression.add_groups(len(centres))
+        self.regression.tell(functions, np.array(columns, np.intp), np.array(values, float))
+        self.regression.fit(centres)
         self._told += len(self._untold)
         self._untold.clear()
 
@@ -320,8 +316,8 @@ class ParamEffects:
         classes, shape (n, classes).
         """
         functions = self.functions(params_list)
-        self._regression.add_groups(classes)
-        return self._regression.predict(functions)
+        self.regression.add_groups(classes)
+        return self.regression.predict(functions)
 
     def _rows(self, params_list: Sequence[Params]) -> Array:
         """Return the params as rows of features, shape (n, labels). An inactive label is NaN."""

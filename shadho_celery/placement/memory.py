@@ -36,8 +36,6 @@ class MemoryFit:
         self._seen: dict[str, ComputeClass] = {}
         #: by kind of memory: the names of the classes that have it, the smallest first
         self._orders: Mapping[Memory, list[str]] = {memory: [] for memory in Memory}
-        #: the live classes that were sorted last, with their memories
-        self._sorted: list[tuple[str, int, int]] | None = None
         #: by name and room of a live class or machine: what `_kinds` returns
         self._known_kinds: dict[tuple[str, int], dict[int, ComputeClass]] = {}
         #: sentences about classes without GPUs that were tried as the last resort, as keys (the values are None)
@@ -46,12 +44,8 @@ class MemoryFit:
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Replace the live classes."""
         self._known_kinds.clear()
-        self._live = kinds = [kind for known in classes for kind in self._kinds(known).values()]
-        self._seen |= {known.name: known for known in kinds}
-        # The memories are the same in most turns.
-        if self._sorted == (memories := [(known.name, known.memory, known.gpu_memory) for known in kinds]):
-            return
-        self._sorted = memories
+        self._live = [kind for known in classes for kind in self._kinds(known).values()]
+        self._seen |= {known.name: known for known in self._live}
         with_gpus = [name for name, known in self._seen.items() if known.gpu_memory]
         self._orders = {
             Memory.GPU: sorted(with_gpus, key=lambda name: self._size(name, Memory.GPU)),
@@ -140,7 +134,8 @@ class MemoryFit:
         if not larger:
             return False
         order, has = self._orders[memory], compute_class.bytes_of(memory)
-        if self._model.outgrows(trial.subspace, trial.params, compute_class.name, order, memory) > TOO_LIKELY:
+        bound = self._model.bounds[trial.subspace, memory]
+        if bound.chance(trial.params, compute_class.name, order) > TOO_LIKELY:
             return True
         if not has or all(each.bytes_of(memory) <= has for each in larger):
             return False

@@ -253,7 +253,8 @@ class CostModel:
         self._changes = 0
         #: by subspace, class and kind of memory: log bytes of the trials
         self._memory: dict[tuple[str, str, Memory], Neighbours] = {}
-        self._bounds = {(s.name, memory): MemoryBound(s.domains) for s in subspaces for memory in Memory}
+        #: by subspace and kind of memory: the probability that a trial runs out of it
+        self.bounds = {(s.name, memory): MemoryBound(s.domains) for s in subspaces for memory in Memory}
         #: number, class and kind of memory of the trials that ran out of memory
         self._outgrown: set[tuple[int, str, Memory]] = set()
 
@@ -300,7 +301,7 @@ class CostModel:
         if row is not None:
             for memory in Memory:
                 if memory is Memory.HOST or uses_gpus(compute_class):
-                    self._bounds[trial.subspace, memory].tell(trial.params, self._kind_of(trial), fits=True)
+                    self.bounds[trial.subspace, memory].tell(trial.params, self._kind_of(trial), fits=True)
         if trial.origin is None and outcome.continued is not None:
             self._found.append(outcome.continued)
         # A negative or infinite time, by an executor's mistake, would spoil all estimates.
@@ -440,7 +441,7 @@ class CostModel:
             mean=mean,
             spread=estimate.deviation[rows, columns],
             evidence=self.durations.measured[rows, columns],
-            noise=np.array([self._effects[trial.subspace].noise for trial in trials])[:, None],
+            noise=np.array([self._effects[trial.subspace].regression.noise for trial in trials])[:, None],
         )
 
     def _rates(self, trials: Sequence[Trial | Attempt]) -> Array:
@@ -528,17 +529,7 @@ class CostModel:
         told = trial.number, compute_class, memory
         if trial.subspace in self._subspaces and told not in self._outgrown:
             self._outgrown.add(told)
-            self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=False)
-
-    def outgrows(
-        self, subspace: str, params: Params, compute_class: str, classes_by_memory: Sequence[str], memory: Memory
-    ) -> float:
-        """Return the probability that a trial runs out of one kind of memory on a class.
-
-        `classes_by_memory` start with the smallest class. The probability is 0 until a trial of the subspace has run
-        out of that memory on the class or on a larger one.
-        """
-        return self._bounds[subspace, memory].chance(params, compute_class, classes_by_memory)
+            self.bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=False)
 
     def costs(self, trials: Sequence[Trial], classes: Sequence[str], optimism: float = 0.0) -> Costs:
         """Return what trials cost on classes at the best width, charged for preemption.

@@ -65,7 +65,6 @@ class CostPolicy(Policy):
         self._model = cost_model
         self._promotions = Promotions(cost_model)
         self._classes: tuple[str, ...] = ()
-        self._slots = 0
         #: log seconds of typical trials, shape (subspaces, live classes)
         self._typical = np.empty((0, 0))
         #: by live class and row of a subspace: the subspace's least log seconds on any live class minus its log seconds
@@ -87,13 +86,8 @@ class CostPolicy(Policy):
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         self._promotions.see(classes)
-        names, slots = [], 0
-        for compute_class in classes:
-            names.append(compute_class.name)
-            slots += compute_class.slots
-        if slots == self._slots and tuple(names) == self._classes:
-            return
-        if tuple(names) != self._classes:
+        names = tuple(compute_class.name for compute_class in classes)
+        if names != self._classes:
             self._prices_seen |= dict(zip(self._classes, self._prices.T, strict=True))
             self._known, self._spreads_version = (-1, None), -1
             # Only differences of log prices matter. The log prices of a subspace are 0 on average, so a new class gets
@@ -101,14 +95,14 @@ class CostPolicy(Policy):
             new = np.zeros(len(self._model.row_of))
             columns = [self._prices_seen.get(name, new) for name in names]
             self._prices = np.array(columns).reshape(len(names), len(new)).T.copy()
-        self._classes, self._slots = tuple(names), slots
-        self._pool.see(names, slots)
+        self._classes = names
+        self._pool.see(names, sum(compute_class.slots for compute_class in classes))
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         self._promotions.tell(trials)
 
     def wants(self) -> Mapping[str, int]:
-        return self._pool.missing() if self._pool.sizes else {}
+        return self._pool.missing()
 
     def offer(self, trials: Sequence[Trial]) -> None:
         self._pool.add(trials)
@@ -117,7 +111,7 @@ class CostPolicy(Policy):
         if offers.promotions and (promoted := self._promotions.pick(slot, offers.promotions, fits, offers.rung)):
             return promoted
         column = self._classes.index(slot.compute_class.name)
-        indices = [] if self._pool.is_whole else self._indices(column, offers)
+        indices = [0.0] if self._pool.is_whole else self._indices(column, offers)
         drawn, worth = self._best_drawn(column, indices, slot, fits) if self._pool.trials else (None, -math.inf)
         # A trial is drawn in a subspace with trials in the pool only if none of the pool's trials fits, and no subspace
         # without trials in the pool is open.
@@ -167,13 +161,11 @@ class CostPolicy(Policy):
         """
         trials, rows = self._pool.trials, self._pool.rows
         predicted = self._pool.costs()
-        if self._pool.is_whole:
-            costs = predicted.log_seconds + self._prices[0]
-        else:
-            # The advantage of the subspace is part of its index.
-            costs = predicted.log_seconds - self._typical[rows] + self._prices[rows]
+        # The advantage of a subspace is part of its index.
+        departures = predicted.log_seconds - (0.0 if self._pool.is_whole else self._typical[rows])
+        costs = departures + self._prices[rows]
         advantage = costs.min(axis=1) - costs[:, column]
-        worth = advantage if self._pool.is_whole else advantage + np.array(indices)[rows]
+        worth = advantage + np.array(indices)[rows]
         if slot.excess is not None:
             worth = worth - slot.excess(trials)
         self._costs, worth = costs, worth.round(DIGITS)
@@ -215,7 +207,7 @@ class CostPolicy(Policy):
         cheapest = int(costs.argmin())
         if cheapest == column:
             return
-        row = 0 if self._pool.is_whole else int(self._pool.rows[drawn])
+        row = int(self._pool.rows[drawn])
         step = STEP * self._spread(row) * self._pool.trials[drawn].slots
         prices = self._prices[row]
         prices[cheapest] += step
@@ -223,15 +215,12 @@ class CostPolicy(Policy):
         prices -= prices.mean()
 
     def _spread(self, row: int) -> float:
-        """Return the standard deviation of the comparative costs of a subspace's trials in the pool.
-
-        With one sampler for the whole space, it is computed from all trials in the pool.
-        """
+        """Return the standard deviation of the comparative costs of the pool's trials with this row."""
         if self._spreads_version != self._pool.version:
             self._spreads_version = self._pool.version
             self._spreads.clear()
         if row not in self._spreads:
-            mine = self._costs if self._pool.is_whole else self._costs[self._pool.rows == row]
+            mine = self._costs[self._pool.rows == row]
             spread = float((mine - mine.mean(axis=1, keepdims=True)).std(axis=0).mean())
             if len(mine) == 1:
                 return spread

@@ -73,7 +73,7 @@ class Pool:
         #: for each trial: its part, and the number of trials of its part that had been sent when it was drawn
         self._parts: list[str] = []
         self._sent_before: list[int] = []
-        #: rows of the trials' subspaces in the cost model, shape (trials,)
+        #: rows of the trials' subspaces in the cost model, shape (trials,); 0 if one sampler draws in the whole space
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         #: costs of the trials on the live classes
         self._costs = Costs(np.empty((0, 0)), np.empty((0, 0)))
@@ -119,10 +119,11 @@ class Pool:
     def add(self, trials: Sequence[Trial]) -> None:
         """Put drawn trials into the pool, in the order of their draws."""
         for subspace, drawn in groupby(trials, lambda trial: trial.subspace):
-            added, part = list(drawn), WHOLE if self.is_whole else subspace
+            added = list(drawn)
+            part, row = (WHOLE, 0) if self.is_whole else (subspace, self.model.row_of[subspace])
             self.trials += added
             self._parts += [part] * len(added)
-            self.rows = np.append(self.rows, [self.model.row_of[subspace]] * len(added))
+            self.rows = np.append(self.rows, [row] * len(added))
             self._sent_before += [self._sent[part]] * len(added)
             self.in_part[part] += len(added)
             costs = self.model.costs(added, self._classes)

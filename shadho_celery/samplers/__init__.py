@@ -78,8 +78,3 @@ def find_sampler(
     make = named(SAMPLERS[name])
     make = partial(make, limit=limit) if name == "auto" else make
     return Maker(make, spans_space(make), budgets=budgets if name in BY_BUDGET else (), is_whole=name in WHOLE_SAMPLERS)
-
-
-def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
-    """Return the sampler called `name` for `subspace`, seeded with `entropy`. Raises UsageError for an unknown name."""
-    return find_sampler(name)(subspace, entropy)

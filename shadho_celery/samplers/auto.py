@@ -160,7 +160,7 @@ class AutoSampler:
         self.proposed_by = ["start"] * n
         if not self._labels:
             self.choice = "there is nothing to choose"
-        if not self._labels or not self._gp.is_started:
+        if not self._gp.is_started:
             return self._gp.ask(n, pending, within)
         if why := self._why_not_gp(pending):
             self.choice = f"tpe{self._sharing.words()}: {why}"
@@ -219,7 +219,7 @@ class AutoSampler:
         if every > 1:
             shared = self._sharing.words(is_shared=self._gp.is_shared)
             return every, f"gp and tpe in turn{shared}: trials take {self.decade}, which is too short for gp alone"
-        r_squared = self._gp.r_squared or 0.0
+        r_squared = self._gp.r_squared
         shared = self._sharing.words(is_shared=self._gp.is_shared)
         if r_squared >= LEAST_R_SQUARED:
             return 1, f"gp{shared}: it predicts {r_squared:.0%} of the variance of the losses"

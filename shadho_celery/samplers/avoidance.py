@@ -158,7 +158,7 @@ class MemoryBound:
         self._any |= not fits
 
     def chance(self, params: Params, compute_class: str, classes_by_memory: Sequence[str]) -> float:
-        """Return the probability that params run out of memory on a class.
+        """Return the probability that params run out of memory on a class. `classes_by_memory` start with the smallest.
 
         The probability is 0 until a trial has run out of memory on this class or a larger one.
         """

@@ -70,7 +70,6 @@ class GaussianProcess:
 
         rows = self._placed(rows)
         squares = np.array([self._squares(rows, rows, place) for place in range(rows.shape[1])])
-        squares = squares.reshape(rows.shape[1], len(rows), len(rows))
         bounds = [LENGTHS] * rows.shape[1] + [VARIANCES, NOISES]
         for place in self._apart:
             bounds[place] = (LENGTHS[0], LENGTHS[0])
@@ -146,9 +145,7 @@ class GaussianProcess:
     def _cost(self, logs: Array, squares: Array, values: Array) -> tuple[float, Array]:
         """Return the negative logarithm of the likelihood times the prior, and its gradient."""
         weights, variance, noise = np.exp(-2.0 * logs[:-2]), math.exp(logs[-2]), math.exp(logs[-1])
-        distances = np.sqrt(
-            np.tensordot(weights, squares, axes=1) if len(weights) else np.zeros_like(squares[:0].sum(0))
-        )
+        distances = np.sqrt(np.tensordot(weights, squares, axes=1))
         kernel = variance * _matern(distances)
         try:
             factor, inverse = _inverted(kernel, noise + JITTER)
@@ -225,14 +222,11 @@ class ConstraintModel:
         for name in dict.fromkeys(name for constraints in told for name in constraints):
             known = np.array([name in constraints for constraints in told])
             values, limit = scaled(np.array([constraints[name] for constraints in told if name in constraints]))
-            process = self._processes[name][0] if name in self._processes else self._new()
+            process, _ = self._processes.get(name) or (GaussianProcess(self._is_numeric, active=self._active), limit)
             self._processes[name] = process, limit
             if fit:
                 process.fit(rows[known], values)
             process.learn(rows[known], values)
-
-    def _new(self) -> GaussianProcess:
-        return GaussianProcess(self._is_numeric, active=self._active)
 
     def log_chances(self, rows: Array) -> Array:
         """Return the log probability that n rows of features are feasible, shape (n,)."""

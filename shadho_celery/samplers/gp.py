@@ -112,8 +112,8 @@ class GpSampler(Learner):
 
     @property
     def is_started(self) -> bool:
-        """True once there are enough results for a proposal by the model."""
-        return len(self._losses) >= self._random
+        """True once there are enough results for a proposal by the model, which needs labels."""
+        return bool(self._domains) and len(self._losses) >= self._random
 
     @property
     def is_shared(self) -> bool:
@@ -121,25 +121,23 @@ class GpSampler(Learner):
         return self._process is self._processes[0]
 
     @property
-    def r_squared(self) -> float | None:
-        """Leave-one-out R² of the Gaussian process; None before it can propose params."""
-        if not self._domains or not self.is_started:
-            return None
-        with one_blas_thread():
-            self._learn_history()
-            return self._process.r_squared
+    @one_blas_thread()
+    def r_squared(self) -> float:
+        """Leave-one-out R² of the Gaussian process, which must have enough results."""
+        self._learn_history()
+        return self._process.r_squared
 
     def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
         part = within or self._subspace
-        if not self._domains or not self.is_started:
+        if not self.is_started:
             begun = [*self._new, *self._failed, *(trial.params for trial in pending)]
             asked: list[Params] = []
             for place in self._places(n, pending):
                 asked.append(self._start(place, part, [*begun, *asked]))
             return asked
-        with one_blas_thread():
-            return self._guesses(n, pending, part)
+        return self._guesses(n, pending, part)
 
+    @one_blas_thread()
     def _guesses(self, n: int, pending: Collection[Trial], part: Subspace) -> list[Params]:
         self._learn_history()
         waiting = [trial.params for trial in pending]
@@ -262,14 +260,13 @@ class GpSampler(Learner):
         too. The process may be wrong about a part with few trials, such as a part whose good losses are in a narrow
         valley.
         """
-        if not self._domains or not self.is_started:
+        if not self.is_started:
             return self._sequence.outlook(parts, self._told + pending)
         if self._told != self._looked_at:
-            self._looked_at = self._told
-            with one_blas_thread():
-                self._outlook = self._gains(parts)
+            self._looked_at, self._outlook = self._told, self._gains(parts)
         return self._outlook
 
+    @one_blas_thread()
     def _gains(self, parts: Sequence[Subspace]) -> Mapping[str, float]:
         self._learn_history()
         generator = np.random.default_rng([*self._entropy, _OUTLOOK, self._told])

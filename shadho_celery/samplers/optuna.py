@@ -70,12 +70,9 @@ class OptunaSampler:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Pass results to Optuna. Raises UsageError for constraints if this version of Optuna does not support them."""
-        states = self._optuna.trial.TrialState
         for trial in trials:
             running = self._running.get(self._subspace.key(trial.params))
-            loss, constraints = trial.outcome.loss, trial.outcome.constraints
-            is_known = trial.state in WELL and loss is not None and math.isfinite(loss)
-            reported = _reported(trial) if is_known else {}
+            constraints, (state, values, reported) = trial.outcome.constraints, self._result(trial)
             if constraints and not hasattr(self._optuna.Trial, "set_constraint"):
                 raise UsageError("samplers of Optuna need version 5 for constraints: pip install 'optuna>=5'")
             if running:
@@ -84,14 +81,18 @@ class OptunaSampler:
                     own.set_constraint(name, value)
                 for step, loss in reported.items():
                     own.report(loss, step)
-                values = self._values(trial) if is_known and not reported else None
-                ended = states.PRUNED if reported else states.COMPLETE if is_known else states.FAIL
-                self._study.tell(own, values, state=ended)
-            elif is_known:  # from an earlier run, or enqueued
+                self._study.tell(own, values, state=state)
+            elif state != self._optuna.trial.TrialState.FAIL:  # from an earlier run, or enqueued
                 self._study.add_trial(self._recorded(trial))
 
-    def _values(self, trial: Trial) -> list[float | None]:
-        return [*trial.outcome.losses.values()] if self._is_of_several else [trial.outcome.loss]
+    def _result(self, trial: Trial) -> tuple[Any, list[float] | None, dict[int, float]]:
+        """Return Optuna's state of an ended trial, its losses if it is complete, and {step: loss} if it was pruned."""
+        states, loss = self._optuna.trial.TrialState, trial.outcome.loss
+        if trial.state not in WELL or loss is None or not math.isfinite(loss):
+            return states.FAIL, None, {}
+        if trial.state is TrialState.PRUNED:
+            return states.PRUNED, None, {max(0, trial.step or 0): loss}  # Optuna refuses negative steps
+        return states.COMPLETE, [*trial.outcome.losses.values()] if self._is_of_several else [loss], {}
 
     def _asked(self) -> Params:
         """Return a proposal of Optuna's sampler that the space's `where` allows.
@@ -120,18 +121,15 @@ class OptunaSampler:
     def _recorded(self, trial: Trial) -> Any:
         domains = {label: self._subspace.space.domains[label] for label in trial.params}
         constraints = {"constraints": dict(trial.outcome.constraints)} if trial.outcome.constraints else {}
+        state, values, reported = self._result(trial)
         return self._optuna.trial.create_trial(
+            state=state,
+            values=values,
+            intermediate_values=reported,
             params={label: _suggestion(domain, trial.params[label]) for label, domain in domains.items()},
             distributions={label: self._law(domain) for label, domain in domains.items()},
-            **self._ended(trial),
             **constraints,
         )
-
-    def _ended(self, trial: Trial) -> dict[str, Any]:
-        """Return the final state of a trial with a loss, as arguments of Optuna's `create_trial`."""
-        if reported := _reported(trial):
-            return {"state": self._optuna.trial.TrialState.PRUNED, "intermediate_values": reported}
-        return {"values": self._values(trial)}
 
     def _law(self, domain: Domain) -> Any:
         laws = self._optuna.distributions
@@ -140,16 +138,6 @@ class OptunaSampler:
         if isinstance(domain, Categorical):
             return laws.CategoricalDistribution(_options(domain))
         return laws.FloatDistribution(0.0, 1.0)
-
-
-def _reported(trial: Trial) -> dict[int, float]:
-    """Return {step: loss} of a pruned trial, {} for other trials.
-
-    A negative step becomes 0, because Optuna refuses it.
-    """
-    if trial.state is not TrialState.PRUNED or trial.outcome.loss is None:
-        return {}
-    return {max(0, trial.step or 0): trial.outcome.loss}
 
 
 def make_optuna_sampler(name: str, objectives: int) -> MakeSampler:

@@ -545,7 +545,21 @@ def _widths(units: Array) -> Array:
     return np.asarray(np.minimum(np.concatenate([*spreads, np.empty(0)]), WIDTH))
 
 
-class _Gaussians:
+class _Truncated:
+    """Gaussians in the unit variable, truncated to its range [0, 1]. Their arrays have the trials on the last axis."""
+
+    def __init__(self, means: Array, sigmas: Array) -> None:
+        self._means, self._sigmas = means, sigmas
+        self._low, self._high = scipy.special.ndtr(-means / sigmas), scipy.special.ndtr((1 - means) / sigmas)
+
+    def units(self, picks: Array, masses: Array) -> Array:
+        """Return the quantiles of the picked trials' kernels at these masses."""
+        low, high = self._low[..., picks], self._high[..., picks]
+        units = self._means[..., picks] + self._sigmas[..., picks] * scipy.special.ndtri(low + masses * (high - low))
+        return np.asarray(units.clip(0.0, 1.0))
+
+
+class _Gaussians(_Truncated):
     """Kernels on the axes of numbers without a grid, one for each label and trial.
 
     If `centres` has NaN, the label is inactive and the kernel is the prior. All arrays have the shape (labels, trials).
@@ -561,12 +575,8 @@ class _Gaussians:
         known = ~np.isnan(units)
         self._widths = _widths(units) if widths is None else widths
         priors = np.array([axis.prior_width for axis in axes])
-        self._means = np.where(known, units, 0.5)
-        self._sigmas = np.where(known, self._widths[:, None] * narrowing, priors[:, None])
-        self._low, self._high = (
-            scipy.special.ndtr(-self._means / self._sigmas),
-            scipy.special.ndtr((1 - self._means) / self._sigmas),
-        )
+        sigmas = np.where(known, self._widths[:, None] * narrowing, priors[:, None])
+        super().__init__(np.where(known, units, 0.5), sigmas)
 
     def of(self, centres: Array, narrowing: Array) -> _Gaussians:
         """Return kernels of other trials with the same widths."""
@@ -576,9 +586,7 @@ class _Gaussians:
         """Return the quantiles of the picked trials' kernels, shape (picks, labels). `masses` have shape (labels,
         picks).
         """
-        low, high = self._low[:, picks], self._high[:, picks]
-        units = self._means[:, picks] + self._sigmas[:, picks] * scipy.special.ndtri(low + masses * (high - low))
-        values = [axis.from_unit(row) for axis, row in zip(self._axes, units.clip(0.0, 1.0), strict=True)]
+        values = [axis.from_unit(row) for axis, row in zip(self._axes, self.units(picks, masses), strict=True)]
         return np.asarray(np.array(values).T)
 
     def log_products(self, points: Array) -> Array:
@@ -604,7 +612,7 @@ class _Gaussians:
         return units
 
 
-class _Rounded:
+class _Rounded(_Truncated):
     """Kernels on the axis of a number with a grid, one for each trial. A value has the mass of what is rounded to it.
 
     If `centres` has NaN, the label is inactive and the kernel is the prior.
@@ -614,26 +622,19 @@ class _Rounded:
         self.axis = axis
         self._width = width
         known = ~np.isnan(centres)
-        self._means, self._sigmas = np.full(len(centres), 0.5), np.full(len(centres), axis.prior_width)
-        self._means[known] = axis.to_unit(centres[known])
+        means, sigmas = np.full(len(centres), 0.5), np.full(len(centres), axis.prior_width)
+        means[known] = axis.to_unit(centres[known])
         cells = axis.cells(centres[known])
         # A kernel is at least wide enough to reach the neighbouring values.
-        self._sigmas[known] = np.maximum(width * narrowing[known], (cells[1] - cells[0]) / 2)
-        self._low, self._high = (
-            scipy.special.ndtr(-self._means / self._sigmas),
-            scipy.special.ndtr((1 - self._means) / self._sigmas),
-        )
+        sigmas[known] = np.maximum(width * narrowing[known], (cells[1] - cells[0]) / 2)
+        super().__init__(means, sigmas)
 
     def of(self, centres: Array, narrowing: Array) -> _Rounded:
         """Return kernels of other trials with the same widths."""
         return _Rounded(self.axis, centres, self._width, narrowing)
 
     def draw(self, picks: Array, generator: np.random.Generator) -> Array:
-        low, high = self._low[picks], self._high[picks]
-        units = self._means[picks] + self._sigmas[picks] * scipy.special.ndtri(
-            low + generator.random(len(picks)) * (high - low)
-        )
-        return self.axis.from_unit(np.clip(units, 0.0, 1.0))
+        return self.axis.from_unit(self.units(picks, generator.random(len(picks))))
 
     def logarithms(self, values: Array) -> Array:
         """Return the logarithms of the kernels' masses at `values` of a grid, shape (values, centres)."""

@@ -38,7 +38,7 @@ from problems import CLOSED_FORMS, Problem, problems_of, tree
 
 from shadho_celery import hp, minimize
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
-from shadho_celery.samplers import make_sampler
+from shadho_celery.samplers import find_sampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
@@ -235,7 +235,7 @@ def milliseconds(name: str, history: int, asks: int) -> float:
     """Return the median milliseconds of a suggestion where so many are asked at once, on Hartmann's 6."""
     problem = CLOSED_FORMS["hartmann6"]
     subspace = split(compile_space(problem.space))[0]
-    sampler = make_sampler(name, subspace, (0,))
+    sampler = find_sampler(name)(subspace, (0,))
     generator = np.random.default_rng(0)
 
     def tell(number: int, params: Any) -> None:

@@ -17,7 +17,7 @@ from services.trials import told
 from shadho_celery import minimize
 from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.samplers import make_sampler
+from shadho_celery.samplers import find_sampler
 from shadho_celery.samplers.random import Sampler
 from shadho_celery.samplers.wrapped import points
 from shadho_celery.space.compile import compile_space
@@ -103,7 +103,7 @@ def losses(count: int) -> list[float]:
 def test_params_can_be_drawn_from_the_space(name: str, space: str) -> None:
     """Every active label is there, no other, with a value of its law and of the law's type."""
     subspace = whole(SPACES[space])
-    sampler = make_sampler(name, subspace, (0, 0))
+    sampler = find_sampler(name)(subspace, (0, 0))
     for params in [*run(sampler, losses(14)), *sampler.ask(3, waiting([]))]:
         subspace.space.check(params)
         assert {*params} == {*subspace.space.active(params)}
@@ -116,7 +116,7 @@ def test_pinned_choices_are_among_the_params(name: str) -> None:
     """Those of other libraries are asked for the whole space only."""
     space = hp.choice("kind", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])
     for place, subspace in enumerate(split(compile_space(space))):
-        for params in run(make_sampler(name, subspace, (0, place)), losses(14)):
+        for params in run(find_sampler(name)(subspace, (0, place)), losses(14)):
             assert subspace.contains(params)
             assert {*params} == {"kind", "ab"[place]}
 
@@ -124,7 +124,7 @@ def test_pinned_choices_are_among_the_params(name: str) -> None:
 @pytest.mark.slow
 @cases("space", ["every law", "nested choices"])
 def test_the_same_seed_and_history_give_the_same_params(name: str, space: str) -> None:
-    one, two, other = (make_sampler(name, whole(SPACES[space]), (seed, 0)) for seed in (1, 1, 2))
+    one, two, other = (find_sampler(name)(whole(SPACES[space]), (seed, 0)) for seed in (1, 1, 2))
     first = run(one, losses(16))
     assert run(two, losses(16)) == first
     assert run(other, losses(16)) != first
@@ -134,7 +134,7 @@ def test_the_same_seed_and_history_give_the_same_params(name: str, space: str) -
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_trials_told_at_once_teach_what_they_teach_one_by_one(name: str) -> None:
     """A resumed study's sampler goes on as the one before would have; Optuna's draw from a stream of their own."""
-    one, two = (make_sampler(name, whole(LAWS), (1, 0)) for _ in range(2))
+    one, two = (find_sampler(name)(whole(LAWS), (1, 0)) for _ in range(2))
     trials = [told(*each) for each in zip(run(one, losses(16)), losses(16), strict=True)]
     two.tell(trials)
     assert two.ask(1, [])[0] == pytest.approx(one.ask(1, [])[0], rel=1e-6)
@@ -163,7 +163,7 @@ def test_whatever_comes_of_the_trials_params_are_proposed(
     name: str, space: Any, ends: list[float | TrialState]
 ) -> None:
     subspace = whole(space)
-    sampler = make_sampler(name, subspace, (0, 0))
+    sampler = find_sampler(name)(subspace, (0, 0))
     run(sampler, ends)
     for params in sampler.ask(4, []):
         subspace.space.check(params)
@@ -175,14 +175,14 @@ def test_a_long_history_without_a_difference_is_gone_on_from(name: str, space: s
     """Equal losses and failures: nothing can be learned, and no start anew is without an end."""
     subspace = whole(SPACES[space])
     for end in (1.0, TrialState.FAILED):
-        sampler = make_sampler(name, subspace, (0, 0))
+        sampler = find_sampler(name)(subspace, (0, 0))
         sampler.tell([told(params, end) for params in subspace.sample(np.random.default_rng(0), 400)])
         for params in run(sampler, [end] * 3):
             subspace.space.check(params)
 
 
 def test_slots_that_are_filled_at_once_get_different_params(name: str) -> None:
-    sampler = make_sampler(name, whole(LAWS), (0, 0))
+    sampler = find_sampler(name)(whole(LAWS), (0, 0))
     run(sampler, losses(14))
     asked = sampler.ask(16, [])
     asked += sampler.ask(4, waiting(asked))
@@ -191,9 +191,9 @@ def test_slots_that_are_filled_at_once_get_different_params(name: str) -> None:
 
 def test_nothing_is_told_of_a_trial_that_is_pending(name: str) -> None:
     """Pending trials count for the place in the stream alone where proposals do not depend on losses."""
-    sampler = make_sampler(name, whole(NESTED), (0, 0))
+    sampler = find_sampler(name)(whole(NESTED), (0, 0))
     asked = sampler.ask(3, [])
-    assert sampler.ask(2, waiting(asked)) == make_sampler(name, whole(NESTED), (0, 0)).ask(5, [])[3:]
+    assert sampler.ask(2, waiting(asked)) == find_sampler(name)(whole(NESTED), (0, 0)).ask(5, [])[3:]
 
 
 @cases("name", [*WHOLE_SAMPLERS, "grid"])
@@ -202,7 +202,7 @@ def test_finite_spaces_are_not_asked_twice_for_a_point(name: str, space: str) ->
     """Trials that are pending, have failed or are told count as tried, and every point is."""
     subspace = whole(FINITE[space])
     count = len(list(points(subspace, np.random.default_rng(0))))
-    sampler = make_sampler(name, subspace, (0, 0))
+    sampler = find_sampler(name)(subspace, (0, 0))
     seen: list[Params] = []
     held: list[Params] = []
     while asked := sampler.ask(3, waiting(held)):
@@ -215,7 +215,7 @@ def test_finite_spaces_are_not_asked_twice_for_a_point(name: str, space: str) ->
 
 @pytest.mark.parametrize("name", [*WHOLE_SAMPLERS, "grid"])
 def test_a_cancelled_point_is_asked_for_again(name: str) -> None:
-    sampler = make_sampler(name, whole(FINITE["one choice"]), (0, 0))
+    sampler = find_sampler(name)(whole(FINITE["one choice"]), (0, 0))
     asked = sampler.ask(3, [])
     sampler.tell([told(asked[0], TrialState.CANCELLED), *(told(each, 1.0) for each in asked[1:])])
     assert sampler.ask(3, []) == asked[:1]
@@ -238,7 +238,7 @@ def test_points_obey_the_bounds_between_params(name: str, ends: list[float | Tri
     """They do at first, once a model proposes them, and for several slots at once, which get different ones."""
     space = replace(compile_space(BOUNDED), where=in_bounds)
     subspace = split(space, max_subspaces=1)[0]
-    sampler = make_sampler(name, subspace, (0, 0))
+    sampler = find_sampler(name)(subspace, (0, 0))
     asked = run(sampler, ends)
     several = sampler.ask(6, waiting([]))
     assert all(in_bounds(space.evaluate(params)) for params in [*asked, *several])

@@ -17,7 +17,7 @@ from shadho_celery.cli import control
 from shadho_celery.core import names, records
 from shadho_celery.dashboard.answers import buttons
 from shadho_celery.fidelity import pruners
-from shadho_celery.samplers import make_sampler
+from shadho_celery.samplers import find_sampler
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -84,7 +84,7 @@ def test_a_fact_of_a_trial_is_named_where_it_is_declared_where_it_is_set_and_in_
 def test_a_sampler_is_found_by_its_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(names.SAMPLERS, "mine", "samplers.random:RandomSampler")  # type: ignore[arg-type]
     [subspace] = split(compile_space({"x": 1}), max_subspaces=1)
-    assert isinstance(make_sampler("mine", subspace, (0,)), RandomSampler)
+    assert isinstance(find_sampler("mine")(subspace, (0,)), RandomSampler)
 
 
 class Mine(pruners._Settings, frozen=True, kw_only=True):  # type: ignore[misc]

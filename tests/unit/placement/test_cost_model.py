@@ -504,7 +504,7 @@ def test_a_trial_that_ran_out_of_memory_is_counted_once_though_told_again_when_i
     twice.tell_out_of_memory(trial, "small", HOST)
     twice.tell_out_of_memory(trial, "middling", HOST)
     twice.tell(trial)
-    chances = [[m.outgrows(NET, net(100.0).params, name, SIZES, HOST) for name in SIZES] for m in (once, twice)]
+    chances = [[m.bounds[NET, HOST].chance(net(100.0).params, name, SIZES) for name in SIZES] for m in (once, twice)]
     assert chances[0] == chances[1]
     assert chances[0][0] > chances[0][2] == 0.0
 
@@ -512,10 +512,10 @@ def test_a_trial_that_ran_out_of_memory_is_counted_once_though_told_again_when_i
 def test_the_bounds_of_the_two_memories_are_learned_apart() -> None:
     model = CostModel(SUBSPACES)
     model.tell_out_of_memory(net(140.0), "middling", GPU)
-    assert model.outgrows(NET, net(140.0).params, "small", SIZES, GPU) > 0.5
-    assert model.outgrows(NET, net(140.0).params, "small", SIZES, HOST) == 0.0
+    assert model.bounds[NET, GPU].chance(net(140.0).params, "small", SIZES) > 0.5
+    assert model.bounds[NET, HOST].chance(net(140.0).params, "small", SIZES) == 0.0
     model.tell_out_of_memory(net(140.0), "middling", HOST)
-    assert model.outgrows(NET, net(140.0).params, "small", SIZES, HOST) > 0.5
+    assert model.bounds[NET, HOST].chance(net(140.0).params, "small", SIZES) > 0.5
 
 
 def test_the_peaks_of_the_two_memories_are_learned_apart() -> None:

@@ -12,7 +12,7 @@ from hyperopt import hp
 from shadho_celery import Study
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.errors import UsageError
-from shadho_celery.samplers import find_sampler, make_sampler
+from shadho_celery.samplers import find_sampler
 from shadho_celery.samplers.random import RandomSampler, Sampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
@@ -107,7 +107,7 @@ def test_what_holds_of_a_sampler_within_a_function_or_a_class_of_ones_own_holds_
         spans_space = True
 
     def by_tpe(subspace: Subspace, entropy: Sequence[int]) -> Sampler:
-        return make_sampler("tpe", subspace, entropy)
+        return find_sampler("tpe")(subspace, entropy)
 
     for sampler in (by_tpe, partial(by_tpe)):
         with Study(hp.choice("c", [1, 2, 3]), seed=0, sampler=sampler) as study:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hyperopt import hp
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
-from shadho_celery.samplers import make_sampler
+from shadho_celery.samplers import find_sampler
 from shadho_celery.samplers.random import BLOCK, Sampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -14,7 +14,7 @@ SPACE = hp.choice("kernel", [hp.uniform("C", 0, 1), {"degree": hp.randint("degre
 
 
 def sampler(seed: int = 0, place: int = 1) -> Sampler:
-    return make_sampler("random", split(compile_space(SPACE))[place], (seed, place))
+    return find_sampler("random")(split(compile_space(SPACE))[place], (seed, place))
 
 
 def trial(params: Params, state: TrialState = TrialState.WAITING) -> Trial:

@@ -9,7 +9,7 @@ import pytest
 from hyperopt import hp
 
 from shadho_celery import Study, minimize
-from shadho_celery.samplers import make_sampler
+from shadho_celery.samplers import find_sampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.samplers.wrapped import points
 from shadho_celery.space.compile import compile_space
@@ -34,13 +34,13 @@ def test_points_are_those_that_the_law_draws() -> None:
 
 @pytest.mark.parametrize("domain", [hp.randint("x", 2**62), hp.quniform("x", 0, 1e12, 1)])
 def test_a_space_of_very_many_points_is_no_trouble(domain: Any) -> None:
-    sampler = make_sampler("tpe", whole(domain), (0, 0))
+    sampler = find_sampler("tpe")(whole(domain), (0, 0))
     assert len(sampler.ask(20, [])) == 20
 
 
 def test_an_infinite_subspace_is_left_to_the_sampler() -> None:
     space = whole({"x": hp.uniform("x", 0, 1), "c": hp.choice("c", [1, 2])})
-    assert make_sampler("tpe", space, (0, 0)).ask(5, []) == TpeSampler(space, (0, 0)).ask(5, [])
+    assert find_sampler("tpe")(space, (0, 0)).ask(5, []) == TpeSampler(space, (0, 0)).ask(5, [])
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe", "gp"])
