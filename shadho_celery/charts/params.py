@@ -118,11 +118,8 @@ def interval_names(label: Label, places: Indices, group: Indices) -> list[str]:
     names = []
     for index in range(int(group.max(initial=-1)) + 1):
         own = values[group == index]
-        if not len(own):
-            names.append("")
-            continue
-        least, most = digits(float(own.min())), digits(float(own.max()))
-        names.append(least if least == most else f"{least} to {most}")
+        ends = [digits(float(end)) for end in (own.min(), own.max())] if len(own) else []
+        names.append(" to ".join(dict.fromkeys(ends)))
     return names
 
 

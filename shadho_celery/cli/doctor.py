@@ -463,9 +463,7 @@ def doctor(*, longest: float, store: str, as_json: bool) -> None:
         checks = [{**asdict(each), "state": each.state.value} for each in found]
         shared_options.print_json({"wrong": wrong, "unknown": unknown, "checks": checks})
     else:
-        for each in found:
-            if each.needs:
-                continue
+        for each in (each for each in found if not each.needs):
             others = [other.name for other in found if other.needs == each.name]
             parts = [each.text, each.remedy, f"not checked because of it: {', '.join(others)}" if others else ""]
             say(f"{each.state.value:<7} {each.name}: {'; '.join(filter(None, parts))}")

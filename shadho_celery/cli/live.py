@@ -358,9 +358,8 @@ class LiveView(_View):
     def picture(self) -> Group:
         """Return the whole view of the current state."""
         study = self._scheduler.study
-        self._progress.update(
-            self._task, completed=study.counted, total=shown_limit(self._scheduler.limits.trials, study.counted)
-        )
+        limit = shown_limit(self._scheduler.limits.trials, study.counted)
+        self._progress.update(self._task, completed=study.counted, total=limit)
         known = overview_of(study, self._made)
         if known.best is not None and known.best.number != self._best[0]:
             self._best = (known.best.number, f"with {best_values(known.best)}")

@@ -194,9 +194,7 @@ def origin(found: Mapping[str, str]) -> str:
 
     Return "" if the URL comes from an option or a file, or if there is no broker.
     """
-    if BROKER in found or not os.environ.get(BROKER):
-        return ""
-    return OWN_BROKER if os.environ.get(OWN_BROKER) else BROKER
+    return next((name for name in (OWN_BROKER, BROKER) if BROKER not in found and os.environ.get(name)), "")
 
 
 def refusal(error: ShadhoError) -> click.ClickException:

@@ -213,10 +213,9 @@ class Cache:
         versions, known, found = self.store.versions(time.time()), self._listed, {}
         for record in records:
             version = versions.get(record.key, (None,))
-            if record.key in known and known[record.key][0] == version:
-                found[record.key] = known[record.key]
-            else:
-                found[record.key] = version, make(StudyResults(self.store, record))
+            if (kept := known.get(record.key)) is None or kept[0] != version:
+                kept = version, make(StudyResults(self.store, record))
+            found[record.key] = kept
         self._listed = found
         return [made for _, made in found.values()]
 

@@ -78,10 +78,6 @@ def dashboard(store: str, port: int, token_file: Path | None, is_opened: bool, w
     # On Ctrl-C, uvicorn ends in order and then raises KeyboardInterrupt.
     with suppress(KeyboardInterrupt), ExitStack() as opening, _listen(port) as listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
-
-        def say_used(code: str) -> None:
-            say(f"a browser has logged in; to use another one, open {address}#{code}")
-
         url = f"{address}#{access.new_code()}"
         server = Server(
             Cache(opened, SystemClock()),
@@ -90,7 +86,7 @@ def dashboard(store: str, port: int, token_file: Path | None, is_opened: bool, w
             control=Control(store=store),
             logs=LogEnds(logs, SystemClock()),
             clock=SystemClock(),
-            say=say_used,
+            say=lambda code: say(f"a browser has logged in; to use another one, open {address}#{code}"),
         )
         say(f"dashboard: {url}")
         if with_parent:

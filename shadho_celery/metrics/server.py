@@ -168,19 +168,17 @@ class Collector(Generic[T]):
             yield metric
 
     def _samples(self, family: Family[T]) -> Samples:
-        """Return the samples of a family, with printable labels."""
-        found = {
+        """Return the samples of a family that are not infinite, with printable labels."""
+        return {
             tuple(one_line(each, MOST_CHARACTERS) for each in (*self._values, *labels)): number
             for labels, number in sorted(_read(family, self._of).items())[:MOST]
+            if number != math.inf
         }
-        return {labels: number for labels, number in found.items() if number != math.inf}
 
 
 def _read(family: Family[T], of: T) -> Samples:
     """Return the samples of a family. If another thread changes a dictionary meanwhile (RuntimeError), read again."""
     for _ in range(TRIES):
-        try:
+        with suppress(RuntimeError):
             return family.read(of)
-        except RuntimeError:
-            continue
     return {}
