@@ -9,13 +9,8 @@ __all__ = ["CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "WARN", "WARNING"]
 get_logger = getLogger
 
 
-def set_verbosity(verbosity: int) -> None:
+def set_verbosity(*_: object) -> None:
     """Have no effect."""
 
 
-def _have_no_effect() -> None:
-    """Have no effect."""
-
-
-enable_propagation = disable_propagation = _have_no_effect
-enable_default_handler = disable_default_handler = _have_no_effect
+enable_propagation = disable_propagation = enable_default_handler = disable_default_handler = set_verbosity

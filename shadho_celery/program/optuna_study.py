@@ -61,6 +61,7 @@ def optuna_study(store: str, name: str) -> optuna.Study:
         if study.objectives:
             made.set_metric_names(losses)
     laws = _distributions(study.tree, trials, optuna.distributions)
+    options = {label: law.choices for label, law in laws.items() if hasattr(law, "choices")}
     steps = steps_of(study.reports(), ways[0])
     for trial in trials:
         if (state := STATES.get(trial.state)) is None:
@@ -69,7 +70,7 @@ def optuna_study(store: str, name: str) -> optuna.Study:
         is_complete = state == "COMPLETE" and all(value is not None and math.isfinite(value) for value in values)
         copy = optuna.trial.create_trial(
             state=optuna.trial.TrialState["FAIL" if state == "COMPLETE" and not is_complete else state],
-            params={label: _shown(laws[label], value) for label, value in trial.params.items()},
+            params={label: options[label][int(v)] if label in options else v for label, v in trial.params.items()},
             distributions={label: laws[label] for label in trial.params},
             values=values if is_complete else None,
             intermediate_values=steps[trial.number],
@@ -121,12 +122,6 @@ def steps_of(reports: Sequence[Report], way: str) -> Mapping[int, dict[int, floa
         if report.attempt == last[report.number] and report.step >= 0:
             found[report.number][report.step] = sign * report.loss
     return found
-
-
-def _shown(law: Any, value: float) -> Any:
-    """Return a param as its Optuna distribution represents it: the text of an option, or a number."""
-    choices = getattr(law, "choices", None)
-    return value if choices is None else choices[int(value)]
 
 
 def _distributions(tree: Mapping[str, Any] | None, trials: Sequence[TrialResult], kinds: Any) -> dict[str, Any]:
