@@ -112,7 +112,7 @@ def run_study(options: RunOptions) -> int:
         beside = redirect_stdout(sys.stderr) if options.as_json else nullcontext()
         with beside:
             file = study_file.load(options.study)
-        # The collector need not visit the objects of the libraries that the study file has imported.
+        # The garbage collector need not visit the objects of the libraries that the study file has imported.
         gc.freeze()
         console = tables.make_console(stderr=options.as_json)
         with Session(options, file, say_beside) as session:

@@ -67,7 +67,7 @@ class Algorithm:
         return self._searches[domain].propose(new_ids, domain, trials)
 
 
-# There is no grid, because an algorithm cannot end hyperopt's search.
+# The sampler `grid` is left out: a grid ends, but an algorithm cannot end hyperopt's search.
 auto, tpe, gp, cma, qmc, rand = map(Algorithm, ("auto", "tpe", "gp", "cma", "qmc", "random"))
 
 

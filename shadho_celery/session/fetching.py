@@ -46,7 +46,8 @@ class TrialFolder:
     def copy(self, file: LeftFile, target: Path, update: Callable[[int], object]) -> None:
         """Copy a file to `target`, which must not exist, and compare digests. `update` gets the bytes of each piece.
 
-        Of a file that grows, its listed size is copied. Raises ServiceError if its content has changed, and OSError.
+        If a file has grown since it was listed, only its listed size is copied. Raises ServiceError if its content has
+        changed, and OSError.
         """
         facts, name = self._facts | {"path": file.path}, one_line(os.fsdecode(file.path))
         with target.open("x+b") as copy:

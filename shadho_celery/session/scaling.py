@@ -198,7 +198,7 @@ class Scaling:
         """Return the workers of the known classes.
 
         A worker that no longer announces itself is still returned for ANNOUNCE_SECONDS after it was last seen, unless
-        it has left in order, because Redis may only have lost its data. Adds a line to `lines` for the first worker of
+        it has left in order, because Redis may only have lost its data. Add a line to `lines` for the first worker of
         a class whose slots differ from the spec.
         """
         self._since = {name: self._since.get(name, now) for name in live}
