@@ -6,11 +6,15 @@ A description has the exception, the first line of its message, and the user's l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 
+from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Trial
+from shadho_celery.errors import UsageError
 
 #: end of the line about the end of a process, if lines that the process printed follow
 PRINTED = "; it last printed:"
@@ -27,9 +31,9 @@ _FOLDER = re.compile(r".*[\\/]")
 #: prefix of the lines in the traceback of an exception group
 _GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)
 #: matches files that are not the user's: of installed packages, of Python's library, and of the modules of this package
-#: that call objectives
+#: that call the user's code
 _FOREIGN = re.compile(
-    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](objective|program|ranks|runner|scheduler|simulation|space|training))[\\/]"
+    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](core|objective|placement|program|ranks|runner|scheduler|simulation|space|training))[\\/]"
     r"|^<"
 )
 
@@ -76,6 +80,21 @@ def read_failure(error: str | None) -> Failure:
     said = next((line for line in last[frames[-1].end() :].splitlines()[1:] if line[:1].strip()), text.splitlines()[-1])
     own = next((_location(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")
     return Failure(cause=f"{said.partition(':')[0][:100]} {_location(frames[-1])}", headline=said.strip(), location=own)
+
+
+@contextmanager
+def user_code(what: str, given: object = None, remedy: str = "fix it") -> Iterator[None]:
+    """Convert exceptions of the user's code to a UsageError: `what` has failed, and why, and the remedy.
+
+    `given` is the code's argument, if the message should show it. A UsageError is raised as it is.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        what += "" if given is None else f" for {short(given, 200)}"
+        raise UsageError(f"{what}: {read_failure(traceback.format_exc())}; {remedy}") from error
 
 
 def cause_of(error: str | None) -> str:

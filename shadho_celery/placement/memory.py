@@ -10,6 +10,7 @@ trial has more memory (`CostModel.kind`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_class
 
@@ -34,8 +35,8 @@ class MemoryFit:
         self._live: Sequence[ComputeClass] = ()
         #: the classes seen so far, by name
         self._seen: dict[str, ComputeClass] = {}
-        #: by kind of memory: the names of the classes that have it, the smallest first
-        self._orders: Mapping[Memory, list[str]] = {memory: [] for memory in Memory}
+        #: by kind of memory: the classes that have it, the smallest first, each with its place in this order
+        self._places: Mapping[Memory, Mapping[str, int]] = {memory: {} for memory in Memory}
         #: by name and room of a live class or machine: what `_kinds` returns
         self._known_kinds: dict[tuple[str, int], dict[int, ComputeClass]] = {}
         #: sentences about classes without GPUs that were tried as the last resort, as keys (the values are None)
@@ -47,10 +48,10 @@ class MemoryFit:
         self._live = [kind for known in classes for kind in self._kinds(known).values()]
         self._seen |= {known.name: known for known in self._live}
         with_gpus = [name for name, known in self._seen.items() if known.gpu_memory]
-        self._orders = {
-            Memory.GPU: sorted(with_gpus, key=lambda name: self._size(name, Memory.GPU)),
-            Memory.HOST: sorted(self._seen, key=lambda name: self._size(name, Memory.HOST)),
-        }
+        by_gpu = sorted(with_gpus, key=lambda name: self._size(name, Memory.GPU))
+        by_ram = sorted(self._seen, key=lambda name: self._size(name, Memory.HOST))
+        orders = ((Memory.GPU, by_gpu), (Memory.HOST, by_ram))
+        self._places = {memory: {name: place for place, name in enumerate(order)} for memory, order in orders}
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
         """Return whether a trial may run on a class.
@@ -133,7 +134,7 @@ class MemoryFit:
         larger = self._larger(compute_class, memory, classes)
         if not larger:
             return False
-        order, has = self._orders[memory], compute_class.bytes_of(memory)
+        order, has = [*self._places[memory]], compute_class.bytes_of(memory)
         bound = self._model.bounds[trial.subspace, memory]
         if bound.chance(trial.params, compute_class.name, order) > TOO_LIKELY:
             return True
@@ -177,22 +178,17 @@ class MemoryFit:
         """Return those of `classes` with more of a kind of memory than `compute_class`; [] for GPU memory if it has no
         GPU.
         """
-        order = self._orders[memory]
-        if compute_class.name not in order:
-            return []
-        above = order[order.index(compute_class.name) + 1 :]
-        return [each for each in classes if each.name in above]
+        places = self._places[memory]
+        own = places.get(compute_class.name, math.inf)
+        return [each for each in classes if places.get(each.name, -1) > own]
 
     def _is_outgrown(self, compute_class: ComputeClass, told: Sequence[tuple[str, Memory]]) -> bool:
         """Return whether the class has no more memory than one of the classes on which the trial ran out of memory.
 
         `told` has the names of those classes and the kinds of memory.
         """
-        for name, memory in told:
-            order = self._orders[memory]
-            if name in order and compute_class.name in order[: order.index(name) + 1]:
-                return True
-        return False
+        orders = [(self._places[memory], name) for name, memory in told]
+        return any(places.get(compute_class.name, math.inf) <= places.get(name, -1) for places, name in orders)
 
     def _shortages(self, trial: Trial) -> list[tuple[str, Memory]]:
         """Return the classes that a trial has outgrown, each with the kind of memory that was too small."""
@@ -201,7 +197,7 @@ class MemoryFit:
 
     def _kind(self, name: str, memory: Memory) -> Memory:
         """Return the kind of memory that ran out on a class: RAM if the class has no GPU, even if GPU was reported."""
-        return memory if name in self._orders[Memory.GPU] or name not in self._seen else Memory.HOST
+        return memory if name in self._places[Memory.GPU] or name not in self._seen else Memory.HOST
 
     def _size(self, name: str, memory: Memory) -> tuple[int, int, str, int]:
         known, width = self._model.split(name)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shadho_celery.core.failures import user_code
 from shadho_celery.core.hardware import ComputeClass, shortages, uses_gpus
 from shadho_celery.core.settings import Cost
 from shadho_celery.core.trial import Attempt, Memory, Params, Trial, TrialState
@@ -681,14 +682,9 @@ def _by_name(costs: Mapping[str, float], names: Sequence[str]) -> DeclaredCost:
 
 def _typical(cost: Callable[[Value], float], space: Space, subspace: Subspace) -> float:
     params = subspace.sample(np.random.default_rng(0), 1)[0]
-    try:
+    remedy = "it gets what the objective gets, and returns a number above 0 to which the seconds are in proportion"
+    with user_code(f"STUDY['cost'] failed for params of {subspace.name}", remedy=remedy):
         return _positive(cost(space.evaluate(params)))
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(
-            f"STUDY['cost'] failed for params of {subspace.name}: {reason}; it gets what the objective gets, and "
-            "returns a number above 0 to which the seconds are in proportion"
-        ) from error
 
 
 def _positive(value: float) -> float:

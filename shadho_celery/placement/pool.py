@@ -71,8 +71,7 @@ class Pool:
         #: the trials, the oldest first
         self.trials: list[Trial] = []
         #: for each trial: its part, and the number of trials of its part that had been sent when it was drawn
-        self._parts: list[str] = []
-        self._sent_before: list[int] = []
+        self._drawn: list[tuple[str, int]] = []
         #: rows of the trials' subspaces in the cost model, shape (trials,); 0 if one sampler draws in the whole space
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         #: costs of the trials on the live classes
@@ -122,30 +121,26 @@ class Pool:
             added = list(drawn)
             part, row = (WHOLE, 0) if self.is_whole else (subspace, self.model.row_of[subspace])
             self.trials += added
-            self._parts += [part] * len(added)
             self.rows = np.append(self.rows, [row] * len(added))
-            self._sent_before += [self._sent[part]] * len(added)
+            self._drawn += [(part, self._sent[part])] * len(added)
             self.in_part[part] += len(added)
             costs = self.model.costs(added, self._classes)
             self._costs = Costs(*map(np.concatenate, zip(self._costs, costs, strict=True)))
 
     def set_aside(self, late: NDArray[np.bool_] | None) -> None:
         """Set aside only the trials of this mask. They take no places of the pool, so other trials are drawn."""
-        self._aside = Counter() if late is None else Counter(compress(self._parts, late))
+        self._aside = Counter() if late is None else Counter(part for part, _ in compress(self._drawn, late))
 
     def waits(self) -> Array:
         """Return how long the trials have waited, shape (trials,), as a multiple of the time until they are overdue."""
         most = {part: MOST_WAIT * max(self.sizes.get(part, 0), LEAST_EACH) for part in self.in_part}
-        waited = zip(self._parts, self._sent_before, strict=True)
-        return np.array([(self._sent[part] - before) / most[part] for part, before in waited])
+        return np.array([(self._sent[part] - before) / most[part] for part, before in self._drawn])
 
     def take(self, place: int) -> Trial:
         """Remove the trial at index `place` and return it, because it is being sent."""
-        part = self._parts[place]
-        trial = self.trials.pop(place)
+        trial, (part, _) = self.trials.pop(place), self._drawn.pop(place)
         self._sent[part] += 1
         self.in_part[part] -= 1
-        del self._parts[place], self._sent_before[place]
         # The arrays are changed in place, because `np.delete` takes five times as long.
         for each in (self.rows, *self._costs):
             each[place:-1] = each[place + 1 :]

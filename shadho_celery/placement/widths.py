@@ -7,7 +7,6 @@ is reserved until it has enough free slots for a wide trial (`Reservations`).
 from __future__ import annotations
 
 import math
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.checks import short
-from shadho_celery.core.failures import read_failure
+from shadho_celery.core.failures import user_code
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import SlotsSetting
 from shadho_celery.core.trial import MAX_SLOTS, Params, Trial, TrialState
@@ -172,20 +171,13 @@ def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace], name: str = "
         return lambda params: width
 
     def width_of(params: Params) -> int:
-        try:
+        with user_code(f"STUDY['{name}'] failed", dict(params)):
             values = space.evaluate(params)
             if callable(slots):
                 return _count(slots(values), name)
-            if not isinstance(values, Mapping) or slots not in values:
-                raise UsageError(
-                    f"STUDY['{name}'] is {slots!r}, which is not a key of the params; give a number or a function"
-                )
-            return _count(values[slots], name)
-        except UsageError:
-            raise
-        except (Exception, SystemExit) as error:
-            failure = read_failure(traceback.format_exc())
-            raise UsageError(f"STUDY['{name}'] failed for {short(dict(params), 200)}: {failure}; fix it") from error
+            if isinstance(values, Mapping) and slots in values:
+                return _count(values[slots], name)
+        raise UsageError(f"STUDY['{name}'] is {slots!r}, which is not a key of the params; give a number or a function")
 
     generator = np.random.default_rng(0)
     for subspace in subspaces:

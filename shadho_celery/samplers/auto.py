@@ -142,7 +142,8 @@ class AutoSampler:
         self._labels = len(subspace.domains)
         #: maximum number of labels of a trial
         self._widest = max(part.most_drawn for part in parts_of(subspace))
-        self._sharing = _Sharing(subspace)
+        #: for `choice`: what is learned from several subspaces, and that each learns only from its own trials
+        self._shared, self._apart = _sharing(parts_of(subspace))
         self._limit = limit
         #: number of trials passed to `tell`; and number of these that came before the first one with seconds, which are
         #: from a warm start
@@ -163,7 +164,7 @@ class AutoSampler:
         if not self._gp.is_started:
             return self._gp.ask(n, pending, within)
         if why := self._why_not_gp(pending):
-            self.choice = f"tpe{self._sharing.words()}: {why}"
+            self.choice = f"tpe{self._shared}: {why}"
             self.proposed_by = ["tpe"] * n
             return self._tpe.ask(n, pending, within)
         every, self.choice = self._share_of_gp()
@@ -217,10 +218,10 @@ class AutoSampler:
         self._set_pace()
         every = self._allowed_turn()
         if every > 1:
-            shared = self._sharing.words(is_shared=self._gp.is_shared)
+            shared = self._shared if self._gp.is_shared else self._apart
             return every, f"gp and tpe in turn{shared}: trials take {self.decade}, which is too short for gp alone"
         r_squared = self._gp.r_squared
-        shared = self._sharing.words(is_shared=self._gp.is_shared)
+        shared = self._shared if self._gp.is_shared else self._apart
         if r_squared >= LEAST_R_SQUARED:
             return 1, f"gp{shared}: it predicts {r_squared:.0%} of the variance of the losses"
         little = f"less than {LEAST_R_SQUARED:.0%} of the variance of the losses"
@@ -231,30 +232,22 @@ class AutoSampler:
         self._gp.is_quick, self._gp.rare_from = self.decade.allowed_ms < QUICK_MS, self._earlier + FIRST
 
 
-class _Sharing:
-    """Finds the labels that several subspaces have, and describes them in words."""
+def _sharing(parts: Sequence[Subspace]) -> tuple[str, str]:
+    """Return a text that says which labels are learned from several subspaces, and a text that none are.
 
-    def __init__(self, subspace: Subspace) -> None:
-        found = parts_of(subspace)
-        used = Counter(label for part in found for label in part.domains)
-        self._parts = len(found) if len(found) > 1 else 0
-        self._labels = [label for label, count in used.items() if count > 1]
-        are_everywhere = all(used[label] == self._parts for label in self._labels)
-        self._sources = f"all {self._parts}" if are_everywhere else f"several of the {self._parts}"
-
-    def words(self, *, is_shared: bool = True) -> str:
-        """Return a text that says which labels are learned from several subspaces, or "" for one subspace.
-
-        It begins with a comma. `is_shared` is False if each subspace learns only from its own trials.
-        """
-        if not self._parts:
-            return ""
-        if not is_shared:
-            return f", each of the {self._parts} subspaces by itself, because they differ too much"
-        named = [printable(label)[:MOST_LETTERS] for label in self._labels[:NAMED]]
-        if len(self._labels) > NAMED:
-            named.append(f"{len(self._labels) - NAMED} more labels")
-        if not named:
-            return f", which compares the {self._parts} subspaces"
-        listed = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
-        return f", {listed} learnt from {self._sources} subspaces"
+    The second one is for subspaces that differ too much. Both begin with a comma, and are "" for one subspace.
+    """
+    number = len(parts)
+    if number == 1:
+        return "", ""
+    apart = f", each of the {number} subspaces by itself, because they differ too much"
+    used = Counter(label for part in parts for label in part.domains)
+    labels = [label for label, count in used.items() if count > 1]
+    if not labels:
+        return f", which compares the {number} subspaces", apart
+    named = [printable(label)[:MOST_LETTERS] for label in labels[:NAMED]]
+    if len(labels) > NAMED:
+        named.append(f"{len(labels) - NAMED} more labels")
+    listed = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
+    sources = f"all {number}" if all(used[label] == number for label in labels) else f"several of the {number}"
+    return f", {listed} learnt from {sources} subspaces", apart

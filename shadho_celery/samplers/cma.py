@@ -52,9 +52,8 @@ class CmaSampler(Learner):
         self._since = -math.inf
         self._numbers = {label: domain for label, domain in subspace.domains.items() if domain.is_numeric}
         self._options = {label: domain for label, domain in subspace.domains.items() if not domain.is_numeric}
-        self._population: int | None = None
         if self._numbers:
-            self._evolution = self._begun(np.full(len(self._numbers), 0.5))
+            self._evolution = _Evolution(np.full(len(self._numbers), 0.5), FIRST_WIDTH)
             self._least = self._least_widths()
         #: the current generation, with the loss of each trial; and the better half of the last generation
         self._generation: list[tuple[float, Params]] = []
@@ -97,13 +96,9 @@ class CmaSampler(Learner):
         if has_failed or self._evolution.has_converged:
             self._since = -math.inf if last.finished_at is None else last.finished_at
             self._better.clear()
-            if not has_failed:  # [R]
-                self._population = 2 * self._evolution.population_size
-            self._evolution = self._begun(generator.random(len(self._numbers)))
+            population = self._evolution.population_size * (1 if has_failed else 2)  # [R]
+            self._evolution = _Evolution(generator.random(len(self._numbers)), FIRST_WIDTH, population_size=population)
         self._least = self._least_widths()
-
-    def _begun(self, mean: Array) -> _Evolution:
-        return _Evolution(mean, FIRST_WIDTH, population_size=self._population)
 
     def _least_widths(self) -> Array:
         """Return the minimum width for each number: MARGIN times the step of its grid at the mean; 0 for a number

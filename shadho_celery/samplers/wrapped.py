@@ -10,10 +10,8 @@ Hyperparameter Optimization at Scale", ICML 2018, section 3.2.
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, cast
 
@@ -22,7 +20,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import accepts, short
 from shadho_celery.core.columns import TrialFacts
-from shadho_celery.core.failures import read_failure
+from shadho_celery.core.failures import user_code
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.samplers.random import Learner, MakeSampler, Sampler, WholeSampler, name_of
@@ -125,7 +123,7 @@ class OwnSampler:
         Raises UsageError if it cannot be created, or lacks valid methods.
         """
         self._subspace, self._name = subspace, name_of(make)
-        with _named(self._name, "its constructor"):
+        with user_code(f"sampler {self._name} failed in its constructor"):
             self.sampler: Any = make(subspace, entropy)
         self.adaptive = getattr(self.sampler, "adaptive", True) is not False
         #: generator of the params that replace proposals which the space's `where` refuses
@@ -144,7 +142,7 @@ class OwnSampler:
 
         Raises UsageError for params outside the space, and if the user's code raises an exception.
         """
-        with _named(self._name, "ask"):
+        with user_code(f"sampler {self._name} failed in ask"):
             returned = self.sampler.ask(n, [ToldTrial(trial) for trial in pending])
         if not isinstance(returned, Sequence):
             raise UsageError(f"sampler {self._name} returned {short(returned, 60)} from ask; return a list of params")
@@ -161,17 +159,8 @@ class OwnSampler:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Pass results to the user's sampler. Raises UsageError if the user's code raises an exception."""
-        with _named(self._name, "tell"):
+        with user_code(f"sampler {self._name} failed in tell"):
             self.sampler.tell([ToldTrial(trial) for trial in trials])
-
-
-@contextmanager
-def _named(name: str, verb: str) -> Iterator[None]:
-    """Convert exceptions of the user's code to a UsageError that names the sampler and its method."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"sampler {name} failed in {verb}: {read_failure(traceback.format_exc())}; fix it") from error
 
 
 #: a budget has enough results if it has at least LEAST, and MORE more than there are labels

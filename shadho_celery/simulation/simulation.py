@@ -12,7 +12,6 @@ import re
 import resource
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import as_record, short
-from shadho_celery.core.failures import read_failure
+from shadho_celery.core.failures import user_code
 from shadho_celery.core.files import new_key, parse, read_classes
 from shadho_celery.core.settings import read_settings
 from shadho_celery.core.system import ManualClock
@@ -145,11 +144,8 @@ class Cluster:
         return found
 
     def _called(self, function: str, convert: Callable[[Any], V], *given: Any) -> V:
-        try:
+        with user_code(f"{function} of {self.name} failed", given[0]):
             return convert(getattr(self, function)(*given))
-        except Exception as error:
-            failure = read_failure(traceback.format_exc())
-            raise UsageError(f"{function} of {self.name} failed for {short(given[0])}: {failure}; fix it") from error
 
 
 def load(module: str) -> Cluster:

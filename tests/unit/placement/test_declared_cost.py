@@ -102,7 +102,7 @@ def test_a_function_that_fails_is_refused_in_one_line_with_its_error_and_what_is
         raise LookupError("no such\nthing")
 
     message = refusal(cost)
-    assert "LookupError: no such thing" in message
+    assert "LookupError: no such (test_declared_cost.py:" in message
     assert NET in message
     assert "above 0" in message
     assert "SystemExit: 3" in refusal(lambda params: sys.exit(3))
