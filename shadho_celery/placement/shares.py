@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -275,11 +275,10 @@ class PromiseShares(UniformShares):
         self._count(*self._parts.values())
 
 
-def _of_budgets(told: Iterable[tuple[float | None, float]], budgets: Container[float | None]) -> list[float]:
+def _of_budgets(told: Collection[tuple[float | None, float]], budgets: Container[float | None]) -> list[float]:
     """Return a subspace's losses at the given budgets. If all of its losses are infinite, return the losses at all
     budgets.
     """
-    told = [*told]
     fails = all(loss == math.inf for _, loss in told)
     return [loss for budget, loss in told if fails or budget in budgets]
 

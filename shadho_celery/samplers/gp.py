@@ -230,7 +230,7 @@ class GpSampler(Learner):
         kept: Sequence[int] = range(number)
         if number > most:
             broken = np.frombuffer(self._broken, np.bool_)[:number]
-            best = {*np.lexsort((losses, broken))[: most // 3].tolist()}
+            best = {*_least(losses, broken, most // 3).tolist()}
             latest = (place for place in reversed(range(number)) if place not in best)
             kept = sorted([*best, *islice(latest, most - len(best))])
         rows = np.array([self._rows[place] for place in kept])
@@ -452,6 +452,16 @@ def _rooted(values: Array, even: Array) -> Array:
     """
     weights = np.exp(0.5 * (values - values.max())) if values.max() > -math.inf else np.ones(len(values))
     return np.asarray(weights / (even * weights).sum())
+
+
+def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
+    """Return the indexes of the `most` least losses. Trials that have `broken` a constraint come after others."""
+    feasible = np.flatnonzero(~broken)
+    if len(feasible) > most:
+        # Only the least losses are sorted, because sorting 100,000 takes longer than a proposal.
+        best = feasible[losses[feasible] <= np.partition(losses[feasible], most - 1)[most - 1]]
+        return np.asarray(best[np.argsort(losses[best], kind="stable")][:most])
+    return np.lexsort((losses, broken))[:most]
 
 
 def standardised(losses: Array) -> Array:
