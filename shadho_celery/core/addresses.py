@@ -85,11 +85,12 @@ def close_socket(server: socket.socket) -> None:
 
 
 def interface_variables(host: str) -> dict[str, str]:
-    """Return the environment variables with which gloo, and NCCL on one machine, use the interface of an address.
+    """Return the environment variables that make gloo use the network interface of an address.
 
-    By default gloo uses the address of the machine's own name, which may be a loopback address. If all ranks are on one
-    machine, gloo and NCCL use only the loopback interface, even if the environment names another one. Otherwise
-    GLOO_SOCKET_IFNAME has priority: the result is then {}, as for an address without an interface.
+    By default gloo uses the address of the machine's own name, which may be a loopback address. If the address itself
+    is a loopback address, all ranks are on this machine, so gloo and NCCL must use the loopback interface, even if the
+    environment names another one. Otherwise a GLOO_SOCKET_IFNAME in the environment is respected: the result is then
+    {}. It is also {} for an address without an interface.
     """
     is_local = host.startswith("127.")
     interface = interface_of(host) if is_local or "GLOO_SOCKET_IFNAME" not in os.environ else None

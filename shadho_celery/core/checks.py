@@ -30,7 +30,7 @@ _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 200
 
 #: characters that may control a terminal or are invisible: control characters except tab and line feed, direction
-#: marks, unpaired surrogates and the like. Joiners are not among them, because scripts and emojis need them
+#: marks, unpaired surrogates and the like. Zero-width joiners are left out, because some scripts and emojis need them
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     r"\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
@@ -41,7 +41,7 @@ _LEVELS = 8
 
 #: beginning of a URL; beginning of an SQLite URL, which has no password but may have any file name
 _SCHEME, _FILE = re.compile(r"(?:[\w+.-]+:/+)?"), re.compile(r"sqlite[^:/]*:///")
-#: name of a password in a URL's query; a name with a percent sign is included, because it may be an encoded one
+#: name of a password in a URL's query; any name with a percent sign matches, because its letters may be encoded
 _SECRET = re.compile(r"[?&;][^?&;=]*(?:pass|pwd|secret|%)[^?&;=]*=", re.IGNORECASE)
 
 #: format of msgspec's messages: the problem, then the path of the field
@@ -163,20 +163,20 @@ def is_shallow(value: object, levels: int) -> bool:
 
 
 def _plain_key(key: object) -> object:
-    """Convert a key that is a numpy text or a text of an Enum to a Python str, with unpaired surrogates escaped."""
+    """Convert a key of a subclass of str, such as numpy's, to a plain str, with unpaired surrogates escaped."""
     return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key
 
 
 def guess(name: object, known: Collection[str]) -> str:
-    """Return a hint for an unknown name: our name for what other tools call `name`, else that of `similar`."""
+    """Return a hint for an unknown name: what this package calls the `name` of another tool, else that of `similar`."""
     here = elsewhere(name, known) if isinstance(name, str) else ""
     return f"here it is {here}; " if here else similar(name, known)
 
 
 def unknown(how: object, known: Collection[str], others: Collection[str], are: str) -> str:
-    """Return why `how` is not a `known` name.
+    """Return an error text for `how`, which is not a `known` name.
 
-    `others` are names of another kind, and `are` is the text that says what they stand for.
+    `others` are valid names of another setting, and `are` is the text that follows such a name in the error.
     """
     if here := elsewhere(str(how), known):
         return f"write {here} for {short(how, 60)}"
@@ -228,7 +228,7 @@ def encoded(record: object) -> bytes:
     """Return a record as JSON, which functions that `decoder` returns can read.
 
     msgspec takes a tenth of the time of Python's encoder, but writes null for NaN and infinite numbers, and refuses
-    unpaired surrogates. In these cases, Python's encoder is used.
+    unpaired surrogates. Therefore Python's encoder is used if msgspec writes a null or refuses the text.
     """
     with suppress(UnicodeEncodeError):
         text = msgspec.json.encode(record)
@@ -336,7 +336,7 @@ def _in_words(what: str, value: object) -> str:
         return f"{shown} is not allowed; its length must be {_BOUNDS[length['sign']]} {length['bound']}"
     kind = _KINDS.get(type(value), type(value).__name__)
     for wanted, noun in (("object", "table"), ("array", "list")):
-        # The value may also be a table with a value of the wrong type.
+        # msgspec's path does not name the keys of a dict, so `value` may also be the dict that has the wrong value.
         if what.startswith(f"Expected `{wanted}") and kind != f"a {noun}":
             return f"this is not a {noun} but {kind}"
     if what.startswith("Expected `int"):

@@ -55,8 +55,8 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def with_space(self, description: Mapping[str, str]) -> CodeVersion:
         """Return this version with the digest of the space, and the digest of sources and space together.
 
-        `description` is `Space.describe()`. A function that is sent by value brings its space with it. If it uses no
-        modules of its own, its version is the one that it has in a program's process.
+        `description` is `Space.describe()`. A function that is sent by value brings its space with it, so the digest of
+        the space is not part of the second digest. If it uses no modules of the user, its own version is that digest.
         """
         space = digest_of(_as_json(description))
         if self.function:
@@ -100,7 +100,7 @@ class Sources(Struct, frozen=True, kw_only=True):
     code: Digest
     #: content of each file by its path
     files: dict[SourcePath, bytes]
-    #: digest of each file that is sent by itself, by its path: files of a command
+    #: digest of each input file of a command by its path; the contents of these files are sent separately
     inputs: dict[SourcePath, FullDigest] = {}
 
     def __post_init__(self) -> None:

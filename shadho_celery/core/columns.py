@@ -38,7 +38,7 @@ COUNT, STEP, REAL = Packed("q"), Packed("q", -(2**63)), Packed("d", math.nan)
 RUNG, FLAG, MOMENT = Packed("h"), Packed("b"), Packed("d", 0.0)
 #: forms of a text, as its index in a list of names, where 0 means None; and of a state, as its index
 NAMED, STATE = Packed("I"), Packed("B")
-#: form of a fact that a summary has but a row does not
+#: form of a fact that is kept for finished trials (`Summary`), but is not a number in their rows
 ASIDE = Packed("")
 
 
@@ -68,8 +68,8 @@ class Fact(Generic[T]):
         *,
         column: str = "",
     ) -> None:
-        """`packed` is None for a fact that a study does not keep of finished trials. `words` describe the fact to
-        users.
+        """`packed` is None for a fact that a study does not keep in memory for finished trials. `words` describe the
+        fact to users.
 
         `column` is the name of the fact in records and stores, if it differs from the attribute's name.
         """
@@ -167,7 +167,7 @@ class TrialFacts:
 
 #: the facts by their names in records and stores
 FACTS: Mapping[str, Fact[Any]] = {each.column: each for each in vars(TrialFacts).values() if isinstance(each, Fact)}
-#: names of the facts that a study keeps of finished trials; and by name: forms of those that are numbers in a row
+#: names of the facts that a study keeps in memory for finished trials; and by name: forms of the facts in their rows
 KEPT = [column for column, fact in FACTS.items() if fact.packed is not None]
 PACKED = {column: fact.packed for column, fact in FACTS.items() if fact.packed is not None and fact.packed.code}
 #: by name: types of the facts, which are those of the fields of a trial and of its outcome
@@ -179,7 +179,7 @@ HINTS = {
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """Base of records of finished trials, which a store makes with a field for each fact in KEPT."""
+    """Base of records of finished trials. A store makes a subclass with a field for each fact in KEPT."""
 
     number: Number
 

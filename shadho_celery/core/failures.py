@@ -1,4 +1,4 @@
-"""Short descriptions of failures, their numbers by kind, and the decision whether a study is hopeless.
+"""Short descriptions of failures, numbers of failed trials by kind of failure, and whether the first trials all fail.
 
 A description has the exception, the first line of its message, and the user's line of code.
 """
@@ -16,7 +16,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import UsageError
 
-#: end of the line about the end of a process, if lines that the process printed follow
+#: suffix of the first line of an error that says how a process ended, if the last lines of its output follow
 PRINTED = "; it last printed:"
 
 TRACEBACK = "Traceback (most recent call last)"

@@ -5,9 +5,9 @@ stores.
 
 A class spec is a TOML file that describes compute classes whose workers are started on demand.
 
-A trial leaves files in a folder below the folder of checkpoints. A set of trials whose folders are not needed is a text
-of bits: bit N, the lowest of each byte first, stands for trial N. The functions for these folders follow no links, and
-neither read nor delete anything outside of the folder of checkpoints.
+A trial leaves files in a folder below the folder of checkpoints. A set of trials whose folders are not needed is a
+bytes object: bit N, counted from the lowest bit of the first byte, stands for trial N. The functions for these folders
+follow no links, and neither read nor delete anything outside of the folder of checkpoints.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def read_text(path: Path, name: str, remedy: str = "", *, most: int = MAX_BYTES,
 def read_toml(path: Path, name: str, parse: Callable[[dict[str, object]], T], remedy: str = "") -> T:
     """Read a TOML file and return the result of `parse` for its content.
 
-    Raises UsageError, which names the file by `name`, also if `parse` raises it. A key may have at most MAX_NESTED
-    parts.
+    Raises UsageError if the file is not TOML, if a key has more than MAX_NESTED parts, or if `parse` raises UsageError.
+    The message begins with `name`.
     """
     text = read_text(path, name, remedy)
     try:
@@ -160,13 +160,14 @@ def replacing(target: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
         part.unlink(missing_ok=True)
 
 
-#: checkpoints and logs
+#: folder of the checkpoints and logs of trials
 CHECKPOINTS = Path(".shadho/checkpoints")
-#: file in the folder of checkpoints with the token of the storage; the other entries of the folder are keys of studies
+#: file in the folder of checkpoints with a token, by which machines recognise that they share the folder. The other
+#: entries of the folder are keys of studies
 STORAGE_TOKEN = ".storage"
 #: folder of code that studies have shipped to a worker
 SHIPPED_CODE = Path(".shadho/code")
-#: folder of the studies in TOML that this package writes for commands without a study file
+#: folder of the TOML files that this package writes to describe studies of a command without a study file
 COMMANDS = Path(".shadho/commands")
 #: folder of the files of embedded servers and workers
 EMBEDDED = Path(".shadho/embedded")
@@ -257,7 +258,7 @@ F = TypeVar("F", bound="ClassFacts")
 _Count = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
-#: a started worker has not come if it takes longer than this plus twice the start-up seconds of its class
+#: seconds to wait for a started worker to announce itself, in addition to twice the start-up seconds of its class
 _COME_SECONDS = 60.0
 
 
@@ -320,7 +321,7 @@ def parse(content: Mapping[str, object], kind: type[F], form: str = _FORM) -> di
     return found
 
 
-#: maximum bytes of a piece of a file, and of the part of a file of which one digest is made
+#: maximum bytes of a file that a worker sends in one answer, and that it digests for one answer
 MAX_PIECE, MAX_DIGESTED = 2**20, 2**26
 
 #: maximum number of files of a folder that is fetched, so that their list fits in one answer
@@ -330,7 +331,7 @@ MAX_FILES = 1000
 MAX_PATH = 4096
 
 
-#: name of the folder of a trial's checkpoints, or of that of an attempt beside it
+#: matches the name of a trial's folder of checkpoints, and that of the folder of one of its attempts
 _NAME = re.compile(r"(0|[1-9][0-9]{0,14})(\.attempt-[0-9]+\.[0-9]+)?")
 
 
@@ -361,11 +362,11 @@ def files_in(folder: Path) -> Iterator[LeftFile]:
 def read_part(root: Path, folder: str, path: bytes, start: int, size: int) -> bytes:
     """Return `size` bytes of a file from the position `start`, or fewer at its end.
 
-    The file is at `path` below the `folder` below `root`. Raises UsageError if `path` leads out of the `folder` or this
-    out of `root`, and OSError if it is no regular file or cannot be read.
+    The file is at `path` below `folder`, which is below `root`. Raises UsageError if `path` leads out of `folder`, or
+    `folder` out of `root`. Raises OSError if the file is not a regular file or cannot be read.
     """
     file_path = below(below(root, folder), os.fsdecode(path))
-    # A named pipe must not block.
+    # O_NONBLOCK is for named pipes, whose opening would block.
     with os.fdopen(os.open(file_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is no regular file")
@@ -376,10 +377,10 @@ def read_part(root: Path, folder: str, path: bytes, start: int, size: int) -> by
 def sweep(
     root: Path, study: str, unneeded: bytes | None, in_use: Collection[int] = (), *, is_sure: bool = True
 ) -> tuple[int, int]:
-    """Delete the folders of the `unneeded` trials of a study; None means all of the study, unless a trial is in use.
+    """Delete the folders of the `unneeded` trials of a study, except trials `in_use`. Return their number and bytes.
 
-    Return the number of the folders and the bytes in them. Unless `is_sure`, nothing is deleted. Folders of trials
-    `in_use` are left. Raises UsageError if the study's folder leads out of `root`.
+    If `unneeded` is None, the folder of the study is deleted, unless a trial is `in_use`. Unless `is_sure`, nothing is
+    deleted, and the folders are only counted. Raises UsageError if the study's folder leads out of `root`.
     """
     folder = below(root, study)
     found = [] if in_use else [folder]
@@ -394,11 +395,11 @@ def sweep(
     sizes = {each: sum(file.size for file in files_in(each)) for each in found}
     for each in found if is_sure else ():
         shutil.rmtree(each, ignore_errors=True)
-    # Folders of another user may still be there.
+    # Folders that belong to another user may remain. They are not counted.
     done = [size for each, size in sizes.items() if not (is_sure and each.exists())]
     return len(done), sum(done)
 
 
 def _number_of(folder: Path) -> int:
-    """Return the number of the trial whose folder this may be; one that no trial has, if it is none."""
+    """Return the number of the trial in the name of a folder; for another name, a number that no trial has."""
     return int(found[1]) if (found := _NAME.fullmatch(folder.name)) else sys.maxsize

@@ -27,8 +27,8 @@ from shadho_celery.errors import UsageError
 #: default classes, the strongest first. This order is used for classes with equal hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
 
-#: format of the name of a compute class, which is also the name of its queue and is used in commands and lists with
-#: commas
+#: format of the name of a compute class. The name is also the name of its queue, and is used in commands and in lists
+#: that are separated by commas
 CLASS_NAME = r"\A\w[\w.+-]{0,59}\Z"
 #: this format in words
 CLASS_NAME_FORM = "up to 60 letters, digits and the characters _ . - +, the first one a letter, a digit or _"
@@ -111,8 +111,8 @@ def gpus_text(gpus: Iterable[Gpu]) -> str:
 class Machine(Struct, frozen=True, kw_only=True):
     """Facts about one machine, as its workers announce them."""
 
-    #: name of the machine, or the value of ``SHADHO_HOST``. It is limited, because the names of its workers, which
-    #: contain it, must be a `Name`
+    #: name of the machine, or the value of ``SHADHO_HOST``. Its length is limited, because it is part of the names of
+    #: its workers, and each of these must be a `Name`
     host: Annotated[Clean, Meta(max_length=175)] = ""
     #: number of cores that this process may use
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
@@ -123,8 +123,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     #: processors on which this process may run, as a hexadecimal number with one bit for each. Workers with the same
     #: `pool` share them
     processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
-    #: digest that is equal for processes that share these cores, of the running kernel and the control group whose CPU
-    #: quota limits this process; "" if it is not known. Host names are not used, because they may differ between
+    #: digest of the running kernel and of the control group whose CPU quota limits this process; "" if it is not known.
+    #: Processes that share cores have equal digests. Host names are not used, because they may differ between
     #: containers on one machine, and be equal on different machines
     pool: Name = ""
     #: True if ``SHADHO_CORES`` limits the cores
@@ -168,10 +168,11 @@ class Machine(Struct, frozen=True, kw_only=True):
         return self.cards if uses_gpus(compute_class) else ()
 
     def slots_for(self, compute_class: str, cores_per_trial: int = 1) -> int:
-        """Return the default number of slots: one for each GPU, or `slots_per_gpu`; without GPUs, one per
-        `cores_per_trial` cores.
+        """Return the default number of slots: `slots_per_gpu` for each GPU; without GPUs, one per `cores_per_trial`
+        cores.
 
-        Raises UsageError if the environment has an invalid number of slots per GPU.
+        With AUTO, a GPU has as many slots as the machine has cores for each GPU, at most MOST_PER_GPU. Raises
+        UsageError if the environment has an invalid number of slots per GPU.
         """
         if gpus := len(self.gpus_for(compute_class)):
             return gpus * (slots_per_gpu() or max(1, min(MOST_PER_GPU, self.cores // gpus)))
@@ -205,7 +206,7 @@ class Machine(Struct, frozen=True, kw_only=True):
         """
         found = self.gpus_for(compute_class)
         gpus = [gpu.id for gpu in found if gpu.device == "cuda"]
-        # Slots may share a GPU.
+        # If slots share a GPU, its id must not be repeated.
         visible = ",".join(dict.fromkeys(gpus[slot % len(gpus)] for slot in taken)) if gpus else ""
         # The indexes of GPUs are those of the driver. By default, CUDA would number GPUs by speed.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

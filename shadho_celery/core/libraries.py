@@ -55,7 +55,8 @@ def hides(file: str | Path, library: str) -> str:
 def is_import(error: BaseException) -> bool:
     """Return whether an exception was raised while the body of a module was run by an import."""
     frames = [name for name, _, _ in _frames(error)]
-    # The program's own body may be the first such frame, so a second one is needed, or one at the end.
+    # The first such frame may be the body of the program itself. So there must be a second one, or the last frame must
+    # be one.
     return frames.count(_BODY) > 1 or frames[-1:] == [_BODY]
 
 

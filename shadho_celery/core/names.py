@@ -19,7 +19,7 @@ SAMPLERS: Mapping[str, str] = {
     "grid": "samplers.grid:GridSampler",
     "cma": "samplers.cma:CmaSampler",
 }
-#: samplers that learn in the whole space, and repeat no point of a finite subspace
+#: samplers that learn from the trials of all subspaces together, and repeat no point of a finite subspace
 WHOLE_SAMPLERS = ("auto", "tpe", "gp")
 POLICIES: Mapping[str, str] = {
     "cost": "placement.policies:CostPolicy",
@@ -50,16 +50,16 @@ PRUNERS: Mapping[str, str] = {
 }
 #: function behind `context.launch`, which needs torch
 LAUNCH = "ranks.launch:launch"
-#: function that runs a command as a trial, only in the slot's process
+#: function that runs a command as a trial; its module is imported when a trial runs
 RUN_COMMAND = "objective.process:run"
-#: forms in which a study is kept, besides a module, by the suffix of its file
+#: by suffix of the file: classes of studies that are described by a file other than a Python module
 FORMS: Mapping[str, str] = {".toml": "objective.toml_study:TomlStudy", ".pickle": "objective.by_value:ByValue"}
 #: suffix of the file of a function that is sent by value
 BY_VALUE = ".pickle"
 #: value of the setting `pruner` that means no pruner, also for a resumed study that had one
 NO_PRUNER = "none"
-#: by our name, or by a text that can follow "here it is": the names in other tools, in lower case. A foreign name may
-#: be in several lines
+#: by this package's name, or by a text that can follow "here it is": the names of the same thing in other tools, in
+#: lower case. A name of another tool may be in several lines; `elsewhere` chooses by the `known` names
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     # arguments and settings
     "objective": ("fn", "func", "trainable", "estimator"),
@@ -122,7 +122,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 
 def elsewhere(name: str, known: Collection[str]) -> str:
-    """Return our name for what other tools call `name`: one of the `known` names, else a text; "" if there is none.
+    """Return what this package calls the `name` of another tool: a `known` name, else a text; "" if it is not listed.
 
     `name` may also be a known name in another form, such as MedianPruner for median.
     """

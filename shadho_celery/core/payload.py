@@ -38,8 +38,8 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout: TimeLimit | None = None
     #: True if failures may count against the worker, because there are other workers with which it can be compared
     watched: bool = False
-    #: seat of a replica, if the worker should run a replica in the gang of the only attempt; None if it should run the
-    #: attempts
+    #: rank and coordinator of a replica, if the worker should run this replica for the only attempt, whose trial is
+    #: distributed; None if the worker should run the attempts
     replica: ReplicaSeat | None = None
     #: True if all slots of an attempt must be on the worker that claims it
     one_worker: bool = False

@@ -1,7 +1,7 @@
 """Records of attempts, sessions of workers and machines; and records of the actions that users request.
 
-A study writes the first kind of records for charts, and to explain where trials were placed. The scheduler uses them
-only for the money that attempts have cost, the backlogs of classes, and the rates of preemption.
+A study writes the records of attempts, sessions and machines for charts, and to explain where trials were placed. The
+scheduler uses them only for the money that attempts have cost, the backlogs of classes, and the rates of preemption.
 
 Each action is one record. Its command, the routes and buttons of the dashboard and the requests over Redis are made
 from it. `Control` has a method for it, and `session.steering` the function that carries it out.
@@ -47,23 +47,24 @@ class End(Words):
     SUPERSEDED = "superseded"
     #: its worker gave it back for a reason other than the trial, for instance because the worker was stopped
     RETURNED = "returned"
-    #: it ended before a worker claimed it: it was taken back, or there was no worker
+    #: it ended before a worker claimed it, because the scheduler took it back or there was no worker
     UNCLAIMED = "unclaimed"
 
 
 class MoneyPlan(Struct, frozen=True, kw_only=True):
-    """The latest plan of a study that is placed by money."""
+    """The latest plan of a study with the setting `place_by` "money"."""
 
     #: time in seconds since the epoch by which its trials should have ended
     deadline: StoredMoment
     #: expected money for all of its trials, ended ones included; None if the deadline cannot be kept
     money: Annotated[float, Meta(ge=0, le=1e18)] | None = None
-    #: the most money that an hour more can save; it is also the least that an hour less costs
+    #: the most money that a deadline an hour later can save; this is also the least that a deadline an hour earlier
+    #: costs
     an_hour: Annotated[float, Meta(ge=0, le=1e18)] = 0.0
 
     @property
     def hour_words(self) -> str:
-        """Text that says how much an hour more would save, and how much an hour less would cost."""
+        """Text that says how much money a deadline an hour later would save, and one an hour earlier would cost."""
         if self.an_hour < 0.005:
             return "an hour more saves nothing"
         amount = money(self.an_hour)
@@ -75,7 +76,7 @@ class Leaving(Words):
 
     #: the worker was stopped and ended as requested
     STOPPED = "stopped"
-    #: the worker had notice that its machine is taken away, and gave its trials back
+    #: the worker was told that its machine will be taken away, and gave its trials back
     PREEMPTED = "preempted"
     #: the worker stopped announcing itself
     LOST = "lost"
@@ -241,7 +242,7 @@ MAX_POINTS = 1000
 
 
 class Deed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
-    """What a request asks for. The class's name is that of the action, its docstring the help of the command."""
+    """Base of actions that a user can request. A subclass's name is the action's, its docstring the command's help."""
 
     #: description in the list of commands
     line: ClassVar[str]

@@ -35,14 +35,14 @@ SlotsSetting = int | str | Callable[[Any], int] | Sequence[int]
 Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
-#: part of a relative path or glob; a list of these; and the words of a command
+#: regular expression of a part of a relative path or glob; such a path; a list of paths; a word of a command; its words
 _PART = r"(\*\*|(?!\.{1,2}(/|\Z))([^/*\0]|\*(?!\*))+)"
 _Path = Annotated[str, Meta(pattern=rf"^(\./)?{_PART}(/{_PART})*/?\Z", max_length=1000)]
 _Paths = Annotated[tuple[_Path, ...], Meta(max_length=1000)]
 _Word = Annotated[str, Meta(pattern=r"^[^\0]*\Z", max_length=10_000)]
 _Words = Annotated[tuple[_Word, ...], Meta(min_length=1, max_length=1000)]
 
-#: settings that a study has only with a command
+#: settings that are allowed only with the setting `command`
 OF_COMMANDS = ("arg", "loss", "inputs", "outputs")
 
 #: maximum of the setting `pool`, the number of trials that are drawn ahead
@@ -516,8 +516,8 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
             'this study was begun with a sampler of its own: pass that function again, as STUDY["sampler"] in a study '
             "file, or give the name of one (sampler)"
         )
-    # The limit on trials applies only to its own run, and is recorded only to be shown. A study that no longer says
-    # `keep` keeps all of its folders.
+    # The limit on trials applies only to its own run, and is recorded only to be shown. If `keep` is not given for the
+    # next run, all folders are kept from then on.
     return {name: value for name, value in in_force.items() if value is not None and name not in ("trials", "keep")}
 
 

@@ -4,14 +4,14 @@ A clock is an argument, so the same code runs on the machine's clock and on a si
 Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day, which may be set back or
 forward at any time, by an administrator, by NTP or when a virtual machine is resumed.
 
-A server may hang without closing its connections: it is out of memory or disk space, it was stopped, a network drops
-its packets, or another session holds a lock. Therefore each call waits at most for the seconds given here, and then
-fails as if the server were down: a running study and its workers print a warning, wait, and try again. A scheduler
-renews its locks at least every five seconds as long as its calls return, and its lock in Redis lasts for twenty seconds
-(`fleet.channel.HOLD_SECONDS`). So no call of a scheduler may take more than ten seconds.
+A server may hang without closing its connections, for example because it is out of memory or disk space, because a
+network drops its packets, or because another session holds a lock. Therefore each call waits at most for the seconds
+given here, and then fails as if the server were down: a running study and its workers print a warning, wait, and try
+again. A scheduler renews its locks at least every five seconds as long as its calls return, and its lock in Redis lasts
+for twenty seconds (`fleet.channel.HOLD_SECONDS`). So no call of a scheduler may take more than ten seconds.
 
-Most of the time to import hyperopt is for scipy.stats and scipy.special, which only its own algorithms use. Therefore
-these modules are imported when they are first used.
+Most of the time to import hyperopt is spent on scipy.stats and scipy.special, which only hyperopt's own algorithms use.
+Therefore the modules of these algorithms are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ManualClock:
         self._now = max(self._now, moment)
 
 
-#: broker: opening of a connection, and each step of its handshake
+#: limits on the seconds of calls, by server. Broker: opening of a connection, and each step of its handshake
 BROKER_CONNECT_SECONDS = 3.0
 
 #: broker: each answer to the scheduler, to `status`, and to a worker that checks its queues for messages
@@ -124,8 +124,7 @@ class _Late(ModuleType):
     """Placeholder for a module, which is loaded when one of its names is used."""
 
     def __getattr__(self, name: str) -> Any:
-        # Such names are looked up by the import system and by tools that inspect `sys.modules`, which must not load the
-        # module.
+        # The import system, and tools that inspect `sys.modules`, look up such names. This must not load the module.
         if name.startswith("__"):
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
@@ -150,7 +149,7 @@ def load_hyperopt_late() -> None:
 def placeholder(module: str) -> Iterator[None]:
     """Delay the loading of `module` for the modules that are imported in the block.
 
-    They load it when they use it. Later imports of the module, and of its submodules, are not delayed. If the module is
+    It is loaded when one of them uses it. Later imports of `module`, and of its submodules, are not delayed. If it is
     already loaded, nothing changes.
     """
     late = sys.modules.setdefault(module, _Late(module))
@@ -180,7 +179,7 @@ OVER_SECONDS = 6.0
 
 
 class Outage:
-    """Keeps whether a server is available, from the errors of calls. Several threads may use it."""
+    """Determines from the errors of calls whether a server is available. Several threads may use it."""
 
     def __init__(self, server: str, over_seconds: float = OVER_SECONDS) -> None:
         self._server, self._over_seconds = server, over_seconds
@@ -192,9 +191,9 @@ class Outage:
         self._lock = threading.Lock()
 
     def see(self, trouble: str | None, now: float) -> str | None:
-        """Note an error `trouble`, or with None an answer. Return the line to show, or None.
+        """Record that a call failed with the error `trouble`, or succeeded if this is None. Return a line or None.
 
-        A line is shown at the first error of an outage, and when the outage is over.
+        There is a line to show at the first error of an outage, and when the outage is over.
         """
         with self._lock:
             if trouble is not None:
@@ -216,7 +215,7 @@ HEARTBEAT_FILE = "SHADHO_HEARTBEAT_FILE"
 def overridden(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables in the block, and restore them after it.
 
-    Those with the value None are only restored.
+    A variable with the value None is not set, only restored.
     """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update({name: value for name, value in variables.items() if value is not None})

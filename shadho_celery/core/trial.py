@@ -25,7 +25,7 @@ from shadho_celery.errors import UsageError
 
 #: drawn value of every active label, by label
 Params = Mapping[str, Any]
-#: name in the params of an enqueued trial for the values that a user gives to labels, as JSON. No label has it
+#: key in the params of an enqueued trial, whose value has the user's values of labels, as JSON. No label has this name
 POINT = "(point)"
 
 #: greatest number of a trial: the greatest integer that all JSON readers keep exact
@@ -62,7 +62,7 @@ Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 #: text without characters that stores and queues refuse; and such a text that fits a column of a store
 Clean = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
 Name = Annotated[Clean, Meta(max_length=255)]
-#: maximum number of characters of an error or a warning; those of `objective.call` are shorter
+#: maximum number of characters of an error or a warning; the texts that `objective.call` makes are shorter
 MAX_TEXT = 16_000
 #: maximum number of characters of the last lines of a trial's output
 MAX_LOG = 4000
@@ -109,7 +109,7 @@ WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
 
 def shown_limit(asked: int | None, ended: int) -> int | None:
-    """Return the limit on trials to show beside `ended` trials, which exceed `asked` if failed ones have run again."""
+    """Return the limit on trials to show beside `ended` trials. They may exceed `asked` if failed trials ran again."""
     return asked and max(asked, ended)
 
 
@@ -186,7 +186,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     warning: str | None = None
     #: last lines of the output with time stamps, if the trial FAILED
     log: str | None = None
-    #: digest of the code that has run, also for a trial whose attempt is repeated; None if it is not known
+    #: digest of the code that has run, also if only an attempt has ended and is retried; None if it is not known
     code: Digest | None = None
     #: True if the checkpoint folder had files at the start, for a promoted trial and for a repeated attempt; None for
     #: other trials, or if it is not known
@@ -263,7 +263,7 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     worker: str = ""
     #: machine that must not run this attempt, because it runs another attempt of the trial; None if there is none
     not_on: str | None = None
-    #: predicted seconds on its compute class, if they are one or more
+    #: predicted seconds on its compute class; None if they are not known or less than one
     expected: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     #: the only machine that may run this attempt, which is sent to the queue of this machine; None for any machine of
     #: the class
@@ -435,7 +435,7 @@ Token = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_=+/.-]{1,256}|aes:[A-Za-z0-9_
 
 
 class _Coordinator(Struct, frozen=True, kw_only=True):
-    """Address of a gang's coordinator, and the secret to join."""
+    """Address of the coordinator of a gang (the processes of one distributed trial), and the secret to join."""
 
     address: Address
     token: Token
@@ -466,7 +466,7 @@ class ReplicaSeat(_Coordinator, frozen=True, kw_only=True):
 class Called(_Event, frozen=True, kw_only=True):
     """An attempt has requested the replicas of its gang, or announced that they have joined."""
 
-    #: number of the request in this attempt, from 1. A request ends the seats of earlier requests
+    #: number of the request in this attempt, from 1. Replicas of earlier requests can no longer join
     call: Count
     gang: GangCall
     #: seconds since the epoch
@@ -474,7 +474,7 @@ class Called(_Event, frozen=True, kw_only=True):
 
 
 class ReplicaFailed(_Event, frozen=True, kw_only=True):
-    """A replica has failed. Its seat is free again."""
+    """A replica has failed, so another replica may take its rank."""
 
     call: Count
     #: rank of the replica in the gang, from 1; the coordinator has rank 0
@@ -523,7 +523,7 @@ Objectives = Annotated[Mapping[_Name, Direction], Meta(min_length=1, max_length=
 
 
 def turned(losses: Losses, objectives: Mapping[str, str] | None) -> dict[str, float]:
-    """Return losses with those negated that are maximised. A second call restores the losses."""
+    """Return the losses, with each maximised loss negated. A second call restores them."""
     # The value is subtracted from 0, because -value would change 0.0 to -0.0.
     return {
         name: 0.0 - value if (objectives or {}).get(name) == "maximize" else value for name, value in losses.items()

@@ -55,7 +55,7 @@ def money(amount: float) -> str:
 def cost_of(price: float, since: float, until: float) -> float:
     """Return the money for the time from `since` to `until` at a price per hour.
 
-    Times of different clocks, in seconds, may be in the wrong order; then it costs nothing.
+    Both times are in seconds. If they are from different clocks, `until` may be before `since`. The result is then 0.
     """
     return price * max(0.0, until - since) / 3600
 
