@@ -49,7 +49,7 @@ __all__ = [
     "tpe",
 ]
 
-#: module of each name that is imported when it is first used
+#: by name: the module from which the name is imported when it is first used
 _LAZY = {
     **dict.fromkeys(("STATUS_FAIL", "STATUS_OK", "Trials", "anneal", "hp", "space_eval"), "hyperopt"),
     **dict.fromkeys(("auto", "cma", "fmin", "gp", "qmc", "rand", "tpe"), "shadho_celery.program.hyperopt_api"),
@@ -59,7 +59,8 @@ _LAZY = {
     "minimize": "shadho_celery.program.study",
     "optuna_study": "shadho_celery.program.optuna_study",
     "Study": "shadho_celery.program.study",
-    # `celery -A shadho_celery` looks for this name first. If its import fails, Celery hides the error.
+    # `celery -A shadho_celery` looks for this name first. Without the name, Celery would import `shadho_celery.celery`
+    # itself, and hide the message of an ImportError.
     "app": "shadho_celery.celery",
 }
 

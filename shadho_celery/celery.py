@@ -1,7 +1,7 @@
 """The Celery application, which ``celery -A shadho_celery worker -Q gpu_large`` uses.
 
-Its only task gives a message to a slot of the worker (`node.slots`), whose process runs the trials of the message
-(`runner`). This module also sets up a worker when Celery starts it, and closes it at the end.
+Its only task passes a message to a slot of the worker (`node.slots`). The slot's process (`runner`) runs the trials of
+the message. This module also sets up a worker when Celery starts it, and closes the worker at the end.
 """
 
 from __future__ import annotations
@@ -61,20 +61,23 @@ prefer_own()
 app = Celery("shadho_celery", amqp=AMQP)
 with _refusals(), readable_warnings():
     # `conf.update` is not used, because Celery would first load the module that the variable CELERY_CONFIG_MODULE
-    # names. It may belong to another project.
+    # names. That module may belong to another project.
     app.config_from_object(configuration() | {"worker_consumer": CarefulConsumer})
 app.steps["worker"].add(Shutdown)
-#: prepared processes from which slots fork, if `shadho_celery.worker` has started them; else None
+#: prepared processes from which slots fork; None unless `shadho_celery.worker` has started them
 app.shadho_fork_servers = None
 #: server of this worker's metrics; None if they are not served
 app.shadho_metrics = None
-#: exit code of the worker in this process; it stays 1 if the worker does not shut down in order
+#: exit code of the worker in this process; it is 1 until the worker has shut down as planned
 app.shadho_exit_code = 1
 
 
 @shared_task(name=broker.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
-    """Run the attempts in one message, or one replica of a gang. Exceptions of a trial become its outcome."""
+    """Run the attempts in one message, or one replica of a gang (a trial on several slots).
+
+    An exception that a trial raises is recorded as its outcome.
+    """
     slots: Slots = self.app.shadho_slots
     try:
         slots.run(broker.read_message(payload, self.request, slots.signer))
@@ -94,7 +97,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     """
     instance.quiet = True
     refuse_nested()
-    # Celery would import a study that is no module.
+    # Celery would try to import these files, which are not modules.
     if forms := [name for name in options.get("include") or () if name.endswith(tuple(FORMS))]:
         options["include"][:] = [name for name in options["include"] if name not in forms]
         conf.shadho_imports = [*conf.get("shadho_imports", ()), *forms]
@@ -121,17 +124,17 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
 
 @signals.after_setup_logger.connect  # type: ignore[untyped-decorator]
 def _quieten(loglevel: int, **_: object) -> None:
-    """Silence Celery's log lines about its start, and about tasks except errors. This package logs its own lines."""
+    """Silence Celery's log lines about its start and its tasks, except errors. This package logs its own lines."""
     if loglevel > logging.DEBUG:
-        # Celery would log each message that it receives and handles, and a traceback for each that it returns to its
-        # queue.
+        # Celery would log each message that it receives and handles, and a traceback for each message that it returns
+        # to the queue.
         logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
         logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
         logging.getLogger("celery.apps.worker").setLevel(logging.WARNING)
 
 
-#: lines that Celery logs when the connection is lost, and which are dropped, because another line reports the loss: one
-#: for each running trial that it cannot acknowledge, and advice about a setting
+#: lines that Celery logs when the connection is lost: one for each message that it cannot acknowledge, and advice about
+#: a setting. They are dropped, because another line reports the loss
 _OF_LOST_CONNECTIONS = re.compile(r"Couldn't ack |\S*consumer\.py:\d+: CPendingDeprecationWarning")
 
 
@@ -160,11 +163,11 @@ def _clean(logger: logging.Logger, **_: object) -> None:
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 @_refusals()
 def _open(sender: Any, **_: object) -> None:
-    """Start the slots' processes, which get ready while Celery connects. Also consume the queue for this machine."""
+    """Start the slots' processes, which are prepared while Celery connects. Also consume this machine's own queue."""
     # Trials run as the same user, and must not read passwords of broker and Redis from this process's memory.
     hide_memory()
-    # At SIGHUP, Celery starts itself again with `sys.argv`. After a start with -m, that begins with the path of a
-    # module's file. Python would then import this module as `celery`, from the folder of that file.
+    # At SIGHUP, Celery restarts this process with `sys.argv`. After ``python -m``, `sys.argv` begins with the path of a
+    # file in this package, so Python would search the package's folder first, and find this module as `celery`.
     sys.argv = sys.orig_argv[1:]
     conf = sender.app.conf
     imports = _imports(conf, {"include": sender.include})
@@ -202,11 +205,11 @@ def _open(sender: Any, **_: object) -> None:
 
 
 def _prepared(imports: Sequence[str]) -> ForkServers:
-    """Return the prepared processes from which slots fork. They have imported what these study modules preload.
+    """Return the prepared processes from which slots fork. They have imported the libraries that `imports` preload.
 
     The command `shadho_celery.worker` may have started them already, as `app.shadho_fork_servers`.
     """
-    # `app` is used, because without -A the application of the sender is another one.
+    # `app` is used, because the sender has another application if the worker was started without -A.
     fork_servers: ForkServers | None = app.shadho_fork_servers
     preload = preloaded(imports)
     if fork_servers is None or fork_servers.preload != preload:
@@ -256,10 +259,10 @@ def _ready(sender: Any, **_: object) -> None:
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _close(sender: Any, **_: object) -> None:
-    # A restarted worker inherits the ignored signal, so that another SIGHUP does not end it before it has its own
-    # handler.
+    # After a restart at SIGHUP, the new process inherits the ignored signal. So another SIGHUP does not end the new
+    # process before its handler is installed.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # All trials have ended. Without this, Ctrl-C while Python shuts down would end the process by the signal.
+    # Otherwise Ctrl-C would kill the process while Python shuts down. All trials have ended by now.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     await_reason()

@@ -22,7 +22,8 @@ The docstring of a class is its default message. Each message names the cause an
 A message names a setting or an argument by its name in STUDY and in Python, such as early_stop. The option of a command
 is the same name with dashes, such as --early-stop.
 
-NoSuccessfulTrial is a ValueError and StudyNotFound a KeyError, too, as programs of Optuna expect.
+NoSuccessfulTrial is also a ValueError, and StudyNotFound is also a KeyError, because programs written for Optuna expect
+these.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class StudyError(ShadhoError):
 class StudyNotFound(StudyError, KeyError):
     """There is no such study in this store; start a new one, without resuming."""
 
-    # That of a KeyError shows quotes.
+    # The method of KeyError would put the message in quotes.
     __str__ = Exception.__str__
 
 

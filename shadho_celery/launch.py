@@ -1,7 +1,7 @@
 """Command that runs a study: ``shadho-celery run tasks.svm``.
 
-If no broker or Redis is named, everything runs on this machine (embedded mode), otherwise on the fleet of these
-servers.
+Without the URL of a broker or Redis, everything runs on this machine (embedded mode). Otherwise trials run on the
+workers that use these servers (a fleet).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
 
 @shared_options.refusals()
 def _points(_: object, __: object, path: Path | None) -> list[object]:
-    """Return the known points in the file of an option, or an empty list without a file."""
+    """Return the known points (params to run first) in the file of --enqueue, or an empty list without a file."""
     return [] if path is None else points(path)
 
 
@@ -205,7 +205,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     os.environ.update(found)
     _refuse_misplaced({**given, "resumes": resume is not None or given["resume_if_exists"]}, is_fleet)
     if words is not None:
-        from shadho_celery.objective.toml_study import write_command  # needs msgspec, and no help does
+        from shadho_celery.objective.toml_study import write_command  # imports msgspec, which --help does not need
 
         study_module = write_command(words, loss)
         if is_fleet and given["code"] != "ship":
@@ -213,7 +213,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
                 "the workers of a fleet take a command only from a study file on their machine; copy "
                 f"{study_module} to study.toml, start them with --import study.toml, and run that; or use --code ship"
             )
-    # Copied now: the run itself adds the addresses of its own servers.
+    # Copied now, because the run later adds the URLs of its own servers to the environment.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None
     given["ship"] = given.pop("code") == "ship"
     if given["workers"] and given["demo"]:
@@ -229,7 +229,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
 
 
 def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
-    """Raise UsageError for an option that is for a fleet, for this machine alone, or for --resume, where it is not."""
+    """Raise UsageError for an option that does not apply: on a fleet, in embedded mode, or to a new or old study."""
     if is_fleet and (given["workers"] or given["demo"]):
         option = "--workers" if given["workers"] else "--demo"
         raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
@@ -248,7 +248,7 @@ def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
 
 
 def _start(study: str, given: dict[str, Any]) -> int:
-    """Start the workers of a new study on this machine, then import what takes seconds, and run the study."""
+    """Run the study. If it is new and embedded, start its workers first: they start while slow modules are imported."""
     if number := given.pop("dry_run"):
         from shadho_celery.cli.run import RunOptions, dry_run
 
@@ -288,7 +288,7 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
 
     A study that has reached its limit needs a new one, such as --trials 80.
     """
-    from shadho_celery.study.open import check_continues  # needs numpy and SQLAlchemy, and no help does
+    from shadho_celery.study.open import check_continues  # imports numpy and SQLAlchemy: not for --help
 
     with shared_options.opened(store, name) as study:
         check_continues(study.name, is_simulated=study.is_simulated)

@@ -99,7 +99,7 @@ def main(
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
     found, names = [], []
-    # File and store are opened before the simulation starts, so that it does not run in vain.
+    # File and store are opened before the simulation starts, so that a wrong path or URL is reported at once.
     with (
         nullcontext() if out is None else _rows_file(out) as write,
         nullcontext() if store is None else _kept_in(store, described.name) as keep,

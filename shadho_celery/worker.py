@@ -1,7 +1,7 @@
 """Command that starts the workers of this machine: ``python -m shadho_celery.worker``.
 
-There is one worker for each kind of GPU, or one without a GPU. One worker is the same as that of
-``celery -A shadho_celery worker -Q CLASS``, where CLASS is the class detected for this machine.
+It starts one worker for each kind of GPU, or a single worker on a machine without GPUs. A single worker is the same as
+that of ``celery -A shadho_celery worker -Q CLASS``, where CLASS is the class detected for this machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ CHECK_SECONDS = 0.2
 def workers_of(machine: Machine) -> list[tuple[str, dict[str, str]]]:
     """Return, for each kind of GPU, the compute class of its worker and the environment variables of its process.
 
-    From the second worker on, the port of the metrics and the heartbeat file are changed by the worker's number.
+    From the second worker on, the worker's number is added to the port of the metrics and to the name of the heartbeat
+    file, because two workers cannot share them.
     """
     kinds = enumerate(machine.kinds())
     return [(own.compute_class, dict(_environment(number, own, machine))) for number, own in kinds]
@@ -85,8 +86,8 @@ class Workers:
             process = subprocess.Popen(
                 [*COMMAND, "--class", name, *self._arguments],
                 env={**os.environ, **environment},
-                # Without its own session, a worker would get Ctrl-C twice: from the terminal and from `pass_on`. At the
-                # second one it would end at once.
+                # Without its own session, a worker would get Ctrl-C twice: from the terminal and from `pass_on`. The
+                # second Ctrl-C would end it at once.
                 start_new_session=True,
                 # If this process is killed, Linux sends SIGQUIT to the worker, which gives its trials back and ends at
                 # once.
@@ -109,7 +110,7 @@ class Workers:
             process.send_signal(number)
 
     def _failed(self) -> int:
-        """Return the exit code of the first worker that failed, in the form that shells use, or 0."""
+        """Return the exit code of the first worker that failed (128 + N after signal N, as in shells), or 0."""
         code = next((process.returncode for process in self._processes if process.returncode), 0)
         return 128 - code if code < 0 else code
 

@@ -1,5 +1,5 @@
 """Families of metrics of a run: its trials, the fleet as the scheduler sees it, and the throughput relative to its
-bound.
+upper bound.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ T = TypeVar("T")
 #: states of a study
 STATES = ("running", "paused", "stopping")
 
-#: states of trials; after a LOST attempt, a trial waits again
+#: states of trials, except LOST, because a trial whose attempt was lost waits again
 TRIAL_STATES = [state for state in TrialState if state is not TrialState.LOST]
 
 #: seconds after which the numbers of messages are read from the broker again, and the bound is computed again
 QUEUES_SECONDS, BOUND_SECONDS = 5.0, 30.0
 
-#: maximum seconds for which a scrape waits for either of these
+#: maximum seconds for which a scrape waits until new numbers of messages, or a new bound, are known
 WAIT_SECONDS = 2.0
 
 
@@ -70,8 +70,8 @@ class Run:
     def _bound(self) -> float | None:
         """Return the maximum of completed trials per second, from the mean slot seconds of each subspace on each class.
 
-        Failed and pruned trials count as time without a result. The means of pairs without trials are estimated from
-        other pairs.
+        The time of failed and pruned trials counts, but they are not completed. Where a subspace has no completed
+        trial on a class, its mean is estimated from other subspaces and classes.
         """
         timed = dict(self.study.trials.timed)
         slots = {each.name: each.share for each in self.scheduler.classes}
@@ -90,7 +90,7 @@ class Run:
 
 
 class Kept(Generic[T]):
-    """A cached result of `make`, which is computed again after `seconds`, in a thread of its own."""
+    """Caches the result of `make`. The first `get` after `seconds` computes it again, in a separate thread."""
 
     def __init__(self, make: Callable[[], T], seconds: float) -> None:
         self._make, self._seconds = make, seconds

@@ -1,7 +1,7 @@
 """Families of metrics, the collector that reads their samples when Prometheus asks for them, and the HTTP server.
 
 The server opens its port before there is anything to serve, so that an invalid port is reported at once.
-This module imports nothing heavy, because several commands import it to declare their options.
+This module imports no large libraries, because several commands import it to declare their options.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MetricsServer(ThreadingTCPServer):
     def __init__(self, port: int, host: str | None = None, *, most: int = MOST_CONNECTIONS) -> None:
         """Listen on a port (0 for a free port), with at most `most` connections at a time.
 
-        Raises UsageError if that is not possible, or if prometheus_client is not installed.
+        Raises UsageError if the port cannot be used, or if prometheus_client is not installed.
         """
         if find_spec("prometheus_client") is None:
             raise UsageError('--metrics-port needs the extra metrics; in the checkout: pip install -e ".[metrics]"')
@@ -130,7 +130,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Family(Generic[T]):
-    """A family of metrics that is read from a T, such as a run."""
+    """A family of metrics that is read from an object of type T, such as a run."""
 
     #: name without the suffix ``_total`` of a counter
     name: str
@@ -148,7 +148,7 @@ class Family(Generic[T]):
 
 
 class Collector(Generic[T]):
-    """Collector for prometheus_client: reads families from one T at each scrape."""
+    """Collector for prometheus_client: reads families from one object, such as a run, at each scrape."""
 
     def __init__(self, families: Iterable[Family[T]], of: T, labels: Mapping[str, str]) -> None:
         """`labels` are added to each sample, such as the name of the study."""

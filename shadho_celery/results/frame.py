@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 #: columns of facts, which come before the labels and the metrics
 FACTS = names(Shown.FRONT)
-#: prefix of the column with a label's drawn values, which exists if the objective got other values
+#: prefix of the column with a label's drawn values. It exists if the objective got other values, such as an option
+#: instead of the option's index
 DRAWN = "drawn."
-#: columns after labels and metrics: times, which a store keeps as seconds since the epoch; and at the end, texts
+#: columns after labels and metrics: times, which a store has as seconds since the epoch; and texts, as the last columns
 MOMENTS = names(Shown.DATE)
 TEXTS = names(Shown.END)
-#: pandas type of a column of numbers that may be missing
+#: pandas type by name of a column of numbers, some of which may be missing
 _KINDS = {"loss": "float", "budget": "float", "seconds": "float", "step": "Int64"}
 #: first characters of texts that get an apostrophe in front: those that begin a formula in a spreadsheet, and the
 #: apostrophe itself
@@ -39,8 +40,7 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
     epoch); error and warning. A label's column has the values that the objective got. If the drawn values differ from
     them, they are in the column ``drawn.LABEL``. A constraint's column has the prefix ``constraint.``. If a loss, label
     or metric has the name of an earlier column, its column gets the prefix ``loss.``, ``param.`` or ``metric.``. A
-    column with values of different types, or with lists or dicts, is converted to texts, so that every format can
-    represent it.
+    column is converted to texts unless it has only numbers or only bools, so that every format can represent it.
     """
     rows = list(trials)
     labels = dict.fromkeys(label for trial in rows for label in trial.params)
@@ -104,8 +104,8 @@ def write_csv(trials: Iterable[TrialResult], values: Values, file: TextIO, *, pl
 class _Lines:
     """File that replaces the line ends of the module csv, carriage return and line feed, by line feeds.
 
-    The line end that csv knows must have both characters. Before Python 3.13, csv quotes a text with a carriage return
-    only if the line end has one, too; without quotes, its reader would end the line there.
+    The module csv itself must use the line end with both characters: before Python 3.13, csv quotes a text with a
+    carriage return only if the line end has one, too. Without quotes, a reader would end the line at that character.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -140,7 +140,7 @@ def _printable(text: str) -> str:
 
 
 def _columns(found: Sequence[Mapping[str, Any]], named: Callable[[str], str]) -> dict[str, list[Any]]:
-    """Return a column for each key of the mappings, of which each trial has one."""
+    """Return a column for each key of the mappings in `found`, which has one mapping for each trial."""
     keys = dict.fromkeys(key for each in found for key in each)
     return {named(key): _column([each.get(key) for each in found]) for key in keys}
 
@@ -153,9 +153,7 @@ def _name(name: str, kind: str, taken: set[str]) -> str:
 
 
 def _column(column: list[Any]) -> list[Any]:
-    """Return a column of numbers, a column of bools, or a column of texts. Columns of other or mixed values become
-    texts.
-    """
+    """Return a column with values of one type: integers, bools or floats, or for all other and mixed values texts."""
     kinds = {type(value) for value in column if value is not None}
     whole = [value for value in column if type(value) is int]
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in whole):

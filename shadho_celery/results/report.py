@@ -44,8 +44,8 @@ LEAST_ASSOCIATION = 0.2
 SIGNIFICANCE = 1e-3
 #: number of parts into which the values of a numeric param are divided; with fewer different values, each is a part
 PARTS = 6
-#: if the association is above this, the seconds of the classes are not compared, because they have too few similar
-#: trials
+#: if the association is above this, the seconds on different classes are not compared, because too few trials with
+#: similar values of the param ran on different classes
 SEPARATED = 0.7
 #: minimum standard deviation, in log seconds, of the difference between the param's effects on different classes
 LEAST_GAIN = 0.05
@@ -59,8 +59,8 @@ class Part(Struct, frozen=True, kw_only=True):
     #: text of the param's values, such as ``24 to 64``
     values: str
     trials: int
-    #: compute class whose share of these trials exceeds its share of all trials by the greatest factor; and its share
-    #: of these trials
+    #: compute class whose share of these trials exceeds its share of all trials by the greatest factor; and below it
+    #: the class's share of these trials
     compute_class: str
     share: float
 
@@ -100,7 +100,7 @@ def _strongest(
     classes, places = np.unique([str(trial.compute_class) for trial in trials], return_inverse=True)
     if len(trials) < LEAST_TRIALS or len(classes) < 2:
         return None
-    # A label that only part of the trials have depends on a choice. The label of that choice is examined instead.
+    # A label that only some of the trials have depends on a choice. The label of that choice is examined instead.
     labels = [label for label in trials[0].params if all(label in trial.params for trial in trials)]
     strongest: tuple[float, Preference] | None = None
     logs = np.log([max(trial.outcome.seconds or 0.0, 1e-9) for trial in trials])
@@ -118,7 +118,7 @@ def _strongest(
 
 
 def _groups(values: Sequence[Any], parts: int = PARTS) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
-    """Return the group of each value, and by group: its least and greatest number, or its option as text."""
+    """Return the group of each value; and for each group, its least and greatest number, or its option as text."""
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         options, groups = np.unique([str(value) for value in values], return_inverse=True)
         return groups, [(str(option),) for option in options]
@@ -216,8 +216,8 @@ def _in_words(found: Sequence[tuple[Any, ...]]) -> str:
 BEST, WARNINGS = 5, 3
 #: number of latest trials whose placement is examined
 LATEST = 2000
-#: least number of ended trials for a notice that the last half of them brought no progress; value of `early_stop` that
-#: the notice proposes
+#: minimum number of ended trials for the notice that the last half of them brought no progress; and the value of
+#: `early_stop` that this notice proposes
 STILL, ENOUGH = 60, 30
 
 _S = TrialState
@@ -234,7 +234,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 class OfSubspace(Ended, frozen=True, kw_only=True):
     """Numbers of ended trials of one subspace, and its best loss."""
 
-    #: least loss at the highest budget, as the objective returned it; the first one of several losses
+    #: best loss at the highest budget, as the objective returned it; with several losses, the first one
     best: float | None
     #: numbers and seconds of the same trials by compute class
     classes: Mapping[str, OnClass]
@@ -244,12 +244,12 @@ class Recorded(StudyTrials):
     """The trials of a study, as they were in its store when this object was created."""
 
     def __init__(self, store: SqlStore, record: StudyRecord) -> None:
-        # The record is read again, because it has the latest choices of the sampler.
+        # The record is read again to get the latest choices of the sampler.
         super().__init__(store, store.find(record.name), store.earlier(record.key), store.warm_start(record.key))
 
 
 class OfRecord(Generic[T]):
-    """A fact of a study: the attribute of its record with the same name. It cannot be set."""
+    """Read-only attribute of a study that returns the attribute of its record with the same name."""
 
     def __init__(self, words: str) -> None:
         """`words` describe the fact to users."""
@@ -308,14 +308,14 @@ class Overview(StudyFacts):
     #: number of complete trials by budget
     budgets: Mapping[float, int]
     #: number of trials that have ended since the best feasible trial, or since the last change of the front; and since
-    #: the last complete trial. They are left out of comparisons, because the order of trials that ended at the same
-    #: time is not recorded
+    #: the last complete trial. Comparisons of overviews ignore these numbers, because the order of trials that ended at
+    #: the same time is not recorded
     without_gain: int = field(compare=False)
     without_complete: int = field(compare=False)
 
     @property
     def ended(self) -> int:
-        """Number of ended trials that the limit `asked` bounds: all except cancelled ones."""
+        """Number of ended trials that count towards the limit `asked`: all except cancelled ones."""
         return sum(self.counts[state] for state in COUNTED)
 
     @property
@@ -419,7 +419,7 @@ class StudyReport(Overview):
 
     @property
     def deadline_words(self) -> str:
-        """Text that says whether a study that is placed by money keeps its deadline; "" for other studies."""
+        """Text that says whether a study keeps its deadline; "" unless its trials are placed by money."""
         plan = self.record.money_plan
         if plan is None:
             return ""
@@ -567,8 +567,9 @@ def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
 
 
 def _warnings(trials: FinishedTrials) -> list[str]:
-    """Return a line for each of the first WARNINGS different warnings of trials: the first trial with it, and how many
-    more.
+    """Return a line for each of the first WARNINGS different warnings of trials.
+
+    It has the first trial with this warning, and the number of further trials.
     """
     numbers: dict[str, list[int]] = {}
     for trial in trials.warned():

@@ -43,13 +43,13 @@ class Deleted(Struct, frozen=True, kw_only=True):
     #: the study's key
     key: str
     trials: int
-    #: the greatest number of its trials plus one
+    #: greatest number of a trial plus one; numbers may be missing, so it may exceed `trials`
     numbers: int
     #: folders of this machine that were removed
     folders: Sequence[str]
     #: folders of this machine that could not be removed
     left: Sequence[str]
-    #: other machines that may have its checkpoints; and the folder of these below the workers' working directories
+    #: other machines that may have its checkpoints; and their folder there, relative to a worker's working directory
     hosts: Sequence[str]
     folder_there: str
 
@@ -125,7 +125,7 @@ class StudyResults(StudyFacts):
 
     def trial(self, number: int) -> TrialResult:
         """Return the trial with this number. Raises UsageError if there is none, StoreError if it cannot be read."""
-        # Larger numbers are not looked up, because the database refuses integers that are too large for it.
+        # Numbers above MAX_COUNT are not looked up, because a database raises an error for very large integers.
         for trial in self._store.trials(self.key, [number] if 0 <= number <= MAX_COUNT else []):
             return self.result_of(trial)
         numbers = [*self._store.numbers(self.key)]
@@ -286,7 +286,7 @@ class StudyResults(StudyFacts):
         write_csv(self.trials, self._values, file, plain=plain)
 
     def delete(self) -> Deleted:
-        """Delete the study with its trials and reports, and its folders below this working directory.
+        """Delete the study with its trials and reports, and its folders below the current working directory.
 
         The call waits a few seconds for embedded workers that are still ending. Raises StudyLocked if they have not
         ended, or if the study runs. The result names other machines that may have its checkpoints. Trials that still
@@ -302,7 +302,7 @@ class StudyResults(StudyFacts):
             trials, numbers = sum(store.counts(self.key).values()), max(store.numbers(self.key), default=-1) + 1
             hosts = store.tally(self.key, "host")
             store.delete(self.key, fence)
-        # If there are no checkpoints of the study here, workers of this machine may have stored them in another folder.
+        # If the study has no checkpoints here, this machine is named too: its workers may have had another folder.
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
         found = [folder for each in FOLDERS if (folder := each / self.key).is_dir()]
         for folder in found:
@@ -321,7 +321,7 @@ class StudyResults(StudyFacts):
         )
 
     if not TYPE_CHECKING:
-        # Type checkers do not see this method, because they would then accept any name.
+        # Hidden from type checkers. With a `__getattr__`, they would accept any name.
 
         def __getattr__(self, name: str) -> Any:
             hint = guess(name, dir(type(self))).rstrip("; ")
@@ -393,7 +393,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return the last line of the traceback in the user's code, or the last line at all if there is none."""
+    """Return the traceback's last line of code outside of this package, or the last line of all if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
     last = (own or frames)[-1]
@@ -502,6 +502,6 @@ def _known(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        # msgspec refuses subclasses of str, such as `Shown`, so they are converted.
+        # msgspec refuses subclasses of str, such as `space.stored.Shown`, so they are converted.
         return str.__str__(value)
     return value if value is None or isinstance(value, (bool, int)) else repr(value)

@@ -32,14 +32,14 @@ from shadho_celery.store.sql import PAGE, SqlStore
 
 
 class Values:
-    """Finds the values that a study's objective got: from the store, or by the space of the study's own module."""
+    """Finds the values that a study's objective got: from the store, or computed with the study's search space."""
 
     def __init__(self, record: StudyRecord, space: Space | None = None) -> None:
         """`space` is the study's space, if it is available. Values are then computed with it."""
         self._record = record
         self._space = space
         self._labels = read_labels(record.tree)
-        #: True if the objective has asked for its labels, so that its values are by label
+        #: True if the study has no declared space: its trials asked for labels, as in Optuna, so their values are dicts
         self._is_asked = read_schema(record.tree) is not None
         #: reason why some values are only texts, with the remedy; None as long as all values are those that the
         #: objective got
@@ -143,7 +143,7 @@ class TrialResult(TrialFacts):
         return self._values.of(self._trial)
 
     @property
-    def losses(self) -> Mapping[str, float]:  # type: ignore[override] # a fact cannot be set either
+    def losses(self) -> Mapping[str, float]:  # type: ignore[override] # both are read-only
         """Losses by name, as the objective returned them; empty in a study without `objectives`."""
         return turned(self._trial.outcome.losses, self._record.objectives)
 
@@ -165,7 +165,7 @@ class TrialResult(TrialFacts):
 
     @property
     def folder(self) -> str:
-        """Path of the folder that it may have left, its `checkpoint_dir`, below the working directory of its worker."""
+        """Path of its `checkpoint_dir`, relative to the working directory of its worker. The folder may not exist."""
         return f"{CHECKPOINTS}/{self._record.key}/{self.number if self.origin is None else self.origin}"
 
     @property
@@ -234,7 +234,7 @@ class TrialResults(Sequence[TrialResult]):
 
     def _of(self, numbers: Sequence[int]) -> Iterator[TrialResult]:
         where = self._values, self._store, self._record
-        # The store returns trials in another order than `numbers`.
+        # The store may return trials in another order than `numbers`.
         found = {trial.number: trial for trial in self._store.trials(self._record.key, numbers)}
         return (TrialResult(found[number], *where) for number in numbers if number in found)
 
@@ -253,11 +253,12 @@ class Records:
     def attempts(self, numbers: Collection[int] | None = None) -> Columns:
         """Return the attempts of all trials, or of the trials with these numbers, sorted by trial and attempt.
 
-        The columns are the fields of `AttemptRecord`. An entry of `placed` has by compute class the predicted seconds,
-        the backlog in seconds and the price, each None if it was not known; it is {} if nothing was recorded.
+        The columns are the fields of `AttemptRecord`. An entry of `placed` has, for each compute class, the predicted
+        seconds, the backlog in seconds and the price. A number that was not known is None. An entry is {} if nothing
+        was recorded.
         """
         columns = _columns(AttemptRecord, self._store.attempts(self._key, numbers))
-        # The classes are read after the attempts, because classes may be added in between.
+        # The order is read after the attempts, so that it has the classes of all attempts, also of the latest ones.
         order = self.class_order()
         columns["placed"] = [unpack(packed, order) for packed in columns["placed"]]
         columns["end"] = [None if end is None else str(end) for end in columns["end"]]
@@ -281,7 +282,7 @@ class Records:
         return columns
 
     def machines(self) -> Columns:
-        """Return the machines of these workers. The columns are the fields of `MachineRecord`, with GPUs as dicts."""
+        """Return the machines of the workers. The columns are the fields of `MachineRecord`, with GPUs as dicts."""
         columns = _columns(MachineRecord, self._store.machines(self._key))
         columns["gpus"] = [[*map(to_builtins, gpus)] for gpus in columns["gpus"]]
         return columns

@@ -1,8 +1,8 @@
 """Warm start: the samplers of a new study learn from trials of another search.
 
 The trials come from a recorded study, a table as `export` writes it, hyperopt's Trials or a list. They do not become
-trials of the new study. If a trial lacks a label of the space, a value is drawn for it. A label that the space lacks is
-dropped. A trial with a value outside the space is left out.
+trials of the new study. If a trial lacks a label of the space, a value is drawn for this label. A label that the space
+lacks is dropped. A trial with a value outside the space is left out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Lesson:
     point: Mapping[str, Any]
     #: the loss, or the first of several losses; None if it is not known
     loss: Any = None
-    #: True if a lower `loss` is better; False if `loss` is as an objective returned it, and may be one to maximise
+    #: True if a lower `loss` is better; False if `loss` is as an objective returned it, and may have to be maximised
     is_minimised: bool = True
     #: losses by name, as the objective returned them
     losses: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Source:
     trials: Sequence[Lesson]
     #: by reason: number of trials that cannot be used, such as failed ones
     left_out: Mapping[str, int] = field(default_factory=dict)
-    #: labels for which the trials have asked, if the study has no space of its own
+    #: labels for which these trials have asked, if the new study has no space of its own
     schema: Schema | None = None
 
 
@@ -205,10 +205,11 @@ def read_source(
 ) -> Source:
     """Return the trials that `given` names: a study in `store`, ``STORE_URL#STUDY``, or a CSV file.
 
-    Another object contains the trials itself, see `of_object`. Only trials with one budget are used, because losses at
-    different budgets cannot be compared. This is the budget `least`, which is the lowest budget of the new study, or if
-    no trial has it, the greatest budget. `objectives` are the objectives of the new study, and `space` is its space. If
-    that is None, the source has to say how its labels are drawn. Raises UsageError, StudyNotFound or StoreError.
+    If `given` is another object, it contains the trials itself, see `of_object`. Only trials at one budget are used,
+    because losses at different budgets cannot be compared: the trials at `least`, the lowest budget of the new study;
+    or if there are none, the trials at the greatest budget. `objectives` and `space` are those of the new study. If
+    `space` is None, the source must have the distributions of its labels. Raises UsageError, StudyNotFound or
+    StoreError.
     """
     if not isinstance(given, (str, Path)):
         return of_object(given, space, least)
@@ -225,7 +226,7 @@ def read_source(
             with closing(SqlStore(url, read_only=True)) as other:
                 return of_study(StudyResults(other, other.find(name, told=_is_named)), space, least)
         except StoreError:
-            # It may be a storage of Optuna.
+            # The URL may be that of a storage of Optuna.
             with suppress(Exception):
                 import optuna
 
@@ -244,7 +245,7 @@ def _is_named(_: str) -> None:
 
 
 def _known(space: Space | None) -> Space:
-    """Return a space. Raises UsageError if there is none."""
+    """Return `space`. Raises UsageError if it is None."""
     if space is None:
         raise UsageError(
             "without a space, a study learns only from a study of Optuna or from another one without a space, because "
@@ -354,7 +355,7 @@ def _of_rows(name: str, rows: Sequence[_Row], least: float | None, schema: Schem
 
 
 class _Options:
-    """Finds an option of a choice by its value or text. Options with equal texts are never found."""
+    """Finds an option of a choice by its value or text. Options whose texts are equal are ambiguous, so never found."""
 
     def __init__(self, label: str, switch: Switch) -> None:
         options, alike = shown_options(label, switch)
@@ -382,7 +383,7 @@ class _Options:
 
 
 class _Reader:
-    """Finds the drawn values for which the objective gets the same values as in another search."""
+    """Converts values from another search to drawn values, for which this objective gets the same values."""
 
     def __init__(self, space: Space) -> None:
         self._space, self._values = space, FlatValues(space)
@@ -400,8 +401,8 @@ class _Reader:
     def draw(self, label: str, drawn: Any, shown: Any) -> Any:
         """Return the drawn value of `label` for which the objective gets the value `shown`.
 
-        `drawn` is the value that was drawn in the other search. If there is no such value, None or a text is returned,
-        which no domain contains.
+        `drawn` is the value that was drawn in the other search. If the objective cannot get `shown`, None or a text is
+        returned, which no domain contains.
         """
         if label in self._options:
             return self._options[label].of_value(shown)
@@ -460,7 +461,7 @@ def of_object(given: Any, space: Space | None, least: float | None) -> Source:
 
 
 def _of_optuna(study: Any, space: Space | None, least: float | None) -> Source:
-    """Return the trials of a study of Optuna, or of `shadho_celery.optuna`. Only those with one value can be used."""
+    """Return the trials of a study of Optuna, or of `shadho_celery.optuna`. Only trials with one loss can be used."""
     trials, schema = study.get_trials(deepcopy=False), None
     if space is None:
         schema = Schema()
