@@ -98,7 +98,7 @@ class Message(kombu.message.Message):  # type: ignore[misc]
 
 
 class _AmqpMessage(kombu.transport.pyamqp.Message, Message):  # type: ignore[misc]
-    """The same for RabbitMQ: kombu's class parses the message of py-amqp, then calls `Message.__init__`."""
+    """A `Message` from RabbitMQ: kombu's class parses the message of py-amqp, then calls `Message.__init__`."""
 
 
 class _AmqpChannel(kombu.transport.pyamqp.Channel):  # type: ignore[misc]
@@ -136,7 +136,7 @@ class _Bounded(kombu.transport.pyamqp.Transport):  # type: ignore[misc]
 
 
 class _BoundedTls(_Bounded, kombu.transport.pyamqp.SSLTransport):  # type: ignore[misc]
-    """The same transport with TLS."""
+    """The transport `_Bounded` with TLS."""
 
 
 #: maximum number of bytes of an item; it is larger than MAX_BODY, because an item contains the body in base64
@@ -148,7 +148,7 @@ class NotAMessage(ValueError):
 
 
 class _RedisMessage(kombu.transport.virtual.Message, Message):  # type: ignore[misc]
-    """A message that raises NotAMessage, before it counts as delivered, unless its format is correct."""
+    """A `Message` from Redis. If its format is wrong, it raises NotAMessage before it counts as delivered."""
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
         try:
@@ -195,12 +195,12 @@ def _short(answer: Any, **_: Any) -> tuple[bytes, bytes] | None:
 
 
 class _RedisTransport(kombu.transport.redis.Transport):  # type: ignore[misc]
-    """kombu's transport with our channel."""
+    """kombu's transport for Redis that uses `_RedisChannel`."""
 
     Channel = _RedisChannel
 
 
-#: our transport for each of kombu's
+#: kombu's transport -> the subclass that replaces it
 _TRANSPORTS = {
     kombu.transport.pyamqp.Transport: _Bounded,
     kombu.transport.pyamqp.SSLTransport: _BoundedTls,
@@ -221,8 +221,8 @@ class Connection(kombu.Connection):  # type: ignore[misc]
 def machine_queue(compute_class: str, host: str) -> str:
     """Return the name of the queue for the workers of a class on one machine: ``class,host``.
 
-    A class name has no comma, so no class has a queue of this name. If the name would be too long, a digest stands for
-    the host. A truncated host name might equal that of another host, whose workers would decline the attempts.
+    A class name has no comma, so no class has a queue of this name. If the name would be too long, a digest replaces
+    the host's name. A truncated name might equal that of another host, whose workers would decline the attempts.
     """
     name = f"{compute_class},{host}"
     if len(name.encode()) <= _MAX_NAME:
@@ -430,7 +430,7 @@ class Publisher:
                 self._publish(batch)
                 return
             except self._failures as error:
-                # Keep the connection while it is blocked: RabbitMQ does not read from it, not even that it is closed.
+                # Keep a blocked connection: RabbitMQ does not read from it, so it would not notice that it is closed.
                 if (refusal := self.refusal) is None:
                     self._drop()
                 if refusal or is_last:
@@ -447,7 +447,9 @@ class Publisher:
         )
 
     def look(self) -> None:
-        """Read RabbitMQ's notices, without waiting for them. Call this now and then while nothing is published."""
+        """Read RabbitMQ's notices that it accepts messages or not. Call this now and then while nothing is published.
+        This does not wait for notices.
+        """
         if not self._has_confirms:
             return
         try:

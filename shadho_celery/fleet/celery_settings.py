@@ -27,8 +27,8 @@ _NAMED: Mapping[str, str] = {
     "shadho_accept_code": "SHADHO_ACCEPT_CODE",
 }
 
-#: Celery's settings that a file may override: first word of the name -> the rest of the names. The other settings
-#: decide which messages exist, who may send them, how often they are delivered and where they run.
+#: Celery's settings that a file may override: first word of the name -> the rest of the names. The other settings are
+#: fixed, because they decide which messages exist, who may send them, how often they are delivered and where they run.
 _FREE: Mapping[str, str] = {
     "broker": "url use_ssl transport_options login_method failover_strategy heartbeat heartbeat_checkrate pool_limit "
     "connection_timeout connection_retry connection_retry_on_startup connection_max_retries channel_error_retry",

@@ -12,8 +12,8 @@ Keys of a study, under ``shadho:{study}:``; the module `seats` describes the key
 
 ========  ======  ===================================================================================
 events    stream  events not confirmed by the scheduler; an entry has one JSON record per line
-attempts  hash    trial number -> its record: ``N`` (attempts up to N are void) or ``N:delivery`` (attempt N
-                  is claimed), each followed by ``+A`` for each earlier attempt A that still runs; or
+attempts  hash    trial number -> its record: ``N`` (attempts up to N cannot be claimed) or ``N:delivery``
+                  (attempt N is claimed), each followed by ``+A`` for each earlier attempt A that still runs; or
                   ``done:N:delivery`` (attempt N has ended the trial). Also ``refused`` -> number of late
                   results that were refused
 done      bitmap  1 at the numbers of ended trials that were removed from `attempts`
@@ -96,8 +96,8 @@ _OF_STUDY = {
 #: keys of the fleet, and their types
 _OF_FLEET = {"shadho:workers": "set", "shadho:studies": "set", "shadho:drains": "hash"}
 
-#: maximum of the first part of an event's id (ms). No clock reaches it; an entry with this id, which somebody else has
-#: added, prevents further entries
+#: maximum of the first part (ms) of the id of a stream's entry. No clock reaches it. If another client adds an entry
+#: with this id, Redis refuses all further entries
 _LAST_ID = str(2**64 - 1)
 
 #: format of the lock's value: the holder's name, its fencing number, and its signature
@@ -139,7 +139,7 @@ def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
     The signature covers the study's key, so an event of another study is refused.
     """
     event = _EVENTS.read(study, text, signer)
-    # Only the study's scheduler decides whether a trial is retried, so a result that asks for it is refused.
+    # Only the study's scheduler decides whether a trial is retried, so a result that asks for a retry is refused.
     if isinstance(event, Result) and (event.retry is not None or not event.outcome.is_an_end):
         return None
     return event
@@ -173,7 +173,7 @@ class ChannelEnd:
 
 
 class WorkerEnd(ChannelEnd):
-    """Base of a worker's ends, for trials and for seats: the worker's name, and the duration of its leases."""
+    """Base of `WorkerChannel` and `WorkerSeats`: the worker's name, and the duration of its leases."""
 
     def __init__(
         self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
@@ -286,8 +286,8 @@ class SchedulerChannel(ChannelEnd):
         self._holder = self._signed(f"{holder_name()}:{fence}")
         #: number of events, leases, locks and keys that were refused: unsigned, malformed, or of a wrong type
         self.forged = 0
-        #: id of the last event that was read but not confirmed; if "", the stream is read from its start, because after
-        #: a failover to a server with a slow clock new events have lower ids
+        #: id of the last event that was read but not confirmed, or "". If it is "", the stream is read from its start,
+        #: because new events have lower ids after a failover to a server whose clock is behind
         self._last = ""
         #: True if the last `drain` reached the end of the stream
         self.is_drained = False
@@ -303,11 +303,11 @@ class SchedulerChannel(ChannelEnd):
         """
         streams = {self._events: self._last or "0"} | ({} if self._inbox is None else {self._inbox.key: "0"})
         answer = self._client.xread(streams, count=READ, block=wait_ms or None) or {}
-        # The form of the answer depends on the version of the protocol that the connection speaks.
+        # The form of the answer depends on the version of Redis's protocol (RESP2 or RESP3).
         found = {key: parts[0] for key, parts in answer.items()} if isinstance(answer, dict) else dict(answer)
         if self._inbox is not None and found.get(self._inbox.key):
             forged = self._inbox.forged
-            # Read as many requests as XREAD can return. XREAD would return the rest again at the next call.
+            # Remove as many requests as XREAD can return, because it would return the remaining ones again.
             self._inbox.read(READ)
             self.forged += self._inbox.forged - forged
         entries = found.get(self._events, [])
@@ -333,7 +333,7 @@ class SchedulerChannel(ChannelEnd):
             )
 
     def confirm(self) -> None:
-        """Remove the events drained so far, and renew the lock. Call this once they are recorded in the store.
+        """Remove the events drained so far, and renew the lock. Call this once these events are recorded in the store.
 
         It also moves old ended trials from `attempts` to `done`. If another scheduler has the lock, nothing is removed.
         Raises LockLost in that case.
@@ -354,8 +354,8 @@ class SchedulerChannel(ChannelEnd):
         """
         held = self._hold(recorded=recorded)
         if held != self._holder and _fence(held) < self._fence:
-            # An earlier scheduler has taken the lock back. If two schedulers are live, the one with the greater fencing
-            # number continues.
+            # An earlier scheduler has taken the lock back. If two schedulers are live, the scheduler with the greater
+            # fencing number continues.
             self.forged += 1
             held = self._hold(dead=held, recorded=recorded)
         if held != self._holder:
@@ -396,7 +396,7 @@ class SchedulerChannel(ChannelEnd):
         del self._recorded[:count]
 
     def ended_leases(self) -> list[tuple[int, int]]:
-        """Return the (number, attempt) pairs whose lease has ended. They are returned again until `forget`."""
+        """Return the (number, attempt) pairs whose lease has ended. Each call returns them until `forget`."""
         found = {member: _MEMBER.fullmatch(member) for member in run(self._client, "expire", self._study)}
         if strange := [member for member, pair in found.items() if pair is None]:
             self.forged += self._client.zrem(self._leases, *strange)
@@ -412,7 +412,8 @@ class SchedulerChannel(ChannelEnd):
             self._client.zrem(self._leases, *members)
 
     def states(self, attempts: Sequence[tuple[int, int]]) -> list[str]:
-        """Return the state of each (number, attempt) pair: ``leased``, ``free`` (it may be claimed) or ``void``.
+        """Return the state of each (number, attempt) pair: ``leased`` (it or the trial's latest attempt has a lease),
+        ``free`` (it may be claimed) or ``void``.
 
         An attempt stays leased until `forget`, even if its lease has ended. The last event of a void attempt was
         already added to the stream.
@@ -597,7 +598,7 @@ class Shipping:
     def fetch_input(self, study: str, digest: FullDigest) -> bytes | None:
         """Return the file with a digest, or None if Redis does not have it."""
         [key] = keys(study, "inputs")
-        # What is not in base64 is not ours.
+        # If the value is not base64, another client has written it.
         with suppress(ValueError):
             content = base64.b64decode(self._client.hget(key, digest) or "")
             return content if hashlib.sha256(content).hexdigest() == digest else None

@@ -27,7 +27,8 @@ from shadho_celery.fleet.channel import Quarantine
 MAX_AGAINST, MAX_AGAINST_ROW = 5, 2
 #: minimum share of such failures in all results of a worker, for a quarantine because of MAX_AGAINST
 MIN_SHARE = 0.1
-#: a worker without any success is quarantined after one such failure, once it has had this many results
+#: a worker without any success is quarantined after one failure of a trial that succeeded on another worker, once it
+#: has had this many results
 HOPELESS_AFTER = 2
 #: number of workers on which a trial may fail before its failure is accepted in any case
 MAX_OPINIONS = 3
@@ -55,7 +56,8 @@ class CircuitBreaker:
         self._had: defaultdict[str, set[str]] = defaultdict(set)
         #: kinds of failures that are caused by the trials
         self._known: set[str] = set()
-        #: number of a trial whose failure is not accepted yet -> worker and kind of each of its failures
+        #: number of a trial whose failure is undecided, because another worker should try it -> worker and kind of each
+        #: of its failures
         self._doubted: dict[int, list[tuple[str, str]]] = {}
         #: worker -> number of its failures of trials that succeeded on another worker: in all, and since its last
         #: success
@@ -84,8 +86,8 @@ class CircuitBreaker:
         return replace(result, retry=Retry(reason=reason, failed_on=result.worker))
 
     def release(self, workers: Iterable[str]) -> None:
-        """Close the breakers of the given workers that have no undecided failure; if all have one, close all their
-        breakers.
+        """Close the breakers of the given workers that have no undecided failure. If each of them has an undecided
+        failure, close all their breakers.
 
         Call this if no other worker is left to try the failed trials.
         """
@@ -132,7 +134,8 @@ class CircuitBreaker:
             self._errors[result.worker] = (result.host or "an unknown machine", (result.outcome.error or "").strip())
             return False
         self._doubted.pop(result.number, None)
-        # A single worker continues. Once another worker has joined, the next trial with this failure is tried there.
+        # Close the breaker of a single worker, so that it continues. Once another worker has joined, the other worker
+        # tries the next trial with this failure.
         unexplained = set() if is_alone else {worker for worker, how in failures if how not in self._known}
         cleared = self._cleared(worker for worker, _ in failures)
         known = kind if kind in self._known else None

@@ -197,7 +197,7 @@ class Client(Generic[D, A]):
             for key, text in zip([*waiting], self._client.mget([*waiting]), strict=True):
                 answer = None if text is None else self._kind.answers.read(key, text, self.signer)
                 if answer is not None:
-                    # It may be large.
+                    # Do not wait until the answer expires, because it may be large.
                     self._client.delete(key)
                     yield waiting.pop(key), answer
             if self._clock.now() >= deadline:
@@ -233,7 +233,7 @@ MAX_SENT = 2_500_000
 
 
 class OfTrial(Struct, frozen=True, kw_only=True, tag=True):
-    """A request for what a trial has left."""
+    """Base of requests for the log or the files of a trial."""
 
     study: StudyKey
     number: Number
@@ -262,9 +262,9 @@ class ReadFile(OfTrial, frozen=True, kw_only=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True, tag=True):
-    """Delete folders of trials, or tell how large they are."""
+    """Delete folders of trials, or only return how large they are."""
 
-    #: by key of a study: the trials whose folders are not needed (`core.files`); None for all that it has left
+    #: by key of a study: the trials whose folders are not needed (`core.files`); None for all folders of the study
     studies: dict[StudyKey, bytes | None]
     #: True to delete the folders; False to tell what would be deleted
     is_sure: bool
@@ -285,7 +285,7 @@ class WorkerAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     #: position of the log's end, from which the next request can continue
     end: Number = 0
-    #: at most MAX_FILES and one more
+    #: at most MAX_FILES + 1 files; the additional file shows that there are too many
     files: list[LeftFile] = []
     #: the requested part of a file, shorter if the file ends within it; or that part's digest
     data: bytes = b""

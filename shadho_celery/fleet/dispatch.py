@@ -30,13 +30,13 @@ from shadho_celery.fleet.workers import MESSAGE_SECONDS, Workers
 BUNDLE_SECONDS = 0.02
 MAX_BUNDLE = 16
 
-#: seconds of work that should wait in a class's queue, about the time that the scheduler needs to refill it; and
-#: maximum number of trials that should wait there
+#: seconds of work that should wait in a compute class's queue, so that its workers stay busy until the scheduler
+#: refills the queue; and maximum number of trials that should wait there
 AHEAD_SECONDS = 0.2
 MAX_AHEAD = 512
 
-#: minimum seconds between two turns of the scheduler while work waits in the queues, so that each turn handles more
-#: events
+#: minimum seconds between two passes of the scheduler's loop while work waits in the queues, so that each pass handles
+#: more events
 PACE_SECONDS = 0.04
 
 #: seconds between two tries to reach an unavailable broker
@@ -53,8 +53,8 @@ class Pace:
         self._turned_at = -math.inf
 
     def tell(self, compute_class: str, seconds: float) -> None:
-        """Add a trial's `seconds` to the moving average of its class. The average starts high, so that the first short
-        trials lower it only gradually.
+        """Add a trial's `seconds` to the moving average of its class. The average starts high, so that a few short
+        trials at the start do not yet cause long queues and large messages.
         """
         before = self.seconds.get(compute_class, 10 * BUNDLE_SECONDS)
         self.seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
@@ -62,7 +62,8 @@ class Pace:
     def ahead(self, compute_class: ComputeClass) -> int:
         """Return the number of trials that should wait in a class's queue: as many as it runs in AHEAD_SECONDS.
 
-        While it is other studies' turn, the number is only large enough to keep the study's own slots busy.
+        While other studies have their turn at the shared slots (`fleet.workers.Turns`), the number is only large enough
+        to keep the study's own slots busy.
         """
         share, seconds = compute_class.share, AHEAD_SECONDS
         if compute_class.turn == 0:
@@ -70,8 +71,8 @@ class Pace:
         return min(MAX_AHEAD, round(share * seconds / self.seconds.get(compute_class.name, math.inf)))
 
     def turn(self, classes: Iterable[ComputeClass]) -> None:
-        """Begin a turn of the scheduler. If work waits in the queues, first wait until PACE_SECONDS have passed since
-        the last turn began, so that events accumulate.
+        """Begin a pass of the scheduler's loop. If work waits in the queues, first wait until PACE_SECONDS have passed
+        since the last pass began, so that events accumulate.
         """
         if [compute_class for compute_class in classes if self.ahead(compute_class)]:
             self._clock.sleep(max(0.0, self._turned_at + PACE_SECONDS - self._clock.now()))
@@ -89,8 +90,8 @@ class Dispatch:
     workers: Workers
     in_flight: Attempts[Sent]
     clock: Clock
-    #: True if failures may count as strikes. False if all workers are on one machine: a trial that fails on one worker
-    #: would fail on the others too
+    #: True if failures may count against workers (as strikes). False if all workers are on one machine, because a trial
+    #: that fails on one worker would fail on the others too
     may_watch: bool
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ class Dispatch:
         return now < self._retry_at
 
     def _messages(self, attempts: Sequence[Attempt]) -> Iterator[tuple[str, Payload]]:
-        """Yield messages that together contain these attempts, each message after the name of its queue."""
+        """Yield pairs of a queue's name and a message. Together, the messages contain these attempts."""
         by_class: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
             others = [sent for which, sent in self.in_flight.of(attempt.number).items() if which != attempt.attempt]
@@ -156,13 +157,13 @@ class Dispatch:
 
     def payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
         """Return a message with these attempts. Each attempt is stopped after `timeout` seconds."""
-        # Failures of a single worker do not count as strikes, because no other worker can try its trials.
+        # Failures of a study's only worker do not count against it, because no other worker can try its trials.
         watched = self.may_watch and len(self.workers.able) > 1
         return replace(self.template, attempts=list(attempts), timeout=timeout, watched=watched)
 
 
 def queue_of(attempt: Attempt) -> str:
-    """Return the name of an attempt's queue: that of its class, or that of the machine `only_on` if it has one."""
+    """Return the name of an attempt's queue: the queue of its machine `only_on`, or if that is None of its class."""
     name = str(attempt.compute_class)
     return name if attempt.only_on is None else machine_queue(name, attempt.only_on)
 
@@ -187,12 +188,13 @@ def bundles(attempts: Sequence[Attempt], seconds: float, slots: int) -> list[Seq
     return [attempts[i : i + size] for i in range(0, len(attempts), size)] if size > 1 else [[a] for a in attempts]
 
 
-#: minimum seconds between two looks (readings) at workers, leases and other studies
+#: minimum seconds between two looks; a look reads workers, leases and other studies from Redis
 LOOK_SECONDS = 1.0
-#: the same while there is neither an able worker nor an attempt in flight
+#: the same while the study has no worker that can run it and no attempt in flight
 WAIT_SECONDS = 0.1
 
-#: maximum mean number of announcements and leases that looks read per second: on a large fleet, looks are less frequent
+#: maximum mean number of announcements and leases that looks read per second, so looks are less frequent on a large
+#: fleet
 READ_PER_SECOND = 5000
 
 #: an unclaimed message is assumed lost once its class has had a free slot for this many seconds
@@ -201,13 +203,13 @@ UNCLAIMED_SECONDS = 30.0
 #: seconds after which the waiting attempts of a class without live workers are taken back
 NO_WORKER_SECONDS = 10.0
 
-#: seconds after which a waiting attempt for one machine is taken back, so that any machine of its class may run it: if
-#: the machine has a free slot or no live workers, and below it in any case
+#: seconds after which a waiting attempt for one machine is taken back, so that any machine of its class may run it: the
+#: first number if that machine has a free slot or no live workers, the second in any other case
 MACHINE_SECONDS = 5.0
 MACHINE_BUSY_SECONDS = 60.0
 
-#: a claimed attempt is lost if Redis has no record of it at this many checks in a row; if Redis has only lost its data,
-#: the worker's next renewal records the attempt again before that
+#: a claimed attempt counts as lost if Redis has no record of it at this many checks in a row. One check is not enough:
+#: if Redis has only lost its data, the worker's next renewal records the attempt again
 MAX_UNLEASED = 10
 
 
@@ -223,16 +225,16 @@ class LeaseMonitor:
     #: True if Redis has failed to answer in time since the last look, so that workers may have been unable to renew
     #: leases
     was_silent: bool = False
-    #: events of lost attempts that were found; the executor removes them
+    #: Lost events of the attempts found so far; the executor empties the list when it returns them
     lost_events: list[Lost] = field(default_factory=list)
     _looked_at: float = -math.inf
     #: number of announcements and leases read by the last look
     _read: int = 0
-    #: attempts whose lease has ended, and those of them whose loss the executor has returned, so that the next call
-    #: may remove their leases: the loss is then recorded in the store
+    #: attempts whose lease has ended; and attempts whose Lost event the executor has returned. At its next call these
+    #: losses are recorded in the store, so it removes the leases
     ended: list[tuple[int, int]] = field(default_factory=list)
     returned: list[tuple[int, int]] = field(default_factory=list)
-    #: states in Redis of the attempts in flight, until `missing` has used them
+    #: state in Redis of each attempt in flight at the last look; `missing` empties it
     _states: dict[tuple[int, int], str] = field(default_factory=dict)
     _lease_seconds: float = field(default_factory=configured_lease)
 
@@ -243,7 +245,7 @@ class LeaseMonitor:
         taken back because no worker claims them. Raises redis-py's errors.
         """
         self.note_wait(self.clock.now() - now)
-        # Look more often while the study has no workers, so that it starts soon after the first one.
+        # Look more often while the study has no workers, so that it starts soon after the first worker.
         seconds = LOOK_SECONDS if self.workers.able or self.in_flight else WAIT_SECONDS
         if now - self._looked_at < max(seconds, self._read / READ_PER_SECOND):
             return []
@@ -258,7 +260,7 @@ class LeaseMonitor:
             self.channel.extend_leases()
             self.was_silent = False
         self.ended = self.channel.ended_leases()
-        # After an outage in the middle of a call, losses may still have to be returned.
+        # If an outage has interrupted the last call, `lost_events` still has losses that were not returned.
         told = {(lost.number, lost.attempt) for lost in self.lost_events}
         self.lost_events += [self._lost(*key, now) for key in self.ended if key not in told]
         keys = [sent.key for sent in self.in_flight]
@@ -269,7 +271,8 @@ class LeaseMonitor:
     def _lost(self, number: int, attempt: int, now: float) -> Lost:
         """Return the Lost event of an attempt whose lease has ended.
 
-        Its reason tells whether the whole machine has vanished: a trial may kill its worker, but rarely a machine.
+        Its reason says whether the whole machine has vanished. A trial may have killed its worker, but it has probably
+        not stopped a machine.
         """
         sent = self.in_flight.find(number, attempt)
         host = None if sent is None else sent.attempt.host
@@ -284,10 +287,11 @@ class LeaseMonitor:
         self.was_silent |= seconds > longest
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the (number, attempt) pairs in flight that are void in Redis although no event has ended them.
+        """Return the (number, attempt) pairs in flight that no worker runs or can claim (``void`` in Redis), although
+        no event of their end has arrived.
 
         Claimed attempts of which Redis has had no record for MAX_UNLEASED looks are added to `lost_events`. Call
-        this after all events before the last look have been handled, because they may contain results.
+        this after all events before the last look have been handled, because they may contain the missing results.
         """
         found = []
         for key, state in self._states.items():
@@ -311,12 +315,12 @@ class LeaseMonitor:
         name, host = str(sent.attempt.compute_class), sent.attempt.only_on
         is_bound, slots = host is not None, 1 if host is None else sent.attempt.slots
         gone = MACHINE_SECONDS if is_bound else NO_WORKER_SECONDS
-        # The message of a wide attempt goes from worker to worker of its machine until one has enough slots, which
-        # takes longer.
+        # The message of an attempt that takes several slots passes from worker to worker of its machine until a worker
+        # has enough slots, which takes longer.
         free = MACHINE_SECONDS if is_bound and slots == 1 else UNCLAIMED_SECONDS
         return (
             self.workers.are_gone(sent, now, gone)
             or self.workers.had_free_slot(name, sent.at, now, free, host=host, slots=slots)
-            # A wide attempt may wait longer, because a worker keeps free slots for it.
+            # An attempt that takes several slots may wait longer, because a worker reserves its free slots for it.
             or (is_bound and sent.attempt.slots == 1 and now - sent.at > MACHINE_BUSY_SECONDS)
         )

@@ -1,10 +1,11 @@
 """Records in Redis of drained workers, and of the workers that a scaler has started.
 
-``shadho:drains`` is a hash: the place of a worker (`registry.place_of`) -> its latest `Drain` as JSON, preceded by a
-signature if there is a key. A drain has no time to live. It also applies to workers that start at the place later,
-until somebody undrains the place; that is recorded as a `Drain` too. A record may also be stored under the full name of
-one worker, and is then for that worker alone; it may tell the worker to end. Each record of a place has a greater
-sequence than the one before, so a worker refuses an old record that somebody has written again.
+A drained worker finishes its running trials and takes no others. ``shadho:drains`` is a hash: the place of a worker
+(`registry.place_of`) -> its latest `Drain` as JSON, preceded by a signature if there is a key. A drain has no time to
+live. It also applies to workers that start at the place later, until somebody undrains the place. An undrain is
+recorded as a `Drain` too. A record under the full name of a worker is for that worker alone, and may tell it to end.
+Each record of a place has a greater sequence number than the record before it, so that a worker can refuse an old
+record that another client has written again.
 
 ``shadho:starts:CLASS`` is the record of the workers that a scaler has started in a class (`Starts`), in the same form.
 A scaler that restarts reads it. It expires.
@@ -143,7 +144,7 @@ _Workers = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """Workers of one class that were started together, while at least one of them has not come yet."""
+    """Workers of one class that were started together, while at least one of them has not announced itself yet."""
 
     count: _Workers
     #: number of started workers that have not announced themselves yet
@@ -153,15 +154,15 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 class Starts(Struct, frozen=True, kw_only=True):
-    """Record of the started workers of one class that have not come yet, and of the pause after failed starts."""
+    """Record of the started workers of one class that have not announced themselves yet, and of failed starts."""
 
     #: starts with missing workers, the earliest first
     starts: Annotated[list[Start], Meta(max_length=MAX_WORKERS)]
-    #: names of the workers of the class that were live before; a worker with another name is one that was started
+    #: names of the workers of the class that were live before; a live worker with another name was started since
     known: Annotated[list[Name], Meta(max_length=2 * MAX_WORKERS)] = []
     #: id of the SLURM job of the latest start, or ""
     job: Annotated[str, Meta(pattern=r"^[0-9]{0,20}\Z")] = ""
-    #: number of failed starts since the last worker came
+    #: number of failed starts since a started worker last announced itself
     failures: Annotated[int, Meta(ge=0, le=MAX_FAILURES)] = 0
     #: earliest time of the next start, by the server's clock; None without a failed start
     retry_at: Moment | None = None

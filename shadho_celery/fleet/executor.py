@@ -73,10 +73,10 @@ class QueueExecutor:
         #: live workers as of the last `poll`
         self.workers = workers = Workers(servers, study, progress, wanted)
         self._drain_watch = None if control is None else DrainWatch(Drains(client, control))
-        #: sequences of drains that workers obeyed when the drain watch was last asked
+        #: sequence numbers of the drains that workers obeyed at the last call of `drains`
         self._obeyed = workers.obeyed
         self._recorder = recorder
-        #: workers that were present when the recorder was last told
+        #: workers that were present at the last call of `_record_workers`
         self._recorded: frozenset[str] = frozenset()
         self._in_flight = live
         self._dispatch = Dispatch(
@@ -88,9 +88,10 @@ class QueueExecutor:
         #: ships the sources; None if there are none
         sources = study.sources
         self._ship = None if sources is None else partial(Shipping(client, signer).send, key, sources, study.inputs)
-        #: True until the first poll: attempts submitted before it belong to an earlier scheduler
+        #: True until the first poll; attempts that are submitted before it were sent by an earlier scheduler
         self._is_new = True
-        #: True if `poll` has returned all events from before the last look at leases; they are handled by the next poll
+        #: True if the last `poll` returned all events from before the last look at leases. The caller handles these
+        #: events before it polls again
         self._is_informed = False
         #: pending calls that take attempts back; they are repeated until Redis answers
         self._unwanted: list[Callable[[], object]] = []
@@ -130,7 +131,7 @@ class QueueExecutor:
 
     @property
     def known_for(self) -> float:
-        """Seconds for which all live workers have been known: since the start, or the last outage or loss of data."""
+        """Seconds for which all live workers have been known: since the start, or Redis's last outage or loss of data."""
         return self.workers.known_for(self._clock.now())
 
     def waiting_messages(self) -> Mapping[str, int]:
@@ -168,11 +169,11 @@ class QueueExecutor:
     def submit(self, attempts: Sequence[Attempt]) -> None:
         now = self._clock.now()
         if now - self._held_at > HOLD_SECONDS / 2:
-            # After a slow turn, another scheduler may have taken over the study.
+            # After a slow pass of the scheduler's loop, another scheduler may have taken over the study.
             with outages_pass():
                 self._confirm()
         for attempt in attempts:
-            # If the store was unavailable, the attempt was created long before now.
+            # The attempt waits in its queue from now on, but was created long before if the store was unavailable.
             if (sent := self._in_flight.find(attempt.number, attempt.attempt)) is not None:
                 sent.at = now
         if self._is_new and not self._study.takes_over:
@@ -264,7 +265,8 @@ class QueueExecutor:
     def forget(self, trials: bytes) -> None:
         """Let the live workers that obey control requests delete the folders of these trials; see `core.files`.
 
-        Nothing waits for them: a folder that they cannot delete now is part of the next call, or of `clean`.
+        This does not wait for the workers. Folders that a worker cannot delete now can be deleted by a later call, or
+        by the command `clean`.
         """
         if self._sweeps is None:
             return
@@ -289,7 +291,7 @@ class QueueExecutor:
         return found
 
     def drains(self) -> Mapping[str, Drain]:
-        """Return the drains and undrains, by place, that workers obey since the last call. See `DrainWatch`."""
+        """Return the drains and undrains that workers have obeyed since the last call, by place. See `DrainWatch`."""
         found: Mapping[str, Drain] = {}
         with outages_pass():
             if self._drain_watch is not None:
@@ -317,7 +319,7 @@ class QueueExecutor:
             self._publisher.close()
 
     def abandon(self) -> None:
-        """Close connections and unlock the study. Events that were not confirmed are delivered again."""
+        """Close connections and unlock the study. The next scheduler gets the events that were not confirmed."""
         with suppress(redis.RedisError):
             self.channel.unlock()
         self._publisher.close()

@@ -1,12 +1,13 @@
 """Gangs: fill the seats of a study's gangs, and find gangs that stay incomplete.
 
-A trial that takes N slots has N - 1 seats for replicas, besides the slot of its coordinator. A seat is published as a
-message until a worker takes it, and again if that worker dies while the trial runs. Seats of backup replicas are
-published while slots are idle. When trials want these slots, they are reclaimed.
+A gang is the processes of one trial that takes several slots: a coordinator and its replicas. A trial that takes N
+slots has N - 1 seats for replicas. A seat is published as a message until a worker takes it, and again if that worker
+dies while the trial runs. Seats of backup replicas are published while slots are idle. When trials want these slots,
+the slots are reclaimed.
 
 If a coordinator has not reported within `wait_seconds` that its replicas have arrived, the gang gives all its slots
-back, because two gangs may each hold slots that the other gang needs. Once all its seats are taken, no other gang can
-block a gang, and its replicas may take ten times as long to get ready. A replica that fails gives its seat back.
+back, because two gangs may each hold slots that the other gang needs. Once all seats of a gang are taken, no other gang
+can block it, so its replicas may take ten times as long to get ready. A replica that fails gives its seat back.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from shadho_celery.fleet.broker import NOWHERE, configured, opened, unusable
 from shadho_celery.fleet.celery_settings import configuration
 from shadho_celery.fleet.redis import Redis
 
-#: names that mean this machine in a broker's URL
+#: host names in a broker's URL that mean this machine
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 
 #: Erlang expression that returns the consumer timeout in milliseconds, and the ports that the node listens on
@@ -50,7 +50,7 @@ class BrokerFacts:
     accepts: bool | None = None
     #: seconds after which RabbitMQ takes back an unacknowledged message; infinite if it never does; None if unknown
     consumer_timeout: float | None = None
-    #: seconds after which a worker takes an unacknowledged message again from Redis, by our settings; None for RabbitMQ
+    #: seconds after which an unacknowledged message in Redis is delivered again, by our settings; None for RabbitMQ
     visibility: float | None = None
 
     @property
@@ -96,10 +96,11 @@ def broker_facts() -> BrokerFacts:
 
 
 def _accepts(connection: kombu.Connection) -> bool | None:
-    """Return whether RabbitMQ accepts messages. Two are sent to a queue that does not exist, so RabbitMQ confirms and
-    drops them.
+    """Return whether RabbitMQ accepts messages: send two to a queue that does not exist. RabbitMQ confirms and drops
+    them.
 
-    RabbitMQ blocks a connection only after the first message on it. Returns None if the user may not publish.
+    One message is not enough, because RabbitMQ blocks a connection only after the first message on it. Returns None if
+    the user may not publish.
     """
     channel = connection.channel()
     try:

@@ -133,7 +133,7 @@ def _source(name: str) -> str:
 def is_outage(error: Exception) -> bool:
     """Return whether the error is temporary, so that the command can be repeated until the server is available again.
 
-    Use this only after the start of a process. An error at the start is reported to the user.
+    Do not use this while a process starts, because then the user must see the error.
     """
     # The error of a pipeline begins with the command that caused it, whose text may contain any words.
     said = str(error).partition("caused error: ")[2] or str(error)
@@ -141,8 +141,8 @@ def is_outage(error: Exception) -> bool:
 
 
 def is_spoilt(error: Exception) -> bool:
-    """Return whether a key cannot be used because of its type; the scheduler removes such keys
-    (`SchedulerChannel.repair`).
+    """Return whether a command failed because of a spoilt key: its type is wrong, or it is a stream that accepts no
+    further entries. The scheduler removes such keys (`SchedulerChannel.repair` and `confirm`).
     """
     # Search the whole text: in errors of scripts and pipelines, it begins with the position of the error.
     return any(words in str(error) for words in ("WRONGTYPE", "exhausted the last possible ID"))
@@ -188,7 +188,7 @@ def flush(calls: list[Callable[[], object]]) -> None:
 
 @contextmanager
 def refusals(is_ignored: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
-    """Raise ServiceError for an error of Redis in the `with` block, unless it is ignored."""
+    """Raise ServiceError for an error of Redis in the `with` block, or drop the error if `is_ignored` returns True."""
     try:
         yield
     except redis.RedisError as error:
@@ -202,7 +202,7 @@ outages_pass = partial(refusals, is_outage)
 
 @contextmanager
 def spoilt_keys_pass(repair: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Ignore the error that a key has a wrong type, which only another client can cause, and call `repair`."""
+    """Ignore an error about a spoilt key (`is_spoilt`), and call `repair`. Only another client can spoil a key."""
     try:
         yield
     except redis.ResponseError as error:

@@ -1,5 +1,5 @@
-"""Registry of workers and studies in Redis. Each announces itself regularly. An announcement that is not renewed
-expires.
+"""Registry of workers and studies in Redis. Each worker and each study announces itself regularly. An announcement that
+is not renewed expires.
 
 Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON,
 preceded by a signature if there is a key; each expires unless it is renewed), ``shadho:worker:NAME:left`` (exists for
@@ -117,8 +117,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     draining: bool = False
     #: True if the worker takes no messages until somebody undrains it
     drained: bool = False
-    #: sequences of the latest records (`drains.Drain`) that it obeys: for its place, and for itself alone; 0 for no
-    #: record
+    #: sequence numbers of the latest records (`drains.Drain`) that the worker obeys: first of the record for its place,
+    #: then of the record for this worker alone; 0 for no record
     drain_sequence: Number = 0
     own_drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
@@ -176,7 +176,7 @@ class StudyWants(Struct, frozen=True, kw_only=True):
 
     @property
     def backlog(self) -> dict[str, int]:
-        """Slots that its trials take or wait for, by class, in classes that are not in `wanted_slots`.
+        """Slots that the study's trials take or wait for, by class, in classes that are not in `wanted_slots`.
 
         A scaler keeps workers for these slots, but does not start any.
         """
@@ -185,7 +185,7 @@ class StudyWants(Struct, frozen=True, kw_only=True):
 
 
 def one_a_disk(workers: Mapping[str, Worker], control: str | None = None) -> list[str]:
-    """Return the names of workers, one of those that share a folder of checkpoints.
+    """Return the names of workers: one for each folder of checkpoints, which several workers may share.
 
     With `control`, the fingerprint of a signer, workers that do not obey its requests are left out.
     """
@@ -196,7 +196,7 @@ def one_a_disk(workers: Mapping[str, Worker], control: str | None = None) -> lis
 def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:
     """Return the slots that all studies together want of each class.
 
-    The number exceeds the live slots only for slots that are wanted on demand (`wanted_slots`).
+    The number exceeds the live slots only for slots that are wanted on demand (`StudyWants.wanted_slots`).
     """
     wanted, backlog, live = Counter[str](), Counter[str](), Counter[str]()
     for study in studies:
@@ -403,7 +403,7 @@ def start_command(compute_class: str, module: str) -> str:
 
 
 def needs(module: str) -> str:
-    """Return what a worker does that gets trials of `module`: it accepts a function by value, or has the module."""
+    """Return the condition under which a worker gets trials of `module`, as a phrase whose subject is the worker."""
     return "accepts code (--accept-code)" if module.endswith(BY_VALUE) else f"has {module}"
 
 

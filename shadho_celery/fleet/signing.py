@@ -147,7 +147,7 @@ class Sealed(Generic[R]):
     """Decoder for texts of `Signer.seal` that contain records of one type or of a union of types."""
 
     def __init__(self, kind: Any, most: int) -> None:
-        """Refuse texts of more than `most` characters. Create the object at import, because several threads use it."""
+        """Refuse texts of more than `most` characters. Create the object at import, before several threads use it."""
         self._decode = decoder(kind)
         #: maximum number of characters of a text
         self.most = most

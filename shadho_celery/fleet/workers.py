@@ -1,13 +1,13 @@
 """The live workers that can run a study's trials, their compute classes, and the study's share of their slots.
 
-Between the studies of a fleet, a class's slots are shared by weight: whole slots directly, the rest by turns. For
-example, studies of weights 4 and 1 have shares of 0.8 and 0.2 of a single slot. A study may round its share up to a
-whole number of slots (here one) as long as it is not ahead of the other studies. This is start-time fair queueing
-(Goyal, Vin and Cheng, SIGCOMM 1996) without a central queue. In each class a study has a virtual time, which advances
-by the slot seconds that it uses, divided by its weight. Studies announce their virtual times. A study that is ahead of
-another study by more than a leeway waits. A study that wants slots again after a time without starts from the lowest
-virtual time of the other studies, unless its own is higher. So it is not compensated for that time, and remains ahead
-if it was ahead.
+The studies of a fleet share a class's slots by weight. A share may have a fraction, for example 0.8 and 0.2 of a single
+slot for studies of weights 4 and 1. Studies use whole slots all the time, and take turns at the remaining slots. A
+study may round its share up to a whole number of slots (here one) as long as it is not ahead of the other studies. This
+is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) without a central queue. In each class a study has a
+virtual time, which advances by the slot seconds that it uses, divided by its weight. Studies announce their virtual
+times. A study that is ahead of another study by more than a leeway waits. A study that wanted no slots for a while
+starts again from the lowest virtual time of the other studies, unless its own is higher. So it is not compensated for
+that time, and remains ahead if it was ahead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _Place = tuple[str, str | None]
 #: edited files again
 OTHER_CODE_SECONDS = 5.0
 
-#: if a class has had a free slot for this many seconds, a study there no longer waits for the studies whose turn it is
+#: if a class has had a free slot for this many seconds, a waiting study may use it although other studies have their
+#: turn
 UNUSED_TURN_SECONDS = 15.0
 
 #: slot seconds by which a study may be ahead of another study before it waits. The other study learns only from
@@ -127,8 +128,8 @@ class Workers:
         self.obeyed: Mapping[str, int] = {}
         #: names of the workers that may run its trials
         self.able: set[str] = set()
-        #: name of a present worker -> number of its slots that run trials of other studies; without workers that have
-        #: none
+        #: name of a present worker -> number of its slots that run trials of other studies; workers without such slots
+        #: are left out
         self.others: Mapping[str, int] = {}
         #: names of workers that could run the study's trials but are quarantined
         self.quarantined: set[str] = set()
@@ -138,7 +139,7 @@ class Workers:
         self._draining: set[str] = set()
         #: name of a worker with another version of the code -> a warning, and the time since which it has that version
         self._other_code: dict[str, tuple[str, float]] = {}
-        #: complaint of a worker -> the notice about it
+        #: problem that a worker has announced (`Worker.complaints`) -> the notice about it
         self._complaints: dict[str, str] = {}
         #: compute classes of the able workers
         self.classes: list[ComputeClass] = []
@@ -201,8 +202,8 @@ class Workers:
                 turns[name] = virtual
             self._note((name, None), known.slots - known.busy, now)
             self._note_machines(known, workers, in_flight[name], now)
-        # If Redis has lost this announcement, it has lost the workers' announcements too, which return only after a
-        # moment.
+        # If the announcement is new (`is_new`), Redis may have lost its data. Then the workers' announcements are
+        # missing until each worker announces itself again.
         announced = StudyWants(
             name=study.name,
             progress=self.progress(),
@@ -247,7 +248,7 @@ class Workers:
         return all(worker.machine.host != host for worker in self.announced.values())
 
     def take_turns(self, now: float, sent: Iterable[Sent]) -> Sequence[ComputeClass]:
-        """Return the classes with the current turns, which depend on the slot seconds that `sent` has used so far."""
+        """Return the classes with the current turns, which depend on the slot seconds that the attempts `sent` used."""
         turns = self.turns.extras(sent, now)
         if turns or [known for known in self.classes if known.turn is not None]:
             self.classes = [replace(known, turn=turns.get(known.name)) for known in self.classes]
@@ -318,7 +319,9 @@ class Workers:
     def _note_machines(
         self, known: ComputeClass, workers: Mapping[str, Worker], in_flight: Sequence[Sent], now: float
     ) -> None:
-        """Record the free slots of each machine of a class; for wide attempts, the most that one of its workers has."""
+        """Record the free slots of each machine of a class. For attempts that take several slots, record the largest
+        number of free slots that one worker of the machine has.
+        """
         # Announcements are seconds old, but events have already told which of this study's attempts have started.
         ours: Counter[str] = Counter()
         wide: dict[str | None, set[int]] = defaultdict(set)
@@ -390,15 +393,17 @@ class _Turn:
     is_wanting: bool = False
     #: (weight, virtual time) of each other study that wanted more slots
     others: Sequence[tuple[float, float]] = ()
-    #: fractions of a slot beyond whole slots in the shares: first this study's, then those of `others`
+    #: fractional parts of the studies' shares in slots: first this study's, then those of `others`
     parts: Sequence[float] = (0.0,)
-    #: slot seconds by which this study was ahead of the one furthest behind, if it waited and had whole slots of its
+    #: slot seconds by which this study was ahead of the study furthest behind, if it waited and had whole slots of its
     #: own; else None
     lead: float | None = None
 
 
 class Turns:
-    """One study's turns at the slots beyond the whole slots of its share, in each class (start-time fair queueing)."""
+    """One study's turns in each class (start-time fair queueing). Studies take turns at the slots that remain when each
+    study has the whole slots of its share.
+    """
 
     def __init__(self, weight: float) -> None:
         self._weight = weight

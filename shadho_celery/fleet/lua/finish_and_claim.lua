@@ -2,9 +2,9 @@
 --
 -- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known  7 done
 -- ARGV  1 duration of a lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
---       5 ms for which a half-open breaker allows one trial  6 number of results; then for each result its number, attempt, sealed Result, and the kind of its failure: ''
---       for a success, 'unwatched' for a failure that does not count against the worker; then for each attempt to claim
---       its number, attempt and sealed Started
+--       5 ms for which a half-open breaker allows one trial  6 number of results; then for each result its number,
+--       attempt, sealed Result, and the kind of its failure: '' for a success, 'unwatched' for a failure that does not
+--       count against the worker; then for each attempt to claim its number, attempt and sealed Started
 -- Returns {finished, claimed}, two lists: 1 accepted, 0 refused; in `claimed` also -1 if the worker's breaker is open
 
 -- include now
