@@ -131,7 +131,7 @@ class QueueExecutor:
 
     @property
     def known_for(self) -> float:
-        """Seconds for which all live workers have been known: since the start, or Redis's last outage or loss of data."""
+        """Seconds for which all live workers have been known: since the start, or Redis last failed or lost data."""
         return self.workers.known_for(self._clock.now())
 
     def waiting_messages(self) -> Mapping[str, int]:

@@ -14,7 +14,7 @@ else
   if redis.call('PTTL', KEYS[2]) < 0 then redis.call('PEXPIRE', KEYS[2], ARGV[2]) end
   return held
 end
--- If the event is not in the stream, a replica of the server has taken over with another stream. The events there
--- may have lower ids, and they are not recorded yet.
+-- If the event is not in the stream, a replica of the server has taken over with another stream. The events of that
+-- stream are not recorded yet, although they may have lower ids.
 if ARGV[4] ~= '' and redis.call('XDEL', KEYS[1], ARGV[4]) == 1 then redis.call('XTRIM', KEYS[1], 'MINID', ARGV[4]) end
 return ARGV[1]

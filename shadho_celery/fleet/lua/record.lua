@@ -15,8 +15,8 @@ local function named(record)
 end
 
 -- Return the attempts in a record that have a live lease, except `attempt`, as a record's last part:
--- '+1+2' for attempts 1 and 2, '' for none. A loop must never run up to a number from a message: Redis does nothing
--- else meanwhile.
+-- '+1+2' for attempts 1 and 2, '' for none. No loop may run up to a number from a message, which may be large, because
+-- Redis does nothing else while a script runs.
 local function beside(known, leases, number, attempt)
   local live = ''
   for _, each in ipairs(named(known)) do

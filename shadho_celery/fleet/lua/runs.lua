@@ -1,6 +1,5 @@
 -- Return whether an attempt runs: true, 'perhaps' (Redis has lost its data), or false or nil (no).
--- The first two keys are `attempts` and `leases`, the
--- last key is `done`. This file also sets `now`.
+-- The first two keys are `attempts` and `leases`, the last key is `done`. This file also sets `now`.
 -- include now
 -- include record
 local function runs(number, attempt)
