@@ -41,8 +41,8 @@ class Executor(Protocol):
         An event ends each attempt, unless another attempt has ended the trial. Sending an attempt twice is harmless. A
         copy is an attempt that is sent while another attempt of the trial runs. It runs on another machine, and the
         first attempt that ends COMPLETE or PRUNED ends the other one. An attempt with `only_on` runs only on that
-        machine: if no worker there claims it soon, it is Lost, unclaimed. A RUNNING attempt was sent by an earlier run
-        of the scheduler: it is not sent again but watched, and also ends in an event.
+        machine: if no worker there claims it soon, a `Lost` event ends it. A RUNNING attempt was sent by an earlier run
+        of the scheduler. It is not sent again, but an event ends it, too.
         """
 
     def poll(self, seconds: float) -> Sequence[Event]:
@@ -56,10 +56,10 @@ class Executor(Protocol):
         """Renew the scheduler's lock on the study. Call this every few seconds while `poll` is not called."""
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
-        """Take back the attempts of these trials that no worker has claimed. They become Lost, unclaimed.
+        """Take back the attempts of these trials that no worker has claimed. Each ends with an unclaimed `Lost` event.
 
-        If `running`, running attempts are stopped, too. If `pruned`, their workers log that the trials were pruned. The
-        events arrive later.
+        If `running`, running attempts are stopped, too. If `pruned`, their workers log that the trials were pruned. A
+        later `poll` returns the events.
         """
 
     def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
@@ -152,7 +152,7 @@ class InlineExecutor(LocalExecutor):
     study: str = ""
     #: direction of each loss by name, if losses have names
     objectives: Mapping[str, str] | None = None
-    #: returns for each report whether its attempt should stop, because the scheduler does not run meanwhile
+    #: returns whether an attempt should stop after a report. While the objective runs, the scheduler cannot decide this
     prunes: Callable[[Attempt, Report], bool] = lambda attempt, report: False
     #: digest of the objective's version
     code: str = ""

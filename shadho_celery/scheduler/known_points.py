@@ -24,8 +24,8 @@ from shadho_celery.space.points import complete, fill
 from shadho_celery.space.schema import Schema
 from shadho_celery.study.state import StudyState
 
-#: number of proposals of the sampler among which the nearest completes a partial point; limit of this number for all
-#: points together
+#: number of a sampler's proposals for a point without some labels, of which the nearest gives the missing values;
+#: maximum number of proposals for all points together
 PROPOSALS, MOST_PROPOSALS = 8, 64
 
 #: numbers that are mixed into the study's seed: for draws of missing labels, and for the sampler's proposals
@@ -71,7 +71,7 @@ def _written(index: int, point: Any) -> str:
 
 
 def _known(plan: Plan, params: Params) -> Params:
-    """Return those of the given params that the space can draw together, the first ones first."""
+    """Return the params that can belong to one point of the space. If params exclude each other, the first are kept."""
     found: Params = {}
     for label in params:
         with suppress(SpaceError):
@@ -100,7 +100,7 @@ def add_finished(
     """
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
     if study.schema is not None:
-        # Their labels come with the outcomes.
+        # The labels of these trials come with their outcomes.
         found = [(name, {}) for name, _ in found]
     for trial, outcome in zip(_add(study, plan, found, ADDED), outcomes, strict=True):
         sent = study.send(trial, INLINE_CLASS)
@@ -122,8 +122,8 @@ def _add(study: StudyState, plan: Plan, found: Iterable[Found], sampler: str) ->
 def failed(trials: Iterable[Trial], schema: Schema | None) -> list[Trial]:
     """Return the trials that have failed, without those whose params were tried again by a later trial.
 
-    In a study without a space, whose `schema` is given, that is an enqueued trial with the same values of the labels
-    that both have.
+    If `schema` is given, the study has no space. A later trial is then an enqueued one whose labels, as far as the
+    failed trial has them, have the same values.
     """
     latest = {tuple(sorted(trial.params.items())) or trial.number: trial for trial in trials}.values()
     enqueued = [] if schema is None else [each for each in latest if each.sampler == ENQUEUED]
@@ -156,7 +156,7 @@ def first(plan: Plan, points: Sequence[object], seed: int, number: int) -> list[
             proposed = sampler.ask(count, own) if count else []
             found += [(name, params) for params in proposed]
             if len(proposed) < count:
-                # It has no further points, and the others propose the rest.
+                # This sampler has no further points, so the other samplers propose the rest.
                 del samplers[name]
     return [params for _, params in found]
 

@@ -53,7 +53,7 @@ class Plan:
     space: Space
     #: subspaces into which the space is split, in the order of the space
     subspaces: Sequence[Subspace]
-    #: when the study ends
+    #: limits that end the study
     limits: Limits
     #: budgets of its trials; None for a study without budgets
     ladder: Ladder | None
@@ -191,10 +191,10 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
 def make_scheduler(
     plan: Plan, study: StudyState, executor: Executor, *, pruning: Pruning | None = None, is_known: bool = False
 ) -> Scheduler:
-    """Return the scheduler of `study` with the parts of its plan. `begin` has already been called.
+    """Return the scheduler of `study` with the parts of its plan, after a call of `begin`.
 
     Give `pruning` if the executor uses the same object while a trial runs in this process. By default it is created
-    here. `is_known` says that the executor has the attempts in flight already.
+    here. `is_known` is True if the executor already has the attempts in flight.
     """
     settings, subspaces = plan.settings, plan.subspaces
     declared = None if settings.cost is None else declared_cost(settings.cost, plan.space, subspaces)

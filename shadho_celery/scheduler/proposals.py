@@ -1,7 +1,7 @@
 """Proposals of new trials.
 
-The rounds request a trial, the shares and the policy choose its subspace, and the sampler of the subspace proposes the
-params. `make_samplers` creates the samplers of a study.
+The rounds (`fidelity.rounds`) request a trial with a budget, the shares and the policy choose its subspace, and the
+sampler of the subspace proposes the params. `make_samplers` creates the samplers of a study.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shadho_celery.study.state import Limits, StudyState
 
 P = TypeVar("P")
 
-#: samplers of the trials whose params a user has given: to be run, and with a result from elsewhere
+#: recorded instead of a sampler for trials whose params a user has given: trials to run, and trials with a result
 ENQUEUED, ADDED = "enqueued", "added"
 
 #: maximum number of draws for a slot until a trial fits the slot's class
@@ -49,8 +49,8 @@ WAITING_PER_SUBSPACE = 4
 #: the mix of subspaces, and that of budgets, is estimated from the latest trials: this many for each subspace or budget
 SHOWN = 20
 
-#: maximum number of waiting trials that are too wide for every class, for each trial that is not; also the number of
-#: draws from which the slots of a subspace's narrowest trials are estimated
+#: maximum number of waiting trials that are too wide for every class, for each trial that is not too wide; also the
+#: number of draws from which the slots of a subspace's narrowest trials are estimated
 TOO_WIDE = 50
 
 
@@ -117,10 +117,10 @@ class Proposals:
         self._whole: WholeSampler | None = None
         if len(samplers) > 1 and isinstance(first := next(iter(samplers.values())), Unrepeated):
             self._whole = first.sampler
-        #: latest outlook of this sampler, which the shares follow
+        #: latest result of this sampler's `outlook`: factors of the subspaces' probabilities for the shares
         self._followed: Mapping[str, float] = {}
-        #: subspaces with forgotten failures, which were under another version of the code; subspaces with a later trial
-        #: under this version; and, in order, subspaces that get a trial before others
+        #: subspaces whose failures are forgotten, because another version of the code ran; subspaces with a later trial
+        #: of this version; and, in order, subspaces that get a trial before others
         self._forgotten: set[str] = set()
         self._current: set[str] = set()
         self._renewed: list[str] = []
@@ -128,7 +128,7 @@ class Proposals:
         self._replay: Replay | None = None
 
     def begin(self) -> None:
-        """Count the trials of earlier runs, and offer the policy those that were drawn ahead.
+        """Count the trials of earlier runs, and offer the policy the trials that were drawn ahead and not sent.
 
         The caller then calls `tell` with their results.
         """

@@ -32,7 +32,7 @@ TURN_SECONDS = 0.5
 #: seconds between two checks of the run times of the running trials
 WATCH_SECONDS = 10.0
 
-#: after this number of attempts, a trial may run again on workers that have failed it, because no other has taken it
+#: after this number of attempts, a trial may run again on workers on which it has failed, because no other has taken it
 MAX_AVOIDING = 30
 
 #: trials for which no machine is started become FAILED after this many seconds without a live class and other trials
@@ -91,8 +91,8 @@ class Scheduler:
         self._extrapolation = Extrapolation()
         #: computes the slots that the study wants of each class; None if workers are not started on demand
         self.demand: Demand | None = None
-        #: last time at which the study was paused, a class live, a trial in flight, or one left for which a machine may
-        #: be started
+        #: last time at which the study was paused, or had a live class, a trial in flight, or a trial left for which a
+        #: machine may be started
         self._served_at = self.study.clock.now()
         #: placed attempts whose placement is not recorded yet, each with the prices of the classes at that time
         self._unrecorded: list[tuple[Attempt, Mapping[str, float]]] = []
@@ -109,7 +109,8 @@ class Scheduler:
     def begin(self, *, is_known: bool = False) -> None:
         """Learn from the trials of earlier runs, and submit the attempts in flight unless the executor knows them."""
         self._to_stop = self.study.to_stop
-        # An earlier run may have had other bounds between params.
+        # An earlier run may have had other bounds between params. Waiting trials outside the present bounds are
+        # cancelled.
         space = self.proposals.members[0].space
         while (refused := self.study.next_waiting(lambda each: not space.allows(each.params))) is not None:
             self.study.cancel(refused.number)
@@ -132,7 +133,7 @@ class Scheduler:
         return has_proposed and not self.study.in_flight
 
     def become(self, other: Scheduler) -> None:
-        """Continue as the scheduler of the space that has grown. Clock, pause and callbacks stay as they are."""
+        """Continue as `other`, the scheduler of the grown space. Only the state of the run is kept, such as a pause."""
         self._to_submit += [attempt for attempt, _ in self._unrecorded]
         kept = ("on_trial", "paused", "stopping", "turn_seconds", "_began", "_ended", "_hopelessness", "_to_submit")
         vars(self).update({**vars(other), **{name: getattr(self, name) for name in kept}})
@@ -149,7 +150,7 @@ class Scheduler:
             on_turn()
 
     def turn(self) -> None:
-        """Run one turn of the loop. It waits for at most `turn_seconds`, plus the time of a trial in this process.
+        """Run one turn of the loop. It waits for at most `turn_seconds`, or for a trial that runs in this process.
 
         While the store is unavailable, no events are collected, because the next `poll` would confirm events that are
         not recorded.
@@ -166,7 +167,7 @@ class Scheduler:
             # This comes before the next trials are sent, because `on_trial` may stop the study.
             self._call_on_trial()
         if self.study.has_grown:
-            # Nothing more is proposed in the old space.
+            # No more trials are proposed in the old space. The caller makes the new one.
             self.study.commit()
             return
         self.update_classes()
@@ -378,7 +379,7 @@ class Scheduler:
         """True if the study has ended: it reached a limit or was stopped, no trial runs, and the store is available."""
         return self.study.in_flight == 0 and self.study.trouble is None and (self.stopping or self._limit_reached())
 
-    # Parts of the verbs
+    # Parts of the methods above
 
     def _update_demand(self, demand: Demand, now: float) -> None:
         """Update the wanted slots.
@@ -481,8 +482,8 @@ class Scheduler:
 
         A `retry` lets the result end only its attempt. It is added in two cases: the trial has lost a rank of its
         process group, or it has run out of memory and another class may have enough (`MemoryFit.retry`). A warning is
-        added if the trial succeeded on a class that was the last resort. The error gets a hint if the objective needs
-        ints where the space draws floats.
+        added if the trial succeeded without a GPU after it had run out of GPU memory. The error gets a hint if the
+        objective needs ints where the space draws floats.
         """
         trial, is_short = self.study.find_open(result.number), result.outcome.out_of_memory is not None
         if result.outcome.rank_lost:
@@ -519,8 +520,8 @@ class Scheduler:
         Each target in turn gets one trial, the strongest class first. The targets are the classes, or the machines of a
         class if all slots of a trial must be on one worker.
         """
-        # Near the end of the study, or if `at_once` allows no more trials than slots, no trial waits in a queue. It
-        # goes to the first slot that becomes free in any class.
+        # Near the end of the study, or if `at_once` allows no more trials than slots, no trial is queued ahead, so that
+        # it can go to the first slot that becomes free in any class.
         most = min(self._trials_to_send(), self.limits.at_once or math.inf, self.proposals.rounds.present.left)
         near_end = most <= self.proposals.slots
         # Before its first success, a study sends few trials, because all of them may fail.
@@ -556,8 +557,8 @@ class Scheduler:
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
         """Return a trial for a free slot: a waiting trial that fits, else a new trial, else None.
 
-        A reserved class gets only the trial for which it is reserved. Trials whose latest machines have vanished come
-        after all others for LAST_SECONDS, because they may be the cause.
+        A reserved class gets only the trial for which it is reserved. For LAST_SECONDS, a trial whose latest machines
+        have vanished comes after all other trials, because it may be the cause.
         """
 
         def may_take(trial: Trial) -> bool:
@@ -586,9 +587,7 @@ class Scheduler:
         return min(free, most + ahead - self.study.taken(compute_class.name)) if most else min(free, 0)
 
     def _trial_for_unused_class(self, compute_class: ComputeClass) -> Trial | None:
-        """Return a waiting trial that fits this class, if it has a free slot, but no class that the study uses; or
-        None.
-        """
+        """Return a waiting trial that fits a free slot of this class but no class that the study uses; else None."""
         if self._reservations.free(compute_class) <= 0:
             return None
         used = self._used_classes
@@ -650,7 +649,7 @@ class Scheduler:
         """Return whether a trial may be sent to a class.
 
         The class must have enough slots and probably enough memory, and the trial must be likely to end there in time.
-        It must also have a worker that has not failed the trial, unless the trial may return to such workers.
+        It must also have a worker on which the trial has not failed, unless the trial may return to the other workers.
         """
         if not self._memory_fit.fits(trial, compute_class):
             return False
@@ -663,7 +662,7 @@ class Scheduler:
         return self._may_return(trial)
 
     def _may_return(self, trial: Trial) -> bool:
-        """Return whether a trial may run on a worker that has failed it.
+        """Return whether a trial may run on a worker on which it has failed.
 
         It may if no other live worker could run it, or after MAX_AVOIDING attempts.
         """

@@ -1,7 +1,7 @@
 """Numbers of slots that a study wants.
 
-`Demand` computes them for classes whose workers are started on demand. `CheapestSlots` computes them for a study that
-is placed by money: the slots with which its trials end by a deadline for the least money.
+`Demand` computes them for classes whose workers are started on demand. `CheapestSlots` computes them for a study whose
+trials are placed by money: the slots with which the trials end by a deadline for the least money.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shadho_celery.placement.policies import OPTIMISM
 from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.study.state import StudyState
 
-#: a number of wanted slots falls only after this many seconds
+#: a number of wanted slots is reduced only after fewer slots were wanted for this many seconds
 HOLD_SECONDS = 30.0
 
 #: least seconds between two updates; one second is added for each PER_SECOND pairs of subspace and class
@@ -44,8 +44,8 @@ class Demand:
 
     The numbers include the slots that attempts of the study use, or wait for in the class's queue. They rise at once,
     and fall after HOLD_SECONDS. The number of new slots, beyond those of live workers, is at most the number that
-    `new_trials` need. The number of all slots is at most the number that the trials need which may run at once. Of
-    classes that are not declared, a study wants only live slots (`StudyWants.wants`).
+    `new_trials` need. The number of all slots is at most the number that `at_once` trials need. Of classes that are not
+    declared, a study wants only live slots (`StudyWants.wants`).
     """
 
     #: the classes for which workers may be started on demand, the strongest first
@@ -349,8 +349,9 @@ class CheapestSlots:
         return cheapest(in_time, trials, slots, prices, times, widths=widths) or found
 
     def _units(self, budget: float | None) -> float | None:
-        """Return the part of its budget that a trial computes: without that of the lower rung if trials continue from
-        checkpoints.
+        """Return the part of a trial's budget that it computes itself.
+
+        If trials continue from checkpoints, the budget of the lower rung is subtracted.
         """
         if budget is None or not self.model.budgets.continues:
             return budget

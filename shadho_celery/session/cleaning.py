@@ -1,4 +1,4 @@
-"""The folders that no study of a store needs, and what workers say about their deletion."""
+"""Finds the folders of trials that no study of a store needs, and describes the answers of workers that delete them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.keeper import Keeper, may_be_promoted
 
-#: seconds for which the answers of workers are awaited: each may have to look at many files
+#: seconds to wait for the answers of workers, because a worker may have to look at many files
 ANSWER_SECONDS = 60.0
 
 
-#: by key of a study: its name, and the trials whose folders are not needed, as in `core.files`, or None for all of it
+#: by key of a study: its name, and the trials whose folders are not needed, as in `core.files`; None for all its files
 Plan = Mapping[str, tuple[str, bytes | None]]
 
 
 def plan(store: SqlStore, named: Sequence[str], running: Collection[str]) -> Plan:
     """Return the folders that the `named` studies do not need, or those of all studies of the store if none is named.
 
-    `running` are the keys of the studies that run anywhere, which are left out, like studies that keep all folders.
-    Raises UsageError if such a study is named, or a study that is neither in the store nor named by its key.
+    `running` are the keys of running studies. These are left out, and so are studies that keep all folders. Raises
+    UsageError if one of them is named, or a study that is neither in the store nor named by its key.
     """
     names = {record.key: record.name for record in store.records()}
     found: dict[str, tuple[str, bytes | None]] = {}
@@ -47,7 +47,7 @@ def plan(store: SqlStore, named: Sequence[str], running: Collection[str]) -> Pla
 
 
 def _unneeded(study: StudyResults) -> bytes:
-    """Return the trials of a study that does not run whose folders are not needed."""
+    """Return the trials whose folders are not needed. The study does not run."""
     keeper, recorded, ladder = Keeper(study.in_force["keep"]["best"]), study.recorded, ladder_of(study.in_force)
     finished = [trial for trials, _ in recorded.trials.recall() for trial in trials]
     keeper.tell(finished)

@@ -194,8 +194,8 @@ class Control:
                     return Answer(is_done=False, text=reason)
             drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers).get(place, 0)
             drain = drains.latest(place)
-            # If the record is older than the one that the workers obey, somebody has put it back, and it does not
-            # count.
+            # If the record is older than the one that the workers obey, it is a copy that somebody has written again,
+            # and does not count.
             if drain is not None and drain.is_drained and drain.sequence >= obeyed:
                 return Answer(is_done=True, text=f"{place} was already drained by {one_line(drain.by)}")
             if alone := place in workers:
@@ -234,8 +234,8 @@ class Control:
         """
         with reaches(self._redis) as found, refusals():
             held = {key for reach in found for key in Registry(reach.client, StudyWants, reach.signer).living()}
-            # A scheduler may have been killed while its trials run on. Announcements are some seconds old, so that only
-            # the studies that are named by their keys are compared with them.
+            # A scheduler may have been killed while its trials run on. Therefore a study that is named by its key must
+            # not be announced by workers either. Other studies are not checked, because announcements are seconds old.
             announced = [Registry(reach.client, Worker, reach.signer).living() for reach in found]
             busy = {key for workers in announced for each in workers.values() for key in each.studies}
             busy |= {folder.name for folder in running()}
@@ -246,7 +246,7 @@ class Control:
                 [reach] = found
                 living = Registry(reach.client, Worker, reach.signer).living()
                 ours = reach.control.fingerprint
-                # Of the workers of a disk the last one is asked.
+                # `one_a_disk` takes the last worker of each disk, so workers with this command's key come last.
                 disks = one_a_disk(dict(sorted(living.items(), key=lambda each: each[1].control == ours)))
                 swept: dict[str, WorkerAnswer | None] = dict.fromkeys(disks)
                 sender = Client(reach.client, reach.control, TO_WORKERS)
@@ -301,15 +301,13 @@ class Control:
         )
 
     def _is_stored(self, name: str) -> bool:
-        """Return whether the store has a study with exactly this name. Then the name is not meant as the beginning of
-        another.
-        """
+        """Return whether the store has a study with exactly this name, so that it does not abbreviate another name."""
         with suppress(ShadhoError), closing(SqlStore(self._store, read_only=True)) as store:
             return store.find(name).name == name
         return False
 
     def _absent(self, name: str, running: Sequence[str], refused: int, *, is_reached: bool) -> ShadhoError:
-        """Return the error for a study that is not among the `running` ones. `refused` announcements were ignored."""
+        """Return the error for a study that is not in `running`. `refused` is the number of ignored announcements."""
         shown = one_line(name, 80)
         with suppress(ShadhoError):
             store = SqlStore(self._store, read_only=True)
@@ -368,10 +366,10 @@ def why_not(what: str, control: str | None, signer: Signer) -> str | None:
 
 
 def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> tuple[Reach, str, Mapping[str, Worker]]:
-    """Return the Redis, the place (or the full name, if only one worker is meant), and the live workers by name.
+    """Return the Redis of the place that `worker` means (see `Control.drain`), the place, and its live workers by name.
 
-    With `with_gone`, a drained place without a live worker is found too. Raises UsageError unless exactly one place is
-    meant.
+    If `worker` is the full name of one of several workers there, it is returned instead of the place. With `with_gone`,
+    a drained place without a live worker is found too. Raises UsageError unless exactly one place is meant.
     """
     if not found:
         raise ServiceError(NO_FLEET)
@@ -424,9 +422,7 @@ def _await(reach: Reach, place: str, *, is_drained: bool) -> Mapping[str, Worker
     """Wait until all live workers of a place, or the worker with this name, announce that they are drained or
     undrained.
 
-    Return them by name.
-
-    Raises ServiceError if they do not within ANSWER_SECONDS.
+    Return these workers by name. Raises ServiceError if one of them does not announce it within ANSWER_SECONDS.
     """
     registry, deadline = Registry(reach.client, Worker, reach.signer), time.monotonic() + ANSWER_SECONDS
     while True:
@@ -447,22 +443,22 @@ LOG_SECONDS = 10.0
 
 
 class NotLeft(ServiceError):
-    """What was asked for is neither in this folder nor on a worker that answers."""
+    """The log or folder of a trial is neither in this folder nor on a worker that answers."""
 
     def __init__(self, reason: str, *, is_error: bool = True) -> None:
-        """`is_error` is False if it certainly does not exist."""
+        """`is_error` is False if the log or folder certainly does not exist."""
         super().__init__(reason)
         self.is_error = is_error
 
 
 class TrialLogs:
-    """Reads what trials have left in this folder, or, if it is not here, on the workers of a fleet."""
+    """Reads logs and files of trials in this folder, or, if they are not here, on the workers of a fleet."""
 
     def __init__(self, *, is_fleet: bool = False, seconds: float = LOG_SECONDS) -> None:
         """With `is_fleet`, use the fleet's Redis and signing key that the environment names at this moment.
 
-        Redis is connected when something is not in this folder for the first time. Wait at most `seconds` for workers'
-        answers.
+        The connection to Redis is opened for the first request that this folder cannot answer. Wait at most `seconds`
+        for workers' answers.
         """
         self._url, self._seconds = urls.url(urls.REDIS) if is_fleet else "", seconds
         self._signer = Signer.configured() if is_fleet else UNSIGNED
@@ -492,8 +488,9 @@ class TrialLogs:
         """Return the answer to a request, and the worker that has given it; None for this folder. Any thread may call
         this.
 
-        `what` is asked for, `nothing` says that the trial has not left it, and `source` is the source of the previous
-        answer. Raises NotLeft, UsageError if it cannot be read, and ServiceError if the fleet's Redis fails.
+        In messages, `what` names the requested log or folder, and `nothing` says that the trial has not left it.
+        `source` is the source of the previous answer. Raises NotLeft, UsageError if the log or folder cannot be read,
+        and ServiceError if the fleet's Redis fails.
         """
         here = WorkerAnswer() if source else answered(CHECKPOINTS, deed)
         if here.is_done:

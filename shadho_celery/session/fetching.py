@@ -23,17 +23,17 @@ class TrialFolder:
     """The folder that a trial has left. Methods raise ServiceError if it cannot be read."""
 
     def __init__(self, workers: TrialLogs, study: str, trial: TrialResult) -> None:
-        """Look for the folder here, then on `workers`. `study` is the study's key."""
+        """Look for the folder in the working directory, then on `workers`. `study` is the study's key."""
         number = trial.number if trial.origin is None else trial.origin
         self._workers, self._trial = workers, trial
         self._facts: dict[str, Any] = {"study": study, "number": number}
-        #: worker that has the folder; None if it is here
+        #: worker that has the folder; None if it is in the working directory
         self._source: str | None = None
-        #: its files
+        #: files in the folder
         self.files: list[LeftFile] = self._ask(ListFolder(**self._facts)).files
         if len(self.files) > MAX_FILES:
             raise UsageError(f"the folder of trial {trial.number} has over {MAX_FILES:,} files; copy it by hand")
-        #: bytes of all of them
+        #: total bytes of these files
         self.size = sum(file.size for file in self.files)
 
     def _ask(self, deed: LeftDeed) -> WorkerAnswer:

@@ -100,7 +100,7 @@ def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, 
     """
     given = {**request.stated, **earlier, **request.given}
     own = {*BUDGETS} if request.module or not given.keys().isdisjoint(BUDGETS) else set[str]()
-    # Losses and command of a module are those that its file names, whatever this study had before.
+    # The losses and the command of a module are those in its file, even if the previous run had others.
     own |= {"objectives", "command"} if request.module or "direction" in given else set()
     before = {name: value for name, value in continued(in_force, given).items() if name not in own}
     settings = read_settings({**before, **given})
@@ -216,8 +216,8 @@ class OpenStudy:
     def grown(self) -> OpenStudy:
         """Return the study in the space of the labels for which its trials have asked so far, and record that space.
 
-        The trials get the subspaces of that space. While the store cannot be reached, the study stays as it is, and
-        this is to be called again. Raises StoreError.
+        The trials get the subspaces of that space. If the store cannot be reached, the study is returned unchanged, and
+        the caller should try again later. Raises StoreError.
         """
         study, schema = self.study, self.study.schema
         assert schema is not None
@@ -231,7 +231,6 @@ class OpenStudy:
             self.store.reshape(key, study.fence, now, space=space, tree=tree, moved=moved)
             trials = [*self.store.earlier(key)]
         except StoreOutage as error:
-            # The caller tries again once the store can be reached.
             study.wait_for_store(error)
             return self
         study.warm_start = lessons(plan, study)
@@ -239,7 +238,7 @@ class OpenStudy:
         return dataclasses.replace(self, plan=plan)
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
-        """Let `scheduler` call `on_trial` after each trial. Return the study as the function gets it."""
+        """Let `scheduler` call `on_trial` after each trial. Return the object that `on_trial` gets as the study."""
         running = RunningStudy(self.store, self.study.record, self.space, scheduler.stop)
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
         return running
@@ -253,8 +252,8 @@ class OpenStudy:
         trials = self.store.tally(self.study.record.key, "code")
         others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
         if not now or not others or self.study.best is None or self.store.is_in_memory:
-            # Trials without a loss, such as trials that failed before a fix, do not affect later trials. Of a study in
-            # memory, it is the same program that has another objective.
+            # Trials without a loss, such as trials that failed before a fix, do not affect later trials. A study in
+            # memory needs no warning, because the program that runs it has itself changed the objective.
             return None
         same = f", beside {trials[now]} of this version" if trials.get(now) else ""
         return (

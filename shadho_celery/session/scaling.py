@@ -36,7 +36,7 @@ class _Class:
 
     spec: ClassSpec
     starts: list[Start] = field(default_factory=list)
-    #: number of failed starts since the last worker came, and the earliest time of the next start
+    #: number of failed starts since a started worker last came (announced itself); earliest time of the next start
     failures: int = 0
     retry_at: float = -math.inf
     #: other classes of which workers have come while workers of this class were missing
@@ -136,11 +136,12 @@ class Scaling:
         may_end: Callable[[str], bool] = lambda name: True,
         calling: Collection[str] = (),
     ) -> Decision:
-        """Decide, from the `wanted` slots of each class and the `live` workers.
+        """Decide which workers to start and to end, by the `wanted` slots of each class and the `live` workers.
 
         For the slots in `backlog`, workers are kept but not started.
 
-        `has_left` returns whether a worker has withdrawn in order, and `may_end` whether it obeys a request to end.
+        `has_left` returns whether a worker has withdrawn its announcement, and `may_end` whether it obeys a request to
+        end.
         `calling` are the classes whose start command still runs, so that it is not called again.
         """
         lines: list[str] = []
@@ -197,9 +198,9 @@ class Scaling:
     ) -> dict[str, Worker]:
         """Return the workers of the known classes.
 
-        A worker that no longer announces itself is still returned for ANNOUNCE_SECONDS after it was last seen, unless
-        it has left in order, because Redis may only have lost its data. Add a line to `lines` for the first worker of
-        a class whose slots differ from the spec.
+        A worker that no longer announces itself is still returned for ANNOUNCE_SECONDS after it was last seen, because
+        Redis may only have lost its data. A worker that has withdrawn its announcement is not. Add a line to `lines`
+        for the first worker of a class whose slots differ from the spec.
         """
         self._since = {name: self._since.get(name, now) for name in live}
         for name, worker in live.items():
@@ -312,7 +313,7 @@ class ScaledFleet:
         return wanted, backlog, self._live
 
     def has_left(self, name: str) -> bool:
-        """Return whether a worker has withdrawn in order."""
+        """Return whether a worker has withdrawn its announcement."""
         with refusals():
             return self._workers.has_left(name)
 

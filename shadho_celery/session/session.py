@@ -82,8 +82,8 @@ class Conditions:
     """Shows notices of conditions that may end by themselves, when they begin and when they have ended."""
 
     def __init__(self) -> None:
-        #: subject -> notices about it that were shown; below it: subject -> times at which a notice about it was first
-        #: and last true
+        #: by subject: the notices about it that were shown; then the times at which a notice about it was first and
+        #: last true
         self._said: dict[str, list[Notice]] = {}
         self._seen: dict[str, tuple[float, float]] = {}
 
@@ -231,7 +231,7 @@ class Session:
         self._sendable_slots = 0
         #: trials whose folders are not needed, see `core.files`
         self._unneeded = b""
-        #: False while the loop runs, so that a turn may be incomplete
+        #: False while the loop runs, because an exception may then leave a turn incomplete
         self._is_whole = True
         #: last time at which all servers answered, or the study was not stopping yet
         self._stuck_since = self.began
@@ -284,7 +284,8 @@ class Session:
         #: number of trials that had ended before this run
         self.counted_before = self.study.counted
         if servers is None:
-            # Delete what the workers, which have this folder, had not deleted before they ended.
+            # Delete folders of trials that the embedded workers, which use this folder, had not deleted before they
+            # ended.
             stack.callback(self._sweep)
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
@@ -652,7 +653,8 @@ class Watch:
         """Yield a line for each notice that was not shown yet. A short run may end before the first check."""
         session = self._session
         if is_fleet and not session.disk.edited(session.code):
-            # In a short run, these workers had no time yet to import their edited files again, so warn in any case.
+            # In a short run, workers with other code had no time to import edited files again, so they are reported
+            # at once.
             others = sorted(session.executor.workers.with_other_code(0.0))
             yield from self._untold(others)
         deleted = session.study.deletions(at_end=True)

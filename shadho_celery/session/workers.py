@@ -134,7 +134,8 @@ def default_workers(
 def visible_gpus(machine: hardware.Machine, workers: Mapping[str, int]) -> dict[str, str]:
     """Return the value of ``CUDA_VISIBLE_DEVICES`` for each worker that does not use all GPUs, by class.
 
-    `workers` are the slots by class. The class of a kind of GPU uses these GPUs, unless it has more slots.
+    `workers` are the slots by class. A class for one kind of GPU uses the GPUs of this kind, unless it has more slots
+    than these.
     """
     kinds = machine.by_class()
     own = [name for name, slots in workers.items() if name in kinds and slots <= len(kinds[name].cards)]

@@ -143,7 +143,7 @@ class _Class:
     #: rank of the class, 0 for the strongest
     place: int
     facts: SimulatedClass
-    #: number of slots, live ones and those that workers will have
+    #: number of slots, including those of workers that are not ready yet
     size: int = 0
     #: numbers of the live slots; and by slot: the number of its latest worker
     live: set[int] = dataclass_field(default_factory=set)
@@ -250,8 +250,7 @@ class SimulatedExecutor:
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
-        #: reports since the last poll. They do not end a `poll`, because the scheduler sends no trial because of a
-        #: report
+        #: reports since the last poll. They do not end a `poll`, because no slot becomes free by a report
         self._reports: list[Event] = []
         self._live: Attempts[Attempt] = Attempts()
         for name, facts in fleet.classes.items():
@@ -512,8 +511,8 @@ class SimulatedExecutor:
         return float(self._draws[key].exponential())
 
     def _end_worker(self, name: str, slot: int, worker: int, leaving: Leaving) -> None:
-        """End a worker, unless it has already ended. Schedule the start of another one in its place, if the class has
-        this.
+        """End a worker, unless it has already ended. If the class has `return_seconds`, schedule the start of another
+        worker in its place.
         """
         each = self._classes[name]
         if each.workers.get(slot) != worker:

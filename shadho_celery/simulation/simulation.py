@@ -72,7 +72,7 @@ _FORM = "--example prints a cluster file"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine of a trial, as far as it matters: the second argument of `seconds`."""
+    """Facts about the machine of a trial: the second argument of `seconds` and `overhead_seconds`."""
 
     compute_class: str
     #: number of its slots that the trial takes
@@ -191,8 +191,8 @@ def read_fleet(described: object) -> Fleet:
     return replace(fleet, classes=classes)
 
 
-#: number of random factors that are drawn in advance. The seed of a trial selects one of them, so it does not depend on
-#: the policy
+#: number of random factors that are drawn in advance. The seed of a trial selects its factor, which therefore does not
+#: depend on the policy
 DRAWS = 2**17
 
 #: distance between the slowdowns of two successive attempts of a trial in the list of random factors

@@ -29,7 +29,7 @@ MAX_COMMAND = 500
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials. Only `settings` and the fields after it may change, except `tree`."""
+    """A study without its trials. `settings` and later fields may change; `space` and `tree` only if a schema grows."""
 
     #: key that is globally unique, because studies of several stores may share one Redis; also the name of folders
     key: StudyKey
@@ -48,7 +48,7 @@ class StudyRecord:
     in_force: Mapping[str, Any] = field(default_factory=dict)
     #: by subspace: text that says which sampler `auto` has chosen, and why; empty with other samplers
     choices: Mapping[str, str] = field(default_factory=dict)
-    #: decade of the seconds of its first trials, which the sampler `auto` uses; None before they have ended
+    #: decade (order of magnitude) of the seconds of its first trials, for the sampler `auto`; None before they end
     decade: Annotated[float, Meta(gt=0)] | None = None
     #: latest plan, if its trials are placed by money
     money_plan: MoneyPlan | None = None

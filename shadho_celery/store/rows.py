@@ -1,8 +1,8 @@
 """The tables of the store, and the conversion between records and rows. Rows are checked when they are read.
 
 There are eight tables that a person can query, and one for the version. The columns of `trials` are the facts of
-`core.columns`; most other tables have the fields of a record as columns. By the change number, a reader of `trials` and
-`attempts` finds the rows that are new or have changed: each transaction that writes such rows gives them the next
+`core.columns`; most other tables have the fields of a record as columns. A reader of `trials` and `attempts` finds the
+rows that are new or have changed by their change number: each transaction that writes such rows gives them the next
 change number of its study.
 """
 
@@ -223,7 +223,7 @@ _TEXTS = ("host", "error", "warning", "log")
 JSON = [name for name in FACTS if isinstance(trials.c[name].type, sa.JSON)]
 #: columns with JSON that are read with every row: objects with numbers by name
 _NUMBERS = [name for name in JSON if name in KEPT]
-#: columns with most of the bytes of a row, which a study does not need of earlier trials
+#: columns with most of the bytes of a row. A study that is resumed does not read them of its finished trials
 _AT_LENGTH = {n for n in (*_TEXTS, *JSON) if n not in KEPT and n not in Trial.__struct_fields__}
 #: fields of live attempts that are stored in a trial's row
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")

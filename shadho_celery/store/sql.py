@@ -68,7 +68,7 @@ R = TypeVar("R")
 #: seconds without a write after which a scheduler on another machine may take over the lock
 LOCK_SECONDS = 30.0
 
-#: number of rows that are read at a time; and by a reader of many rows
+#: number of rows that are read at a time: as records; and unchecked, by a reader of many rows
 PAGE, LONG_PAGE = 2000, 20_000
 
 #: maximum number of studies that an error lists
@@ -328,8 +328,8 @@ class SqlStore:
         After a StoreOutage the same turn may be written again, whether it was recorded or not. `changed` trials whose
         rows were deleted are inserted again in full, and their numbers are returned.
         """
-        # If an attempt has several reports with one step, the first one is kept, as in a pruner. It may already be in
-        # the table.
+        # If an attempt has several reports with the same step, only the first one is kept, because pruners use that
+        # one, too. It may already be in the table.
         first: dict[tuple[int, int, int], Report] = {}
         for report in turn.reported:
             first.setdefault((report.number, report.attempt, report.step), report)
@@ -342,8 +342,8 @@ class SqlStore:
             insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
             deleted: list[Trial] = []
             with self._begin() as connection:
-                # The number is kept before the commit, so that it is not used again if it is unknown whether the commit
-                # succeeded.
+                # The change number is recorded here before the commit, so that it is not used again if it is unknown
+                # whether the commit succeeded.
                 change = self._change[key] = self._last_change(connection, key) + has_changed
                 if not _set(connection, key, fence, **facts, change=change):
                     raise LockLost
@@ -366,12 +366,12 @@ class SqlStore:
         try:
             rewritten = write()
         except StoreOutage as error:
-            # It is unknown whether the transaction was committed. It is safe to repeat it, because of the fence, the
-            # numbers and the states.
+            # It is unknown whether the transaction was committed. It is safe to repeat it, because the fence is checked
+            # again, existing rows are not inserted again, and finished trials are not updated.
             self._is_unsure = True
             cause = error.__cause__
-            # Repeat it at once only after a lost connection. An error with a detail means that the server hangs; then
-            # do not wait again.
+            # Repeat it at once only after a lost connection. An error with a detail means that the server hangs, so a
+            # repetition would only wait again.
             if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated and not cause.detail):
                 self._renew(key, fence, now, cause)
                 raise
@@ -397,9 +397,7 @@ class SqlStore:
     def _renew(self, key: str, fence: int, now: float, error: object) -> None:
         """Renew only the lock, after an error that the server has reported.
 
-        The tables may stay locked for long.
-
-        Raises LockLost if `fence` is old.
+        The tables may stay locked for so long that the lock would expire. Raises LockLost if `fence` is old.
         """
         if not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated or not sqlstate(error):
             return
@@ -486,7 +484,7 @@ class SqlStore:
         return found[0].change if found and _is_number(found[0].change) else 0
 
     def versions(self, now: float) -> dict[str, tuple[object, ...]]:
-        """Return by key of each study: its change number, its last scheduler, and whether that may still run.
+        """Return by key of each study: its change number, its last scheduler, and whether this scheduler may still run.
 
         As long as these are equal, the numbers of trials and the state of the study are equal, too.
         """

@@ -16,14 +16,14 @@ KEEP_SECONDS = 5.0
 
 
 class Keeper:
-    """Finds the trials whose folders are not needed: neither among the best, nor unfinished, nor to be promoted."""
+    """Finds the trials whose folders are not needed: finished trials that are not among the best or to be promoted."""
 
     def __init__(self, best: int) -> None:
         """Keep the folders of the `best` trials, or of all trials on the front of several losses."""
         self._most = best
-        #: by origin: merit and number of its best trial, of the best ones
+        #: by origin (`origin_of`): merit and number of its best trial; only for the origins of the best trials
         self._best: dict[int, tuple[Merit, int]] = {}
-        #: time at which `news` has last compared a set, and that set
+        #: time at which `news` last computed `unneeded`, and its result
         self._told_at = -math.inf
         self._told = b""
 
@@ -63,11 +63,11 @@ def origin_of(trial: Trial) -> int:
 
 
 def may_be_promoted(trials: Iterable[Trial], most: float) -> set[int]:
-    """Return the origins that any kind of rounds up to the budget `most` might still promote."""
+    """Return the origins that might still be promoted, whichever algorithm gives budgets up to `most`."""
     reached: dict[int, float] = {}
     for trial in trials:
         if trial.state is TrialState.CANCELLED:
-            # Its promotion is offered again.
+            # A cancelled promotion is offered again, so it does not count.
             continue
         budget = math.inf if trial.budget is None or feasible_loss(trial) == math.inf else trial.budget
         reached[origin_of(trial)] = max(budget, reached.get(origin_of(trial), 0.0))

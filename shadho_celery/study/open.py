@@ -162,7 +162,7 @@ def earlier_study(
         ways = "a declared space", "an objective that asks for its labels, without a space"
         began, now = ways if is_asked else ways[::-1]
         raise SpaceChanged(f"study {record.name!r} was begun with {began}, not with {now}; begin another study")
-    # A schema grows while the study runs.
+    # A schema, which has the labels for which objectives have asked, grows while the study runs. So it may differ.
     changes = [
         f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
         for label in {**record.space, **space}
@@ -191,7 +191,7 @@ def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord)
 
 
 def _earlier_trials(store: SqlStore, key: str, fence: int, clock: Clock) -> Iterator[Trial | Summary]:
-    """Yield the trials of earlier runs. The lock is renewed in between."""
+    """Yield the trials of earlier runs. Meanwhile the lock on the study is renewed, because this may take long."""
     renewed_at = clock.now()
     for trial in store.earlier(key):
         if trial.number % 1000 == 0 and clock.now() - renewed_at >= RENEW_SECONDS:

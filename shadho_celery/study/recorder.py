@@ -40,7 +40,7 @@ class Recorder:
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
         """`classes` are the class names in the study's record."""
-        #: names of the classes in the order of `AttemptRecord.placed`; the place of a class never changes
+        #: names of the classes in the order of `AttemptRecord.placed`; the position of a class never changes
         self._classes = [*classes]
         self._written_classes = len(self._classes)
         #: records of attempts with facts that are not in the store yet
@@ -60,8 +60,8 @@ class Recorder:
         self.class_prices: Mapping[str, float | None] = {}
         #: by claimed attempt with a price: the price of its slots an hour, the time of its claim, and its slot
         self._priced: dict[_Key, tuple[float, float, object]] = {}
-        #: by slot: the time of a claim, and the last end of an attempt of this claim. A slot may claim several attempts
-        #: at once
+        #: by slot: the time of its claim, and the time at which the last attempt of this claim ended. A slot may claim
+        #: several attempts at once
         self._freed: dict[object, tuple[float, float]] = {}
         #: by class: money that ended attempts have cost, those of earlier runs included
         self.spent: defaultdict[str, float] = defaultdict(float)
@@ -75,7 +75,7 @@ class Recorder:
         #: by class: number of workers that were preempted or have vanished, and hours of all workers that have left
         self._left: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
 
-    # What is to be written
+    # Records that must be written
 
     def attempted(self, now: float) -> Sequence[AttemptRecord]:
         """Return one record for each changed attempt, with the new facts.
@@ -102,7 +102,7 @@ class Recorder:
         return self._classes if len(self._classes) > self._written_classes else None
 
     def clear(self) -> None:
-        """Forget the records that were returned last, because they were written."""
+        """Drop the records that `attempted` returned last. Call this once they are written."""
         for key in self._due:
             del self._attempts[key]
         self.seen = []
@@ -116,7 +116,7 @@ class Recorder:
         record.compute_class, record.queued_at, record.copy = attempt.compute_class, at, is_copy
 
     def note_placement(self, attempt: Attempt, found: Mapping[str, Placed]) -> None:
-        """Record what placement knew about the live classes, and add the attempt to the backlog of its class."""
+        """Record the facts by which an attempt was placed, and add its seconds to the backlog of its class."""
         if not self._classes or not found.keys() <= {*self._classes}:
             self._classes = [*dict.fromkeys([*self._classes, *found])]
         self._record(attempt).placed = pack(found, self._classes)

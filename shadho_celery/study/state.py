@@ -124,7 +124,8 @@ class StudyState(StudyTrials):
         self._given = given
         #: labels that the objectives have asked for so far; None in a study with a declared space
         self.schema = read_schema(record.tree)
-        #: outline of the schema that the present space was made from, and True once the schema has another one
+        #: outline of the schema from which the present space was made; and True once the schema has another outline, so
+        #: that the space must be made again
         self._outline = None if self.schema is None else self.schema.outline()
         self.has_grown = False
         #: name of the study in its store
@@ -137,7 +138,7 @@ class StudyState(StudyTrials):
         self.recorder = Recorder(record.classes)
         #: what `commit` must write
         self._turn = Turn(choices=self.choices if self.choices != record.choices else None)
-        #: decade of the seconds of the first trials, as recorded; None if it is not recorded
+        #: decade (order of magnitude) of the seconds of the first trials, as recorded; None if it is not recorded
         self.decade = record.decade
         #: the live attempts of all trials; the executor uses this object, too
         self.live: Attempts[Sent] = Attempts()
@@ -145,9 +146,9 @@ class StudyState(StudyTrials):
         self._courses: defaultdict[int, _Course] = defaultdict(_Course)
         self._waiting: deque[int] = deque()
         #: claimed attempts that were lost in this run, each with the reason, and True if the worker has given it back.
-        #: Whoever shows them removes them
+        #: The code that shows them to the user removes them
         self.lost_attempts: deque[tuple[Attempt, str, bool]] = deque(maxlen=MAX_LOST_ATTEMPTS)
-        #: by class: number of slots that live attempts use. It has every class to which attempts were ever sent
+        #: by class: number of slots that live attempts use. Every class to which attempts were ever sent has an entry
         self._taken: Counter[str] = Counter()
         #: by class and machine: number of slots of live attempts that run on the machine or must run there
         self._taken_on: defaultdict[str, Counter[str | None]] = defaultdict(Counter)
@@ -202,7 +203,7 @@ class StudyState(StudyTrials):
         return merge(finished, sorted(self._open.values(), key=_number), key=_number)
 
     def history(self) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
-        """Iterate over blocks of finished trials like `FinishedTrials.recall`. The lock is renewed in between."""
+        """Iterate over blocks of finished trials like `FinishedTrials.recall`, and renew the lock before each block."""
         return self._kept_locked(self.trials.recall())
 
     def find_open(self, number: int) -> Trial | None:
@@ -425,8 +426,8 @@ class StudyState(StudyTrials):
         """Add the next attempt of a trial, for `compute_class`, and return it. It is a copy if another attempt is live.
 
         If `only_on` is given, only this machine may run the attempt; later attempts may run on any machine. For a copy
-        it is ignored, because a copy must run on another machine than the first attempt. If `again`, workers that have
-        failed the trial may run it, too.
+        it is ignored, because a copy must run on another machine than the first attempt. If `again`, workers on which
+        the trial has failed may run it, too.
         """
         trial = trial.evolve(attempt=trial.attempt + 1, failed_on=() if again else trial.failed_on)
         is_copy = bool(self.live.of(trial.number))
@@ -483,9 +484,9 @@ class StudyState(StudyTrials):
         return None
 
     def reshape(self, record: StudyRecord, trials: Iterable[Trial | Summary]) -> None:
-        """Continue in a grown space as another run would, but with the same lock and live attempts.
+        """Continue with a space that has grown, as the next run would, but with the same lock and live attempts.
 
-        `record` has the new space, and `trials` are those in the store, with the subspaces of the new space.
+        `record` has the new space. `trials` are the trials in the store, with the subspaces of the new space.
         """
         kept = self.code, self.failures, self.choices
         super().__init__(self.store, record, trials, self.warm_start)
@@ -499,7 +500,7 @@ class StudyState(StudyTrials):
             if trial.origin is None:
                 self._pending[trial.subspace][trial.number] = trial
             if trial.state is _S.WAITING and trial.number not in self._waiting:
-                # It was drawn ahead, and the next scheduler looks for it in this queue.
+                # The trial was drawn ahead. The scheduler of the new space looks for it in this queue.
                 self.put_waiting(trial)
 
     @property
@@ -672,8 +673,8 @@ class StudyState(StudyTrials):
     def _with_asked(self, trial: Trial, outcome: Outcome) -> tuple[Trial, Outcome]:
         """Return a trial with the params for which its objective has asked, and the outcome. Extend the schema by them.
 
-        A trial that is not COMPLETE keeps what was proposed for labels for which it would have asked later. The outcome
-        is FAILED if its labels contradict those of other trials.
+        A trial that is not COMPLETE may have ended before it asked for all labels, so it also keeps the proposed values
+        of other labels. The outcome is FAILED if its labels contradict those of other trials.
         """
         if self.schema is None or outcome.asked is None:
             return trial, outcome
@@ -684,7 +685,7 @@ class StudyState(StudyTrials):
             lost: dict[str, Any] = {"loss": None, "losses": {}, "constraints": {}, "asked": None}
             return trial, replace(outcome, state=_S.FAILED, error=outcome.error or str(error), **lost)
         params = {label: each.drawn for label, each in asked.items()}
-        # If other options were taken than those proposed, as of an enqueued point, the trial has another subspace.
+        # If the objective got another option than the proposed one, such as a user's, the trial has another subspace.
         others = [label for label, each in asked.items() if each.law.choices and trial.params.get(label) != each.drawn]
         self.has_grown |= bool(others) or self.schema.outline() != self._outline
         if outcome.state is not _S.COMPLETE:
@@ -762,11 +763,12 @@ class StudyState(StudyTrials):
         live = self.live.of(trial.number)
         oldest = live[min(live)].attempt
         shown = {name: getattr(oldest, name) for name in ("state", "compute_class", "host", "started_at")}
-        # `evolve` is not used: a change from RUNNING to QUEUED means that another attempt is shown.
+        # `evolve` would refuse a change from RUNNING to QUEUED. Here, this only means that another attempt is shown.
         return self._note(replace(trial, **shown))
 
     def _note(self, trial: Trial) -> Trial:
-        """Replace an unfinished trial by `trial`, with its present live attempts. `commit` will write it. Return it."""
+        """Replace an unfinished trial by `trial` with its present live attempts, to be written by `commit`. Return it.
+        """
         if trial.state is _S.FAILED and trial.outcome.code is None and self.code:
             # No worker has reported the version of the code, because the trial was lost or could not be run.
             trial = replace(trial, outcome=replace(trial.outcome, code=self.code))
@@ -820,11 +822,11 @@ class StudyState(StudyTrials):
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0
         if trial.step is not None:
-            # The store has at least one report, because it was written in one transaction with the decision to prune.
+            # There is at least one report, because it was written in one transaction with the decision to prune.
             reports = self.store.reports(self.record.key, [trial.number])
             self._courses[trial.number].report = max(reports, key=attrgetter("step"))
         if trial.vanished:
-            # It was not recorded whether these were the latest attempts, so this is assumed.
+            # The store does not record whether the vanished attempts were the latest ones, so this is assumed.
             self._courses[trial.number].vanished = trial.vanished
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler ended before the trial was sent.

@@ -617,7 +617,7 @@ class FinishedTrials:
         return found
 
     def _table(self) -> _Table:
-        """Return a view of the rows as a numpy table. While it is referenced, no trial can be added."""
+        """Return a view of the rows as a numpy table. While it is referenced, the rows cannot grow."""
         return np.frombuffer(self._rows, dtype=_COLUMNS)
 
 
@@ -636,7 +636,7 @@ class StudyTrials:
         self.choices: dict[str, str] = {**record.choices} if is_auto else {}
         #: version of the code of this run; "" if it is not known, or for a reader of the store
         self.code: Digest = ""
-        #: numbers of the failures in this run by kind; empty for a reader of the store
+        #: numbers of the trials that failed in this run, by kind of failure; empty for a reader of the store
         self.failures = Failures()
         #: by number: the trials that have not finished
         self._open: dict[int, Trial] = {}
