@@ -23,7 +23,7 @@ from shadho_celery.core.checks import plain, resolve
 from shadho_celery.core.code import Digest
 from shadho_celery.errors import UsageError
 
-#: drawn value of every active label, by label
+#: by label: drawn value of each active label, which is a label of the options that were chosen
 Params = Mapping[str, Any]
 #: key in the params of an enqueued trial, whose value has the user's values of labels, as JSON. No label has this name
 POINT = "(point)"

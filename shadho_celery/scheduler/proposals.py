@@ -46,7 +46,7 @@ RESULTS_PER_AHEAD = 4
 #: maximum number of a subspace's trials that wait for a larger class; then new trials come from other subspaces
 WAITING_PER_SUBSPACE = 4
 
-#: the mix of subspaces, and that of budgets, is estimated from the latest trials: this many for each subspace or budget
+#: number of latest trials, for each subspace or budget, from which the mix of subspaces or budgets is estimated
 SHOWN = 20
 
 #: maximum number of waiting trials that are too wide for every class, for each trial that is not too wide; also the

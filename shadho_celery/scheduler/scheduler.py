@@ -404,7 +404,7 @@ class Scheduler:
         self._finish([self.study.give_up(number, error) for number in numbers])
 
     def _trials_for_new_slots(self, left: float) -> float:
-        """Return for how many of the `left` trials, which do not run yet, new slots would be useful now.
+        """Return the number of the `left` trials, which do not run yet, for which new slots would be useful now.
 
         Trials in the queues of live workers are subtracted. The result is 0 if slots are idle and no trial waits,
         because new slots would be idle, too. Trials that wait although slots are idle do not fit these slots.

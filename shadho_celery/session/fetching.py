@@ -67,7 +67,7 @@ class TrialFolder:
 
 
 def fetch(folder: TrialFolder, to: Path, update: Callable[[int], object] = lambda size: None) -> None:
-    """Copy the folder of a trial to the folder `to`, which is new or empty. It appears once it is complete.
+    """Copy the folder of a trial to the folder `to`, which is new or empty. `to` is complete, or unchanged.
 
     Raises UsageError if it cannot be written, and ServiceError if the trial's folder cannot be read.
     """

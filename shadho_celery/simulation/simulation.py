@@ -98,7 +98,7 @@ class Cluster:
 
     #: SPACE, the search space
     space: Any
-    #: CLUSTER
+    #: CLUSTER, the simulated fleet
     fleet: Fleet
     #: (values, machine) -> mean seconds of a trial's work on the machine; for trials with budgets, the seconds for one
     #: unit

@@ -767,8 +767,7 @@ class StudyState(StudyTrials):
         return self._note(replace(trial, **shown))
 
     def _note(self, trial: Trial) -> Trial:
-        """Replace an unfinished trial by `trial` with its present live attempts, to be written by `commit`. Return it.
-        """
+        """Replace an unfinished trial by `trial` with its live attempts, to be written by `commit`. Return it."""
         if trial.state is _S.FAILED and trial.outcome.code is None and self.code:
             # No worker has reported the version of the code, because the trial was lost or could not be run.
             trial = replace(trial, outcome=replace(trial.outcome, code=self.code))
