@@ -86,8 +86,8 @@ class ShippedCode:
             if (place := self.folder(payload) / payload.module) in self._written:
                 return ""
             sources = self._shipping.fetch(payload.study)
-            # Another client may have put back an earlier version, whose signature is valid too. A function that is sent
-            # by value has another file in each run, and only one that was sent is loaded.
+            # Another client may have put back an earlier version, whose signature is valid too. A study that is not a
+            # module, such as a function that is sent by value, is loaded from its file, so the file must be included.
             is_sent = sources is not None and (payload.module in sources.files or form_of(payload.module) is None)
             if sources is None or sources.code != payload.code or not is_sent:
                 return "its study's code is not in Redis"
@@ -97,8 +97,8 @@ class ShippedCode:
                     if not self._copy(below(folder, name), payload.study, digest):
                         return f"the file {name} of its study is not in Redis"
                 for name, content in sources.files.items():
-                    # A script can be the program of a command. Other users must not be able to write: a function that
-                    # is sent by value is then not loaded.
+                    # A script must be executable, because it can be the program of a command. No other user may write
+                    # to the files, because a function that is sent by value is not loaded from such a file.
                     _put(below(folder, name), content, 0o755 if content.startswith(b"#!") else 0o644)
             except UsageError as error:
                 return str(error)

@@ -94,8 +94,8 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
 
 class Consumer:
-    """Pauses, resumes and reconnects the two queues that a worker consumes: its class's, and its class's on this
-    machine.
+    """Pauses, resumes and reconnects a worker's consumption of its two queues: the queue of its class, and the queue of
+    its class for this machine.
 
     Any thread may call the methods. Calls of Celery's consumer run in the consumer's own thread.
     """
@@ -174,11 +174,11 @@ class Consumer:
             with opened(connection := self._connection()):
                 return [queue for queue, depth in depths_on(connection, self._queues).items() if depth]
         except Exception:
-            # Without a broker or a permission, a new connection would not help.
+            # If the broker is unavailable or refuses access, a new connection would not help.
             return []
 
     def _connection(self) -> Any:
-        # With heartbeats, RabbitMQ notices if this machine fails during the check, and puts examined messages back.
+        # With heartbeats, RabbitMQ notices if this machine fails during the check, and closes the connection.
         return self._consumer.app.connection_for_read(
             heartbeat=BROKER_HEARTBEAT_SECONDS, connect_timeout=BROKER_CONNECT_SECONDS
         )

@@ -52,8 +52,8 @@ class Gpu:
         return self.memory - used - CONTEXT_BYTES * len(self.begun | {slot})
 
     def open(self, typical: int) -> int:
-        """Return the number of attempts that may run at a time: the running ones, and more if they take `typical` bytes
-        each.
+        """Return the number of attempts that may run at a time: the running attempts, and as many more as fit if each
+        takes `typical` bytes.
         """
         if None in self.taken.values():
             return len(self.taken)
@@ -83,7 +83,7 @@ class FreeSlots:
         self.gpus = [Gpu(memory, len(range(card, count, cards))) for card, memory in enumerate(memories)]
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._free = set(range(count))
-        #: a ticket of each attempt that waits, in order, with the number of slots that it needs
+        #: a ticket, which identifies a waiting attempt, and the number of slots that the attempt needs; in order
         self._waiting: deque[tuple[object, int]] = deque()
         self._changed = threading.Condition()
 
@@ -103,7 +103,7 @@ class FreeSlots:
 
     @property
     def kept(self) -> int:
-        """Number of free slots that are kept for attempts that wait for more slots."""
+        """Number of free slots that are reserved for attempts that wait for more slots."""
         with self._changed:
             return min(len(self._free), sum(number for _, number in self._waiting))
 
@@ -172,14 +172,14 @@ class FreeSlots:
             gpu.take(slot, None if is_alone else need)
 
     def _chosen(self, ticket: object, number: int, need: int | None) -> list[int]:
-        """Return free slots for the attempt with this ticket, or [] if they do not suffice or another one is ahead."""
+        """Return free slots for the attempt with this ticket, or [] if too few are free or another attempt is ahead."""
         if self._waiting[0][0] is not ticket or len(self._free) < number:
             return []
         if not self.gpus:
             return self._spread(self._free, number)
         if number == 1 and need is not None:
-            # Choose the lowest free slot of each GPU, whose process probably exists already, and of these the one on
-            # the GPU with the most free memory, where the attempt is fastest.
+            # Consider the lowest free slot of each GPU, because its process probably exists already. Choose the slot on
+            # the GPU with the most free memory, because the attempt is fastest there.
             first = {slot % self.cards: slot for slot in sorted(self._free, reverse=True)}
             left, card = max((self.gpus[card].left(slot), -card) for card, slot in first.items())
             if left >= need:
@@ -221,7 +221,7 @@ class Devices:
         #: number of slots that this worker announces when it starts
         self.slots = self.free.open
         self._machine, self._compute_class, self._address = machine, compute_class, address
-        #: number of slots that share the host's cores, and number of threads of a trial; both as last logged
+        #: number of slots that share the host's cores, and number of threads of a trial; `_said`: both as last logged
         self._sharing, self._threads = self.slots, machine.threads(self.slots)
         self._said = self._sharing, self._threads
         #: by slot: the number of slots whose GPUs and cores its process has

@@ -1,7 +1,7 @@
-"""Heartbeat of a worker: announcements, drains, circuit breakers, and the thread that does this regularly (`Beat`).
+"""Heartbeat of a worker: announcements, drains, circuit breakers, and the thread that handles them (`Beat`).
 
-A worker takes messages while it is neither drained nor has an open circuit breaker. It obeys the latest drain that it
-has seen, counts its trials and renewals since its start, and touches a file for health checks.
+A worker takes no messages while it is drained or while its circuit breaker is open for a study. It obeys the latest
+drain that it has seen, counts its trials and renewals since its start, and touches a file for health checks.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Heartbeat:
         self._was_drained = False
         self._is_announced = threading.Event()
         self._is_draining = False
-        #: number of free slots that are kept for a trial that waits for more slots
+        #: number of free slots that are reserved for trials that wait for more slots
         self._kept = 0
         #: counters of this worker
         self.tally = Tally()
@@ -215,7 +215,7 @@ class Heartbeat:
     def beat(self, *, has_free_slot: bool, kept: int = 0) -> None:
         """Announce the worker if that is due, and read its circuit breakers and drains. Raises redis-py's errors.
 
-        Call this about every second. `kept` free slots are kept for trials that wait for more.
+        Call this about every second. `kept` free slots are reserved for trials that wait for more slots.
         """
         self._kept = kept
         if self._breakers:
@@ -359,7 +359,8 @@ class Heartbeat:
 class HeartbeatFile:
     """File that a live worker touches every second, also during an outage of the broker or of Redis.
 
-    A health check that reads the file's age therefore restarts a worker that hangs, but not one in an outage.
+    A health check that reads the file's age therefore restarts a worker that hangs, but not a worker that waits for the
+    end of an outage.
     """
 
     def __init__(self) -> None:

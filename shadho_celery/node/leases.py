@@ -41,7 +41,7 @@ REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost, o
 
 @dataclass(eq=False)
 class Bundle:
-    """The attempts of one delivery of a message, with those claimed and the results not sent yet.
+    """The attempts of one delivery of a message: which are claimed, and the results that are not sent yet.
 
     `relieve` may be called from any thread, the other methods only from the slot's thread.
     """
@@ -200,8 +200,8 @@ class Claims:
         log.info("trial %s, attempt %s does not run here: %s", number, which, reason)
         decline = partial(self.channel.decline, study, number, which, reason, is_too_long=is_too_long)
         if attempt.failed_on or attempt.expected is not None:
-            # The scheduler sends a declined attempt again at once, and if no other worker is free, to this worker.
-            # Therefore decline it only in the next beat, about once a second.
+            # The scheduler sends a declined attempt again at once, and if no other worker is free, to this worker. To
+            # avoid a loop without a pause, decline the attempt only in the next beat, about once a second.
             self._declined.append(decline)
         else:
             self.persist(decline)
@@ -227,7 +227,7 @@ class Lease:
     runner: Runner
     #: the study's name
     name: str = ""
-    #: number of the trial whose folder it uses
+    #: number of the trial whose folder the attempt uses
     folder: int | None = None
     #: start of the run, in seconds since the epoch
     started_at: float = 0.0
@@ -288,7 +288,7 @@ class Leases:
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:
-        """Keep a lease for the duration of a `with` block: `renew` renews it."""
+        """Hold a lease for the duration of a `with` block, in which `renew` renews the lease."""
         with self._lock:
             self._live.append(lease)
             lease.stopped = GIVEN_BACK if self._is_closed else ""
@@ -316,8 +316,8 @@ class Leases:
             self._while_live(lease, lease.runner.preempt)
 
     def renew(self) -> int:
-        """Renew all leases and seats, and return their number. Stop the attempts and replicas for which the answer asks
-        it.
+        """Renew all leases and seats, and return their number. Stop the attempts and replicas whose answer is not
+        ``ok``.
 
         Raises redis-py's errors.
         """
@@ -362,7 +362,7 @@ class Leases:
                 try:
                     start_thread(timer)
                 except NoThread:
-                    # The trial gets no time to stop by itself, but its slot must become free.
+                    # Act now: the trial gets no time to stop by itself, but its slot must become free.
                     self._while_live(lease, act)
 
     def _while_live(self, lease: Lease, act: Callable[[], None]) -> bool:

@@ -58,7 +58,8 @@ class AnswerServer:
         if not self._was_asked and now - self._looked_at < LOOK_SECONDS:
             return
         if self._answering is not None and self._answering.is_alive():
-            # The last requests are still being answered, because the disk is slow, or parts of a folder follow.
+            # The last requests are still being answered, because the disk is slow, or because the client of the last
+            # answer may soon request another part of a folder.
             return
         self._looked_at = now
         now_ms, requests = self._requests.take()
@@ -78,7 +79,7 @@ class AnswerServer:
         asked_at = self._clock.now()
         try:
             while requests or self._clock.now() - asked_at < LINGER_SECONDS:
-                # A deletion may take long.
+                # Answer deletions last, because they may take long.
                 for request in sorted(requests, key=lambda each: isinstance(each.deed, Sweep)):
                     # Nobody waits any more for the answer to an expired request.
                     if request.expires >= now_ms:
@@ -91,7 +92,7 @@ class AnswerServer:
 
 
 def answered(root: Path, deed: WorkerDeed, in_use: InUse | None = lambda study: ()) -> WorkerAnswer:
-    """Return the answer about files below the folder of checkpoints `root`. Delete what a Sweep is sure about.
+    """Return the answer to a request about files below the folder of checkpoints `root`. Carry out a Sweep.
 
     A Sweep is refused if `in_use` is None.
     """

@@ -55,8 +55,8 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
     """Handles SIGINT, SIGTERM, SIGQUIT and the signals of `Stay`, from before the worker connects until its process
     ends.
 
-    The worker ends at once at SIGQUIT, at SIGINT after any other signal, and if it is embedded at any signal. Further
-    signals have no effect.
+    The worker ends at once at SIGQUIT, at SIGINT if it is already stopping, and if it is embedded at any signal.
+    Further signals have no effect.
     """
 
     def start(self, worker: Any) -> None:
@@ -68,7 +68,8 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         for number in {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *self._stay.signals}:
             signal.signal(number, self._handle)
         self._slots.heartbeat.on_end = lambda by: self._leave(f"stopping after the running trials, as {by} asks")
-        #: monotonic times: at which the worker preempts itself (`Stay.seconds`), and since which it has had no trial
+        #: monotonic times: at which the worker preempts itself, to end after `Stay.seconds`; and since which it has had
+        #: no trial
         self._ends_at = time.monotonic() + (self._stay.seconds or math.inf) - self._stay.grace
         self._idle_since = time.monotonic()
         if self._stay.seconds or self._stay.idle:
@@ -145,13 +146,13 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         A new thread is needed because the signal may have interrupted the main thread while it held a lock that `work`
         needs.
         """
-        # If the worker has received SIGHUP, Celery would restart it when it ends.
+        # Celery would restart a worker that has received SIGHUP when the worker ends.
         atexit.unregister(_reload_current_worker)
         state.should_stop = self._worker.exitcode = code
         try:
             start_thread(threading.Thread(target=work, name=THREAD, daemon=True))
         except NoThread:
-            # This function is also called while Python exits; then nothing is left to do.
+            # Let the beat's thread call it. While Python exits, that thread does not run, but nothing is left to do.
             self._slots.beat.do_soon(work)
 
     def _end_late(self) -> None:

@@ -57,7 +57,7 @@ from shadho_celery.runner.starting import ForkServers
 
 log = logging.getLogger(__name__)
 
-#: seconds before a message for a module that this worker was not started with returns to the queue
+#: seconds before a message that this worker cannot act on returns to its queue
 REQUEUE_SECONDS = 1.0
 
 #: after a trial shorter than this many seconds, a worker claims all remaining attempts of the message at once
@@ -122,7 +122,7 @@ class Slots:
         )
         self._claims = Claims(channel, self.heartbeat.tally.redis, self._clock, self._closing)
         self._lines = TrialLines()
-        # The workers of an embedded fleet have no other signer than that of control.
+        # The workers of an embedded fleet have no signing key, but a key for control requests.
         requests = Requests(client, of_worker(self.name), control or signer, TO_WORKERS)
         in_use = None if control is None else self.leases.in_use
         self._answers = AnswerServer(requests, checkpoints, in_use, self._clock)
@@ -178,7 +178,7 @@ class Slots:
         self._fork_servers.close()
         killers = self._devices.close()
         with suppress(redis.RedisError):
-            # Without this, the scheduler would send these attempts again only after half a minute.
+            # Decline the attempts of pending calls now, or the scheduler sends them again only after half a minute.
             self._claims.flush()
         self.heartbeat.withdraw()
         self.beat.file.remove()
@@ -254,7 +254,9 @@ class Slots:
             self._follow_open()
 
     def _follow_open(self) -> None:
-        """Take only as many messages as trials may have slots now, because shared GPUs may have too little memory."""
+        """Take only as many messages as there are slots that trials may use now. Shared GPUs may have too little memory
+        for all slots.
+        """
         free = self._devices.free
         if free.gpus and self.heartbeat.consumer is not None:
             self.heartbeat.consumer.close_slots(free.count - free.open)
@@ -384,7 +386,7 @@ class Slots:
         )
 
     def _run_replica(self, slot: int, payload: Payload, replica: ReplicaSeat) -> None:
-        """Run a replica if its attempt runs and the seat is free. It sends vectors to its gang, and has no result."""
+        """Run a replica if its attempt runs and the seat is free. Only the coordinator of its gang returns a result."""
         [attempt] = payload.attempts
         delivery = uuid.uuid4().hex[:8]
         seat = Seat(number=attempt.number, attempt=attempt.attempt, call=replica.call, rank=replica.rank)
@@ -404,8 +406,8 @@ class Slots:
                 error = f"another version of {payload.module} is here: {self._note_code(payload, other.code)}"
                 outcome, stopped = Outcome(state=TrialState.FAILED, error=error, seconds=0.0), ""
         has_ended = not (stopped or self._closing.is_set())
-        # A replica that its gang no longer needs ends as CANCELLED. If the objective returns, it has taken part in no
-        # gang.
+        # A replica that its gang no longer needs ends as CANCELLED. If its objective returns instead, the replica has
+        # failed, because it has not taken part in a gang.
         failure = None
         if has_ended and outcome.state is not TrialState.CANCELLED:
             error = outcome.error or "its objective returned without taking part in a gang"
@@ -495,7 +497,7 @@ class Slots:
         )
 
     def _look(self) -> None:
-        """Stop the trials that were pruned. If this worker is preempted, tell the trials that have just started."""
+        """Stop the trials that were pruned. If this worker is preempted, tell this to trials that have just started."""
         self.leases.look()
         if self.leases.preempted.is_set():
             self.leases.preempt()

@@ -1,5 +1,6 @@
 """Environment variables that set how long a worker stays, and what it does when it is preempted.
 
+A worker is preempted if its machine will soon be taken away. Its trials then get a grace period to write checkpoints.
 This module imports nothing heavy, because the worker's command checks these options before it loads Celery.
 """
 
@@ -20,7 +21,7 @@ FOR, IDLE, GRACE, SIGNAL = "SHADHO_FOR", "SHADHO_IDLE_EXIT", "SHADHO_GRACE", "SH
 #: seconds that preempted trials have to return, if SHADHO_GRACE is not set
 GRACE_SECONDS = 30.0
 
-#: a worker takes no more trials once this many in a row would not end in time
+#: a worker stops once it has declined this many trials in a row, because they would not end in time
 MAX_TOO_LONG = 3
 
 #: a worker takes a trial only if the time left is this multiple of the trial's predicted time, which is not exact
@@ -41,7 +42,7 @@ SIGNALS: Mapping[str, signal.Signals] = {
 class Stay:
     """Settings of how long a worker stays, and of preemption."""
 
-    #: seconds after which the worker preempts itself; None for no limit
+    #: seconds from its start to its end; the worker preempts itself `grace` seconds before the end. None for no limit
     seconds: float | None = None
     #: seconds without a trial after which the worker ends; None for never
     idle: float | None = None
