@@ -1,8 +1,7 @@
 """The command line: commands, their options, live views of a running study, and tables of results.
 
-`group` is the console command. `run` runs a study and prints its report at the end; `live` shows it meanwhile, and
+`group` is the console command. `run` runs a study and prints its report at the end, `live` shows the running study, and
 `tables` formats the report. `shared_options` has the base class of all commands, and the options that several commands
 have. `interrupts` ends a command without a traceback. A user's error is shown in one line with the remedy, and the exit
-code is 2; trials in the store are kept. The help of a command is fast, because a command imports large libraries only
-when it runs.
+code is 2. The help of a command is fast, because a command imports large libraries only when it runs.
 """

@@ -1,6 +1,6 @@
-"""Trials that run once more: the command `again`, in this process, and failed trials after a fix.
+"""Trials that run once more: `again` runs one in this process, `enqueue --failed` enqueues the params of failed ones.
 
-A recorded study has the name of its file only. What runs is the file of this name in this folder.
+A store has only the name of a study file, not its content. The file with this name in the current folder is used.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def again(name: str, number: int, store: str) -> None:
 
 
 def failed_params(study: StudyResults, numbers: Sequence[str]) -> list[Any]:
-    """Return the params of the failed trials with these numbers, or of all that were not tried again.
+    """Return the params of the failed trials with these numbers; without numbers, of all that were not tried again.
 
-    Raises UsageError for a trial that has not failed, and if there is none.
+    Raises UsageError if one of the trials has not failed, or if there is no trial to return.
     """
     from shadho_celery.scheduler import known_points
     from shadho_celery.space.stored import read_schema
@@ -110,7 +110,7 @@ def failed_params(study: StudyResults, numbers: Sequence[str]) -> list[Any]:
 
 
 def enqueued(study: StudyResults, store: str, points: Sequence[object]) -> Answer:
-    """Enqueue known points for the next run of a study that does not run. Raises ShadhoError."""
+    """Enqueue known points (params to run first) for the next run of a study that does not run. Raises ShadhoError."""
     from shadho_celery.objective import study_file
     from shadho_celery.scheduler import known_points
     from shadho_celery.session.opening import Opening, Request

@@ -1,4 +1,4 @@
-"""Commands that act on a running study or on a worker, and the reader of files of known points.
+"""Commands that act on a running study or on a worker, and the reader of files of known points (params to run first).
 
 There is one command for each action in `core.records.ACTIONS`, such as `stop` or `drain`. Files of known points are
 read by `run --enqueue` and `enqueue`.
@@ -111,9 +111,9 @@ def command(kind: type[Deed]) -> click.Command:
 
 
 def _points(given: Mapping[str, Any]) -> tuple[list[Any], Answer | None]:
-    """Return the points of a file, or of failed trials, which a study that does not run now gets at once.
+    """Return the known points in a file, or the params of failed trials; and None, or the answer to the command.
 
-    The answer is None unless that is so.
+    If the study does not run, points of failed trials are enqueued here, and the answer says so.
     """
     words = given["words"]
     if given["failed"]:
@@ -129,9 +129,9 @@ def _points(given: Mapping[str, Any]) -> tuple[list[Any], Answer | None]:
 
 
 def _asked(deed: Any, given: Mapping[str, Any]) -> Answer:
-    """Ask for an action, and return the answer.
+    """Request an action, and return the answer.
 
-    The request goes to the fleet that the environment names, else to the embedded fleets of this folder.
+    The request goes to the fleet whose URLs are in the environment, else to the embedded fleets of this folder.
     """
     # Imported here, so that `--help` stays fast.
     from shadho_celery.session.control import Control

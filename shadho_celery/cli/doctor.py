@@ -1,7 +1,8 @@
-"""Command that checks what a fleet needs, before trials fail without it: `doctor`.
+"""The command `doctor`, which checks a fleet or this machine before trials fail because of a fault.
 
-A check is a function that examines one thing in the `Site`. It returns a `Finding`, or None if the thing does not exist
-here. Its docstring says what it expects. `Finding.name` is made from the name of the function.
+A check is a function that examines one part of the `Site`, such as the broker. It returns a `Finding`, or None if the
+site has no such part. The docstring of a check states the condition that must hold. `Finding.name` is made from the
+name of the function.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ LONGEST_SECONDS = 86400.0
 #: a store whose write takes this many seconds is too slow
 SLOW_SECONDS = 0.25
 
-#: difference in seconds between two clocks from which on the check `clocks` reports a fault
+#: maximum difference in seconds between two clocks; the check `clocks` reports a greater one as a fault
 CLOCK_SECONDS = 5.0
 
 #: free bytes below which a disk counts as full
 FREE_BYTES = 256 * 2**20
 
-#: open files that a command needs, and more for each slot of a worker; the same for processes
+#: number of open files that a command needs, and number that each slot of a worker adds; the same for processes
 BASE_FILES, SLOT_FILES, BASE_PROCESSES, SLOT_PROCESSES = 256, 16, 64, 32
 
-#: stands in a `Site` for servers that the user has not named
+#: value in a `Site` of servers that the user has not named
 NO_FLEET = ServiceError("no fleet is named")
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class Finding:
     text: str
     #: what the user can do about the fault; "" for nothing
     remedy: str = ""
-    #: name of the check, broker or redis, whose fault is the reason why this check could not be made; else ""
+    #: name of the check, broker or redis, whose fault prevented this check; else ""
     needs: str = ""
 
 
@@ -93,7 +94,7 @@ def _wrong(text: str, remedy: str) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Data that the checks examine. Where reading failed, a field holds the error."""
+    """Data that the checks examine. If reading a part of the data failed, its field has the error."""
 
     #: URL of the store
     store: str
@@ -161,7 +162,7 @@ def broker(site: Site) -> Finding:
 
 
 def broker_alarms(site: Site) -> Finding | None:
-    """RabbitMQ accepts messages, which it does not do if its memory or disk is nearly full."""
+    """RabbitMQ accepts messages. It stops accepting them while its memory or disk is nearly full."""
     facts = needed(site.broker)
     if not facts.is_rabbitmq:
         return None
@@ -193,7 +194,7 @@ def consumer_timeout(site: Site) -> Finding | None:
 
 
 def visibility_timeout(site: Site) -> Finding | None:
-    """If Redis is the broker, it does not deliver a message again while its trial runs."""
+    """If Redis is the broker, it does not deliver a message a second time while the message's trial runs."""
     if (seconds := needed(site.broker).visibility) is None:
         return None
     if seconds < site.longest:
@@ -241,7 +242,7 @@ def clocks(site: Site) -> Finding:
         for worker in needed(site.fleet).workers.values()
         if worker.clock_offset is not None and worker.machine.host != site.machine.host
     }
-    # The offsets are from the clock of the Redis server, from which no machine may differ too much either.
+    # The offsets are relative to the clock of the Redis server, from which no machine may differ too much, too.
     first, last = min(offsets, key=offsets.__getitem__), max(offsets, key=offsets.__getitem__)
     apart = offsets[last] - offsets[first]
     if max(apart, *map(abs, offsets.values())) > CLOCK_SECONDS:
@@ -430,7 +431,7 @@ def _judged(check: Check, site: Site) -> Finding | None:
         servers = {"broker": site.broker, "redis": site.redis}
         owner = next((name for name, server in servers.items() if server is error), "")
         if (owner or error in (site.redis_facts, site.fleet)) and check.__name__ != owner:
-            # Cause and remedy, in brackets, are left out, because the check of the server itself shows them.
+            # The part in brackets, cause and remedy, is left out, because the check of the server itself shows it.
             return replace(_unknown(one_line(error).partition(" (")[0]), needs=owner)
         # The text of an error is the cause, a semicolon, and the remedy.
         text, _, remedy = one_line(error, 500).partition("; ")

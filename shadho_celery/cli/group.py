@@ -11,7 +11,7 @@ from shadho_celery.cli.shared_options import refusals
 from shadho_celery.core.checks import guess
 from shadho_celery.core.records import ACTIONS
 
-#: by command name: its module, the name of the click command there, and its line in `--help`, which imports no module
+#: by command name: its module, the name of the click command there, and its line in `--help` (which imports no command)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("shadho_celery.launch", "main", "Run a study, here or on a fleet."),
     "resume": ("shadho_celery.launch", "resume", "Continue a study by its name."),

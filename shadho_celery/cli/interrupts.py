@@ -1,11 +1,10 @@
 """End of a command's process, without traceback and delay, and standard streams whose writes may fail.
 
-While a command starts, it ends without a traceback at Ctrl-C, and if a file hides a library that it imports.
+While a command imports its modules, Ctrl-C ends it without a traceback. So does an import error that occurs because a
+file of the user has the name of a library.
 
-All that a command prints passes through `Output` and `Stream`, also what libraries and study files print. A write fails
-on a full disk, on a closed stream (``>&-``), and in a pipe that nobody reads any more.
-
-
+All output of a command passes through `Output` and `Stream`, also the output of libraries and study files. A write
+fails on a full disk, on a closed stream (``>&-``), and in a pipe whose reader has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Stream(io.FileIO):
-    """Standard error of a command. Text that cannot be written is dropped, as an error could not be shown either."""
+    """Standard error of a command. Text that cannot be written is dropped, because no error could be shown either."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -46,10 +45,10 @@ class Stream(io.FileIO):
 class Output(Stream):
     """Standard output of a command. A failed write ends the command with one line and exit code 2.
 
-    If a pipe is closed, the error is raised without a line, because click and rich handle it.
+    If the reader of a pipe has ended, the error is raised without a line, because click and rich handle it.
     """
 
-    #: True for a command that runs a study, or serves trials: it continues after a failed write
+    #: True for a command that runs a study or serves trials, because it must continue after a failed write
     is_optional = False
     #: True after a write has failed
     is_lost = False
@@ -85,7 +84,7 @@ def guard_streams() -> None:
 
 
 def _opened(mode: int) -> int:
-    """Open the null device in place of a closed stream. Otherwise, the next opened file would get its descriptor."""
+    """Open the null device in place of a closed stream. Otherwise the next opened file would get the descriptor."""
     number = os.open(os.devnull, mode)
     os.set_inheritable(number, True)
     return number
@@ -107,7 +106,7 @@ def end_quietly() -> None:
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
-        # `os._exit` is used because Python would otherwise end the process by SIGINT.
+        # Without `os._exit`, Python would kill this process by SIGINT after a KeyboardInterrupt.
         os._exit(INTERRUPTED)
     if is_import(error) and (told := failed_import(error)):
         sys.stderr.write(f"Error: {told}\n")
@@ -120,7 +119,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
 def ending_quickly() -> Iterator[None]:
     """End this process when a command in the block exits, without freeing its objects one by one.
 
-    With large libraries, freeing them takes Python up to a second. Threads are joined, functions of `atexit` are
+    Freeing the objects of large libraries takes Python up to a second. Threads are joined, functions of `atexit` are
     called, and files are flushed as usual. Finalizers of objects are not called.
     """
     try:
@@ -144,7 +143,7 @@ def _flush_files() -> None:
             stream.flush()
     if not _has_open_files():
         return
-    # `without_collections` has hidden the objects of imported libraries, but their files must be flushed, too.
+    # `without_collections` has hidden the objects of imported libraries from `gc`. Their files must be flushed, too.
     gc.unfreeze()
     # Types are compared, because `isinstance` would run code of objects that define `__class__`.
     kinds = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}

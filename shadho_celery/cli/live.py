@@ -65,7 +65,7 @@ class ShownOutput:
         """`say` prints a text."""
         self._study = study
         self._say = say
-        #: by trial and attempt: when it was last seen running, and the position up to which its log was printed
+        #: by trial and attempt: when the attempt was last seen running, and up to which position its log was printed
         self._seen_at: dict[tuple[int, int], float] = {}
         self._positions: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._looked_at = 0.0
@@ -73,7 +73,7 @@ class ShownOutput:
     def update(self) -> None:
         """Print the output since the last call.
 
-        It must be called in every turn of the scheduler's loop, or it may miss an attempt that runs for a short time.
+        It must be called in every turn of the scheduler's loop. Otherwise it may miss an attempt that ends quickly.
         """
         now = time.monotonic()
         for attempt in self._study.attempts:
@@ -117,7 +117,7 @@ class WorkerLines:
         """Print the lines since the last call."""
         for (name, path), position in self._positions.items():
             with suppress(OSError), path.open("rb") as file:
-                # The log is shorter than before if the supervisor has cut it.
+                # The log is read from its start if it is shorter than before, because the supervisor has truncated it.
                 file.seek(position if position <= path.stat().st_size else 0)
                 content = file.read()
                 lines = content[: content.rfind(b"\n") + 1]
@@ -147,7 +147,7 @@ class Pace:
         """`limits` returns the limits of the study, which may change."""
         self._study = study
         self._limits = limits
-        #: number of counted trials of earlier runs
+        #: number of ended trials of earlier runs, without cancelled ones
         self._before = study.counted
         self._ended_at = study.clock.now()
         #: pairs of a time and the number of trials that had ended by then
@@ -157,7 +157,7 @@ class Pace:
         """Record how many trials have ended by now. The view calls this a few times per second."""
         now, counted = self._study.clock.now(), self._study.counted
         if counted == self._before and not self._study.count(TrialState.RUNNING):
-            # No trial has started yet. The measurement begins again, because workers are still starting.
+            # No trial has started yet. The measurement begins again, so that the rate excludes the start of workers.
             self._samples = deque([(now, counted)])
         elif counted != self._samples[-1][1]:
             self._ended_at = now
@@ -185,22 +185,22 @@ class Pace:
     def seconds_left(self) -> float | None:
         """Return the expected seconds until the limit on trials: infinity without a limit, None if they are not known.
 
-        They are the number of remaining trials divided by the recent rate. At the end of the run some slots are idle,
-        so it may take longer.
+        They are the number of remaining trials divided by the recent rate. The run may take longer, because some slots
+        are idle at its end.
         """
         left = self._limits().trials_left(self._study.counted)
         if math.isinf(left):
             return math.inf
         is_known = self.ended >= min(ENOUGH_ENDED, ENOUGH_PART * (self.ended + left)) and self.a_minute > 0
-        # Nothing runs while a server does not answer, or while no worker is live.
+        # If nothing runs, for example because a server does not answer, the recent rate predicts nothing.
         is_still = self.since_last > STILL_SECONDS and not self._study.count(TrialState.RUNNING)
         return 60 * left / self.a_minute if left > 0 and is_known and not is_still else None
 
 
-#: seconds between two lines of `PlainView`, two updates of the picture, and two updates of its placement lines
+#: seconds between two lines of `PlainView`, two updates of `LiveView`, and two updates of its lines about placement
 PLAIN_SECONDS, REFRESH_SECONDS, LOOK_SECONDS = 5.0, 0.25, 30.0
 
-#: maximum number of running trials that the picture lists, and of other studies in the row of a class
+#: maximum number of running trials that `LiveView` lists, and of other studies in the row of a class
 RUNNING, STUDIES = 4, 2
 
 _S = TrialState
@@ -208,12 +208,12 @@ _S = TrialState
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The live workers of the fleet by their announcements, including workers that cannot run trials of the study."""
+    """The live workers that have announced themselves, including workers that cannot run trials of the study."""
 
     workers: Callable[[], Mapping[str, Worker]] = dict
     #: study module that a worker needs to run the trials
     module: str = ""
-    #: returns how many slots each gang has and wants, by trial and attempt
+    #: returns by trial and attempt how many slots each gang (trial on several slots) has and wants
     gangs: Callable[[], Mapping[tuple[int, int], Seated]] = dict
 
     def of(self, compute_class: str) -> list[Worker]:
@@ -446,7 +446,7 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
 
 
 def cheapest_lines(scheduler: Scheduler) -> list[str]:
-    """Return a line with the expected money, and the cost of an hour more or less, for `--place-by money`."""
+    """Return a line with the expected money, and how an earlier or later deadline changes it (`--place-by money`)."""
     return [] if scheduler.cheapest is None else [*filter(None, [scheduler.cheapest.words])]
 
 
@@ -470,7 +470,7 @@ def waiting_gangs(study: StudyState, fleet: Fleet) -> list[str]:
 
 
 def gang_text(gang: Seated) -> str:
-    """Return text with the numbers of slots and backups that a gang has and wants. It does not wait for backups."""
+    """Return text with the numbers of slots and backups that a gang has and wants. A gang waits only for slots."""
     has = f"has {gang.taken} of {counted(gang.slots, 'slot')}"
     if gang.waits:
         return f"waits for its gang, which {has}" + (" and is starting" if gang.taken == gang.slots else "")
@@ -487,7 +487,7 @@ def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:
 
 
 def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Worker], gang: Seated | None) -> str:
-    """Return a line about a running trial: machine, duration, gang, last report, and whether its worker is silent."""
+    """Return a line about a running trial: machine, duration, gang, last report, and if its worker is silent."""
     now = study.clock.wall()
     seconds = duration(max(0.0, now - (attempt.started_at or now)))
     facts = [f"trial {attempt.number} runs on {attempt.host} ({attempt.compute_class}), {seconds}"]
@@ -570,7 +570,8 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
 def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]:
     """Return texts with the slots of each of the STUDIES studies, other than `ours`, that use the most slots.
 
-    Their sum is at most `most`, the slots that `ours` does not use, because announcements are some seconds old.
+    The numbers of slots are reduced to a sum of at most `most`, the slots that `ours` does not use, because they come
+    from announcements that are some seconds old.
     """
     names, slots = dict[str, str](), Counter[str]()
     for worker in workers:
@@ -588,8 +589,8 @@ def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]
 def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), fleet: Fleet = NO_FLEET) -> str:
     """Return the state of a class: `busy` slots run trials of the study, and `workers` are its live workers.
 
-    It is "busy" or "idle" if a worker can take trials. Otherwise it says why none can: they are draining, quarantined
-    or silent (their leases run out), they lack the module, or there are none.
+    It is "busy" or "idle" if a worker can take trials. Otherwise it says why no worker can: workers are
+    draining, quarantined or silent (their leases run out), they lack the module, or there are none.
     """
     if shown.workers:
         return "busy" if busy else "idle"

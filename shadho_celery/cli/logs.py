@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: seconds between two checks of a log with --follow
 FOLLOW_SECONDS = 0.5
 
-#: number of a trial's latest attempts whose logs are looked for
+#: without --attempt, the logs of this many latest attempts are tried
 LATEST = 5
 
 
@@ -67,7 +67,7 @@ def logs(name: str, number: int, *, follow: bool, attempt: int | None, raw: bool
             if not follow or trial.state.is_finished:
                 break
             time.sleep(FOLLOW_SECONDS)
-            # The trial is read first: if it has ended by then, the log that is read next is complete.
+            # The trial is read before its log, so that the log of a trial that has ended is complete.
             trial = study.trial(number)
         if not shown.attempt:
             _explain(trial, shown.missing)

@@ -27,11 +27,11 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 
 @contextmanager
 def readable_warnings() -> Iterator[None]:
-    """Show a UserWarning as a message to the user, without the line of code that has caused it."""
+    """Show each UserWarning as a message to the user, without the line of code that has caused the warning."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def readable(  # noqa: PLR0917 -- Python calls it so
+        def readable(  # noqa: PLR0917 -- Python passes them by position
             message: Warning | str,
             category: type[Warning],
             filename: str,

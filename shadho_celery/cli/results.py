@@ -44,7 +44,7 @@ NARROW = 80
 #: maximum number of reports that `trial` shows, the latest ones
 REPORTS = 10
 
-#: `show` says which params matter up to this number of trials, for which it takes about a second
+#: maximum number of trials for which `show` says which params matter, because for so many it takes about a second
 MOST_EXPLAINED = 50_000
 
 MIB = 2**20
@@ -279,7 +279,7 @@ def _trials_table(found: Sequence[TrialResult], *, with_errors: bool) -> Table:
     from shadho_celery.cli import tables
 
     where = ["class", "host"] if tables.make_console().width >= NARROW else []
-    # The column shows which failures occurred before the user fixed the code.
+    # The version of the code shows which failures occurred before the user fixed the code.
     code = ["code"] * (with_errors and len({each.code for each in found}) > 1)
     facts = [">trial", "state", *tables.RESULT, ">time", *where, *code]
     return tables.trial_table(found, *facts, "error" if with_errors else tables.GOT)
@@ -334,7 +334,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
 
 
 def _folder(study: StudyResults, found: TrialResult) -> Iterator[str]:
-    """Yield a line on the folder that a trial has left. On a fleet, it is not known whether there is one."""
+    """Yield a line on the folder that a trial has left. On a fleet, it is not known whether the trial left a folder."""
     from shadho_celery.scheduler.executors import HOST as IN_PROCESS
 
     if Path(found.folder).is_dir():
@@ -352,7 +352,7 @@ def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if attempts:
         yield from _why_here(study, attempts[-1])
         return
-    # A study of an earlier version has records of live attempts only.
+    # A study of an earlier version of this package has records of live attempts only.
     for each in found.live:
         yield f"  attempt {each.attempt}: {each.state.lower()} on {each.host or each.compute_class}"
 
@@ -374,7 +374,7 @@ def _attempt(each: Mapping[str, Any]) -> str:
 
 
 def _why_here(study: StudyResults, each: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines with the predictions for each class when an attempt was placed, and the reason for its class."""
+    """Yield lines with the predictions for each class at the time of placement, and the reason for the chosen class."""
     from shadho_celery.charts.machines import free_slots, has_shadow_prices, reasons
     from shadho_celery.charts.study import StudyData
     from shadho_celery.core.units import took
@@ -435,7 +435,7 @@ def _listed(title: str, found: Any) -> Iterator[str]:
         yield f"{title}: {found!r}"
     elif found:
         yield f"{title}:"
-        # A name with a line feed is escaped, because it could imitate other lines of this output.
+        # A name with a line feed is escaped, because otherwise it could imitate other lines of this output.
         yield from (f"  {name if name.isprintable() else repr(name)}: {found[name]!r}" for name in found)
 
 
@@ -448,7 +448,7 @@ def _print(table: Table) -> None:
 def _csv(study: StudyResults, file: IO[bytes], *, plain: bool = False) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     study.write_csv(text, plain=plain)
-    # Without detach, the end of the wrapper would close the binary file.
+    # Without `detach`, the binary file would be closed when `text` is freed.
     text.detach()
 
 

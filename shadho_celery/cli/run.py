@@ -40,7 +40,7 @@ from shadho_celery.session.session import Options, Session, check_command, reque
 
 #: seconds that the dashboard may take to end before it is killed
 END_SECONDS = 5.0
-#: text before the URL in the first line that the dashboard prints
+#: beginning of the first line that the dashboard prints, before its URL
 _SAID = "dashboard: "
 
 
@@ -60,7 +60,7 @@ def dashboard_beside(store: str, environment: Mapping[str, str], say: Callable[[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # Ctrl-C must reach only the run.
+        # Ctrl-C in the terminal must reach only the run, which then ends the dashboard.
         start_new_session=True,
     )
     reader = threading.Thread(target=_pass_on, args=(process, say), daemon=True)
@@ -77,7 +77,7 @@ def dashboard_beside(store: str, environment: Mapping[str, str], say: Callable[[
 
 
 def _pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
-    """Say the dashboard's URL or error. Read and drop all other lines, so that the process never waits for a reader."""
+    """Say the dashboard's URL or error. Read and drop its other lines, because it would block if its pipe were full."""
     is_said = False
     for line in process.stdout or ():
         if not is_said and line.startswith((_SAID, "Error")):
@@ -85,7 +85,7 @@ def _pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None
             say(line.strip())
 
 
-#: prints a line on standard error, because a script may read the results on standard output
+#: prints a line on standard error, because standard output is for results, which a script may read
 say_beside = partial(say, err=True)
 
 
@@ -112,7 +112,7 @@ def run_study(options: RunOptions) -> int:
         beside = redirect_stdout(sys.stderr) if options.as_json else nullcontext()
         with beside:
             file = study_file.load(options.study)
-        # The garbage collector need not visit the objects of the libraries that the study file has imported.
+        # From now on, the garbage collector skips the objects of the libraries that the study file has imported.
         gc.freeze()
         console = tables.make_console(stderr=options.as_json)
         with Session(options, file, say_beside) as session:
@@ -138,7 +138,7 @@ def run_study(options: RunOptions) -> int:
 def dry_run(options: RunOptions, number: int) -> int:
     """Print what the first trials would get, and return the exit code. Raises ShadhoError."""
     with readable_warnings(), redirect_stdout(sys.stderr):
-        # As for a run: what the study's code prints is not among the values.
+        # Text that the study's code prints must not be mixed with the values, as in a run.
         file = study_file.load(options.study)
         if file.space is None:
             raise UsageError(f"{file.module} has no SPACE, so its values are not known before a trial; run one trial")
@@ -149,7 +149,7 @@ def dry_run(options: RunOptions, number: int) -> int:
         values = [*map(file.runnable(plan.space)[1], found)]
         if isinstance(file.objective, Command):
             for trial, value in enumerate(values):
-                # The other facts are not known before the trial is sent.
+                # The other facts are not known before the trial is sent, so their placeholders are printed unchanged.
                 facts: Any = SimpleNamespace(**{name: f"{{{name}}}" for name in FACTS} | {"trial": trial})
                 values[trial] = shlex.join(file.objective.arguments(value.by_label, facts))
     if plan.warning is not None:
@@ -165,7 +165,7 @@ def dry_run(options: RunOptions, number: int) -> int:
 
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:
-    """Return the view of a run: a picture in a terminal, otherwise a line every few seconds."""
+    """Return the view of a run: a live view in a terminal, otherwise a line every few seconds."""
     executor = session.executor
     fleet = Fleet(workers=lambda: executor.workers.announced, module=session.file.module, gangs=executor.gangs.seated)
     if console.is_terminal and not session.options.silent:

@@ -1,4 +1,4 @@
-"""Command that starts and ends workers, so that there are as many slots as the running studies want: `scale`."""
+"""The command `scale`, which starts and ends workers so that there are as many slots as the running studies want."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
 
     fleet = ScaledFleet(lambda text: say(f"Warning: {text}", err=True))
     scaling = Scaling(spec, most, cooldown)
-    # How long Redis keeps the records: until the workers would be given up, plus the longest pause.
+    # Redis keeps the record of a start until its workers are no longer expected, and the longest pause has passed.
     seconds = {name: each.come_seconds + LONGEST_PAUSE for name, each in spec.items()}
     say(f"scaling {', '.join(map(one_line, spec))} to at most {most} workers")
     redis = Outage("Redis")
@@ -131,8 +131,8 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
             for name in decision.overdue:
                 starter.give_up(name)
             try:
-                # The records are written before the workers start. Otherwise, a scaler that is killed in between and
-                # restarts would start the workers twice.
+                # The records are written before the workers start. Otherwise, if this scaler is killed in between, the
+                # next scaler would start the workers again.
                 fleet.keep(starter.with_jobs(scaling.starting), seconds)
             except ServiceError:
                 for name in decision.starts:
@@ -274,7 +274,7 @@ class _Starter:
     def _command(self, name: str, count: int, *, submit: bool = True) -> list[str]:
         if not self._is_slurm:
             return [*self._words]
-        # The user's options of sbatch follow after two dashes.
+        # After two dashes come the user's options of sbatch, which must also come last here.
         place = self._words.index("--") if "--" in self._words else len(self._words)
         options, others = self._words[:place], self._words[place + 1 :]
         memory = self._spec[name].memory_gib

@@ -137,7 +137,7 @@ def on_fleet(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def variable_option(variable: str, *names: str, **form: Any) -> Callable[[F], F]:
-    """Return a decorator that adds an option whose value is put into an environment variable, and is read there."""
+    """Return a decorator that adds an option. Its value is put into an environment variable, where programs read it."""
 
     def note(_: object, __: object, value: Any) -> None:
         if value is not None and value is not False:
@@ -198,7 +198,7 @@ def origin(found: Mapping[str, str]) -> str:
 
 
 def refusal(error: ShadhoError) -> click.ClickException:
-    """Return an exception from which click prints the error in one line, and ends with the error's exit code."""
+    """Return an exception for click, which then prints the error in one line and exits with the error's exit code."""
     shown = click.ClickException(printable(" ".join(str(error).split())))
     shown.exit_code = error.exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
     return shown
@@ -216,7 +216,7 @@ def refusals() -> Iterator[None]:
     except ShadhoError as error:
         raise refusal(error) from None
     except click.ClickException as error:
-        error.message = printable(error.message)  # type: ignore[misc]  # of one that click has made, with its context
+        error.message = printable(error.message)  # type: ignore[misc]  # changed in place: it has click's context
         raise
     except KeyboardInterrupt:
         say("stopped", err=True)
@@ -340,7 +340,7 @@ def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyRes
     """Open the study called `name`, or the only one whose name begins with it.
 
     Unless `exactly`, `name` may also be a module, which means its latest study. Standard error then names the study. At
-    the end, a warning is printed if values were read that the store has only as texts.
+    the end, a warning is printed if the block has read values that the store has only as texts.
     """
     # Imported here, because SQLAlchemy takes a third of a second to import.
     from shadho_celery.results.study import StudyResults
@@ -376,7 +376,7 @@ def new_file(output: Path, content: str = "") -> Iterator[IO[bytes]]:
 
 
 def file_of(study: StudyResults) -> str:
-    """Return the name of a recorded study's file. Raises UsageError if there is none, or if it may name anything."""
+    """Return the name of a recorded study's file. Raises UsageError if there is none, or if it may name any module."""
     module, found = study.module, study.name
     if not module:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Command that prints or submits the script of a SLURM job array, each task of which is a worker: `slurm`."""
+"""The command `slurm`, which prints or submits the script of a SLURM job array. Each task of the array is a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shadho_celery.node import stay
 #: signal that SLURM sends to the worker before the job's time limit
 SIGNAL = "USR1"
 
-#: seconds from the end of the grace to the end of the job, in which a worker gives its trials back
+#: seconds from the end of the grace to the end of the job, in which a worker returns its trials
 END_SECONDS = 10
 
 #: SLURM may send a signal this many seconds too early
@@ -38,7 +38,7 @@ EARLY_SECONDS = 60
 #: seconds after which a call of `sbatch` or `scancel` is given up
 CALL_SECONDS = 50.0
 
-#: environment variables whose values are written into the script: not secret, and valid on all machines
+#: environment variables whose values are written into the script, because they are public and valid on all machines
 CARRIED = (
     "SHADHO_ACCEPT_CODE",
     "SHADHO_LEASE_SECONDS",
@@ -50,7 +50,7 @@ CARRIED = (
     urls.KEY,
 )
 
-#: pattern of an option of sbatch, without line feeds, and without backslashes, which sbatch unescapes even in quotes
+#: pattern of an option of sbatch. It allows no line feeds, and no backslashes, which sbatch unescapes even in quotes
 OPTION = r"--[a-z][a-z-]*(=[^\\\x00-\x1f\x7f]+)?"
 
 #: options of sbatch that a user may not give, because the worker relies on the values in the script
@@ -144,7 +144,7 @@ def _directives(compute_class: str, count: int, minutes: int, grace: int) -> lis
         "--ntasks=1",
         f"--time={minutes}",
         "--requeue",
-        # A job that runs again continues the log of its first run.
+        # A job that is requeued appends to the log of its first run.
         "--open-mode=append",
         "--export=ALL",
         # B: the signal is sent only to the worker, not to its trials.

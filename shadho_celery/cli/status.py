@@ -1,4 +1,4 @@
-"""Command that shows what runs on the fleet or in this folder: `status`."""
+"""The command `status`, which shows what runs on the fleet or in this folder."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class FleetState:
     studies: Mapping[str, StudyWants]
     #: number of announcements that are malformed or not signed with this machine's key
     refused: int
-    #: drained workers by place (`place_of`), with the record of the drain; None if Redis has lost the record
+    #: by place (`place_of`), or by name for one worker: the record of a drain; None if Redis has lost the record
     drained: Mapping[str, Drain | None]
     #: number of waiting messages, by compute class and by name of the queue; None if the queue does not exist
     depths: Mapping[str, Mapping[str, int | None]]
@@ -160,7 +160,7 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
             place: drain for place, drain in drains.all(obeyed).items() if place in workers or not drain.alone
         }
         for place in sorted({place_of(name) for name, worker in workers.items() if worker.drained} & obeyed.keys()):
-            # Without `& obeyed`, a worker that `scale` ends would be included. Its drain is recorded for it alone.
+            # Without `& obeyed`, a worker that `scale` ends would be included. Its drain has its full name, not its place.
             if (latest := drains.latest(place)) is None or latest.sequence < obeyed[place]:
                 drained.setdefault(place, None)
     classes = {worker.compute_class for worker in workers.values()}
@@ -227,7 +227,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
 
 
 def _numbers(progress: Progress) -> dict[str, int | None]:
-    """Return the numbers of a study's trials, such as ended and running ones."""
+    """Return the numbers of a study's trials, such as the number of ended trials."""
     return {name: fact for name, fact in asdict(progress).items() if name not in {"state", "sendable_slots"}}
 
 
@@ -265,7 +265,7 @@ def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:
 
 
 def codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
-    """Return the hosts by module and version of its code. The version is "" if the import of the module fails."""
+    """Return hosts by study module and version of its code. The version is "" if the import of the module fails."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for worker in workers.values():
         for module, code in worker.codes.items():

@@ -63,7 +63,7 @@ NAME = 14
 #: maximum number of rows of the table of subspaces and classes
 PLACED = 12
 
-#: maximum number of lines about failures, and of lines about subspaces, and of lines about placement
+#: maximum number of lines about failures, of lines about subspaces, and of lines about placement
 MESSAGES = 3
 
 #: maximum number of machines that the summary names, and of versions of the code
@@ -131,7 +131,7 @@ def fact(name: str) -> Column:
 
 
 def last(name: str) -> Column:
-    """Return the last column of a table, the only one that shrinks in a narrow terminal. `cut` makes its cells."""
+    """Return the last column of a table. Only this column shrinks in a narrow terminal. `cut` makes its cells."""
     return Column(Text(name), min_width=LEAST_WIDTH, overflow="ellipsis")
 
 
@@ -287,7 +287,7 @@ def print_table(columns: Iterable[str | Column], rows: Iterable[Iterable[object]
     make_console().print(make_table(columns, rows))
 
 
-#: heading of the column with a trial's values, and names of the columns with its result
+#: heading of the column with a trial's values; and names of the columns with its result
 GOT, RESULT = "what the objective got", ("losses", ">budget", ">step", ">violation")
 BEST_COLUMNS = (">trial", "losses", ">budget", ">violation", "class", GOT)
 #: functions that return the text of a trial's cell, by column
