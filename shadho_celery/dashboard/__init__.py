@@ -4,6 +4,6 @@
 content of the pages. `server` has the routes; `command` starts the server and closes the connections of slow clients.
 `static` has the pages, as plain scripts without a build step.
 
-The dashboard only reads the store, so it needs no lock and may run anywhere the store can be reached. Everything that a
-trial has written is sent as JSON and shown as text.
+The dashboard only reads the store, so it needs no lock and may run on any machine that can reach the store. Texts that
+come from a trial are sent as JSON and shown as plain text.
 """

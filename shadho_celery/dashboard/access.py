@@ -2,9 +2,9 @@
 sites.
 
 Other users of a login node can reach its loopback address, so a login is always required. The printed URL has a code
-after ``#``, a part that browsers do not send to servers or proxies. The page exchanges the code for a cookie. A code
-works once. Source of the checks of Host and Origin: OWASP Cheat Sheet Series, "Cross-Site Request Forgery Prevention",
-2024.
+after ``#``, because browsers do not send this part of a URL to servers or proxies. The page exchanges the code for a
+cookie. A code works once. Source of the checks of Host and Origin: OWASP Cheat Sheet Series, "Cross-Site Request
+Forgery Prevention", 2024.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from shadho_celery.errors import UsageError
 
 #: number of random bytes in a token, a code or a session
 RANDOM_BYTES = 24
-#: maximum number of browsers that are logged in; if there are more, the one that logged in first must log in again
+#: maximum number of browsers that are logged in; if there are more, the browser that logged in first must do so again
 MOST_SESSIONS = 100
 #: maximum length of a request's URL and of its body, in bytes
 MOST_URL, MOST_BODY = 4096, 1_000_000
-#: host names that requests may use, which are those of the loopback address
+#: host names that requests may use: the names of the loopback address
 HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 #: beginning of the cookie's name
 COOKIE = "shadho_celery_"
 _TOO_LARGE = f"send at most {MOST_BODY} bytes"
 #: names that a URL's query must not have
 _SECRETS = {"token", "access_token", "authorization", "code", "key", "password"}
-#: beginnings of the paths that need no session
+#: beginnings of the paths that need no session, besides the page itself
 _FREE = ("/static/", "/pages/", "/login")
 
 HEADERS = {
@@ -48,7 +48,7 @@ HEADERS = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    # A browser may keep a file, but checks each time whether its copy is current.
+    # "no-cache" means that a browser may keep a file, but must check each time whether its copy is current.
     "cache-control": "no-cache",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -59,7 +59,7 @@ HEADERS = {
 
 
 class Access:
-    """The token of a dashboard, its codes, and the sessions of browsers."""
+    """The secrets of a dashboard: its token, its login code, and the sessions of browsers."""
 
     def __init__(self, token: str | None = None) -> None:
         """Use `token`, by default a random one."""
@@ -93,12 +93,12 @@ class Access:
         return session
 
     def knows(self, session: str) -> bool:
-        """Return whether this session is one of a browser that is logged in."""
+        """Return whether this is the session of a browser that is logged in."""
         return _is_one_of(session, self._sessions)
 
     def is_secret(self, text: str) -> bool:
         """Return whether a text is the token or the unused code."""
-        # Do not compare shorter texts, of which a URL may have many.
+        # Shorter texts cannot be a secret. They are not compared, because a URL may have many.
         return len(text) >= RANDOM_BYTES and _is_one_of(text, [self._token, *self._codes])
 
 
@@ -108,7 +108,7 @@ def _is_one_of(secret: str, known: Iterable[str]) -> bool:
     The comparison takes constant time, so that the time of an answer does not reveal a secret.
     """
     given = secret.encode("utf-8", "replace")
-    # Use a list, because a generator would stop at the first match.
+    # A list is used, because with a generator, `any` would stop at the first match.
     return any([hmac.compare_digest(given, each.encode()) for each in known])  # noqa: C419
 
 
@@ -138,11 +138,11 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Keep headers that the route has set itself.
         refused = self._refusal(scope)
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # Headers that the route has set itself are kept.
                 own = {name for name, _ in message["headers"]}
                 extra = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in own]
                 message["headers"] = [*message["headers"], *extra]
@@ -167,10 +167,8 @@ class Guard:
         return 401, "not logged in: open the URL that was printed, or restart the dashboard for a new one"
 
     def _secret_refusal(self, query: str) -> tuple[int, str] | None:
-        """Return the status and the reason if a URL's query has a secret, by its name or its value. Return None
-        otherwise.
-        """
-        # Some programs separate parameters with semicolons. Also compare the words of a value, as in ``Bearer TOKEN``.
+        """Return the status and the reason if a URL's query has a secret, by its name or its value, else None."""
+        # Some programs separate parameters with semicolons. A secret may be a word of a value, as in ``Bearer TOKEN``.
         parts = [unquote_plus(part).partition("=") for part in re.split("[&;]", query)]
         if any(name.lower() in _SECRETS for name, _, _ in parts) or any(
             self._access.is_secret(text)
@@ -192,13 +190,13 @@ def _size_refusal(scope: Scope, headers: Headers) -> tuple[int, str] | None:
 
 def _origin_refusal(method: str, path: str, headers: Headers) -> tuple[int, str] | None:
     """Return the status and the reason if a request does not come from a page of this dashboard, else None."""
-    # Ignore the port, which is another one if the browser uses a tunnel. A page on another host has another name.
+    # The port is ignored, because a tunnel may change it. A page of another site has another host name.
     host = headers.get("host", "").lower()
     if re.sub(r":\d+\Z", "", host) not in HOSTS:
         return 421, "this dashboard has another address; open the URL that was printed"
     is_own = headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
     if method in {"GET", "HEAD"}:
-        # Allow a link to the page, as in the terminal of a notebook, because the page itself contains no data.
+        # Links of other pages to this page are allowed, as in the terminal of a notebook: the page contains no data.
         is_link = path == "/" and headers.get("sec-fetch-mode") == "navigate"
         return None if is_own or is_link else (403, "another page has made this request")
     if not is_own or headers.get("origin", "").lower() != f"http://{host}":
@@ -214,12 +212,12 @@ def session_of(headers: Mapping[str, str]) -> str:
 
 
 def cookie_name(headers: Mapping[str, str]) -> str:
-    """Return the name of the cookie. It contains the port, because all ports of a host share cookies."""
+    """Return the name of the cookie. It contains the port, because servers on all ports of a host share cookies."""
     return COOKIE + headers.get("host", "").rpartition(":")[2]
 
 
 def _limited(receive: Receive) -> Receive:
-    """Return a `receive` that refuses a body of more than MOST_BODY bytes, even if its length was not announced."""
+    """Return a `receive` that refuses a body of more than MOST_BODY bytes, also if there is no content-length."""
     received = 0
 
     async def limited() -> Message:
@@ -227,7 +225,7 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MOST_BODY:
-            # Starlette turns this error into the answer, because the route is waiting for the body.
+            # The route is waiting for the body, so Starlette catches this error and answers with it.
             raise HTTPException(413, _TOO_LARGE)
         return message
 

@@ -1,8 +1,8 @@
 """Answers of the dashboard, as plain values for JSON: studies, trials, charts, logs, actions and the fleet.
 
-They are computed from the columns of a study (`cache`) and from the store. The ends of logs are kept in memory, so each
-log is read once a second, however many pages are open. A button of a page sends the same request to a running study or
-a worker as the command.
+They are computed from the columns of a study (`cache`) and from the store. The ends of logs are kept in memory, so that
+each log is read at most once a second, however many pages are open. A button of a page sends the same request to a
+running study or a worker as the command with its name.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ ANSWER_SECONDS = 5.0
 
 
 class _End(NamedTuple):
-    """The end of a log as it was last read."""
+    """The end of a log, as it was read last."""
 
     data: bytes = b""
-    #: position of the end in the whole log, and the worker that has sent it
+    #: position of the end in the whole log; and the worker that has sent it
     position: int = 0
     source: str | None = None
     #: reason why the log could not be read, or ""
@@ -68,7 +68,7 @@ class _Kept:
     def __init__(self) -> None:
         self.end = _End()
         self.read_at = -math.inf
-        #: held by the thread that reads the log; other threads answer with the end that is known
+        #: held by the thread that reads the log; meanwhile other threads answer with `end`
         self.reading = threading.Lock()
 
 
@@ -81,14 +81,13 @@ class LogEnds:
         self._kept: OrderedDict[tuple[str, int, int], _Kept] = OrderedDict()
 
     def read(self, study: StudyResults, number: int, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Return the part of a log after a position. If that part is no longer kept as a whole, return everything that
-        is kept.
+        """Return the part of a log after a position. If its start is no longer kept, return all that is kept.
 
         `asked` may have `attempt`, by default the latest attempt, and `after`, which is `end` of the previous answer.
         In the answer, `start` is the position in the log at which the text begins. Raises UsageError for a trial or an
         attempt that does not exist.
         """
-        # Read the trial before the log, so that the log of a trial that has ended is complete.
+        # The trial is read before its log, so that the log of a trial that has ended is complete.
         trial = study.trial(number)
         attempt, after = (_whole(asked, name) for name in ("attempt", "after"))
         attempt = attempt or trial.attempts
@@ -108,7 +107,7 @@ class LogEnds:
         return facts | {"text": data.decode(errors="replace"), "start": start, "end": end.position, "why": end.why}
 
     def _end(self, study: StudyResults, trial: TrialResult, attempt: int) -> _End:
-        """Return the end of a log. It is read again after FRESH_SECONDS, unless another thread is just reading it."""
+        """Return the end of a log. The log is read again after FRESH_SECONDS, unless another thread is reading it."""
         key = study.key, trial.number, attempt
         with self._lock:
             kept = self._kept.setdefault(key, _Kept())
@@ -127,14 +126,14 @@ class LogEnds:
         try:
             found, source = self._logs.read(study, trial, attempt, before.position, before.source)
         except (ServiceError, UsageError) as error:
-            # Keep the text that was read before.
+            # The text that was read before is kept.
             return before._replace(why=str(error))
         if found.end < before.position:
             # The log is shorter than before, because the attempt was started again with a new log.
             return self._read(study, trial, attempt, _End())
         data = before.data + found.text.encode(errors="replace")
         if len(data) > MOST_BYTES:
-            # Begin with a whole line.
+            # The kept text begins with a whole line.
             data = data[-MOST_BYTES:].partition(b"\n")[2]
         return _End(data, found.end, source)
 
@@ -147,7 +146,7 @@ def _whole(asked: Mapping[str, str], name: str, default: int = 0) -> int:
 
 
 class _Points(Struct, frozen=True, tag_field="action", tag=name_of(Enqueue), forbid_unknown_fields=True):
-    """Request to run known points, given as a text in the format of a file for the command `enqueue`."""
+    """Request to run known points. They are a text in the format of a file for the command `enqueue`."""
 
     points: str
 
@@ -157,7 +156,7 @@ _ON_WORKER = msgspec.json.Decoder[Any](OfWorker)
 
 
 def act(control: Control, body: bytes, study: str = "") -> Answer:
-    """Carry out the action in the JSON `body`, on a running study or on the worker that it names. Return the answer.
+    """Carry out the action in the JSON `body`, on a running study, or on the worker named in it. Return the answer.
 
     Raises ShadhoError if the action is not valid, or if the study or worker does not answer.
     """
@@ -191,8 +190,9 @@ def buttons(scope: str, *, is_held: bool = False, **named: Any) -> list[dict[str
 
 #: default and maximum number of trials on a page; and maximum number of studies in the list
 PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
-#: the current rate is computed from at most RATE_TRIALS latest ends. Only ends in the last RATE_SECONDS before the
-#: latest one count, because a study may have paused, unless these are fewer than RATE_LEAST
+#: the current rate is computed from the times at which the latest RATE_TRIALS trials ended. Times that are more than
+#: RATE_SECONDS before the latest time do not count, because a study may have paused, unless fewer than RATE_LEAST times
+#: would be left
 RATE_TRIALS, RATE_SECONDS, RATE_LEAST = 50, 120.0, 10
 #: maximum length of a search text
 MOST_SEARCH = 200
@@ -217,7 +217,7 @@ def studies(cache: Cache) -> Json:
 
 
 def _listed(study: StudyResults) -> Json:
-    """Return what the list of studies shows about a study."""
+    """Return the entry of a study in the list of studies."""
     found = {name: getattr(study, name) for name in (*FACTS, "running_on", "state", "counts")}
     found["asked"] = shown_limit(study.asked, sum(found["counts"].get(str(state), 0) for state in COUNTED))
     return {**found, "loss": next(iter(study.objectives), "loss"), "best": study.best_loss}
@@ -225,7 +225,7 @@ def _listed(study: StudyResults) -> Json:
 
 def summary(cached: CachedStudy) -> Json:
     """Return the data for the top of a study's page, and its buttons."""
-    # Read the change number first: the data that are read afterwards may be newer, but not older.
+    # The change number is read first, so that the data may be newer than this number, but not older.
     change = cached.look()
     study, trials = cached.study, cached.trials(Depth.LOSSES)
     running_on, state, best = study.running_on, study.state, _best(cached, trials)
@@ -265,7 +265,7 @@ def _changeable(cached: CachedStudy, name: str) -> Json:
 
 
 def label_key(label: str) -> str:
-    """Return a digest of 16 digits, which stands for a label in a URL, because the length of a URL is limited."""
+    """Return a digest of 16 digits. It replaces a label in a URL, because the length of a URL is limited."""
     return hashlib.blake2b(label.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -290,9 +290,7 @@ def _with_text(trial: TrialResult) -> Json:
 
 
 def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:
-    """Return the best trial, or None. It is computed from the columns, because a database would have to sort all
-    trials.
-    """
+    """Return the best trial, or None. Columns are faster here than the database, which would sort all trials."""
     best = (on_front(cached.trials()) if len(cached.study.objectives) > 1 else [])[:1]
     best = best or ([] if trials.best is None else [trials.best])
     return next(iter(cached.numbered(best)), None)
@@ -338,7 +336,7 @@ def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
 
 
 def _depth(asked: Mapping[str, str]) -> Depth:
-    """Return which facts of all trials must be read to find the requested trials."""
+    """Return the depth to which all trials must be read to find the requested ones."""
     if asked.keys() & {"search", "failure"}:
         return Depth.PARAMS
     is_brief = asked.get("sort", "number").removeprefix("-") in {"number", "loss"}
@@ -391,7 +389,7 @@ def trial(cached: CachedStudy, number: int) -> Json:
         "reports": plain_json(reports_json(found)),
         "is_live": not TrialState(found.state).is_finished,
         "actions": buttons("trial", study=cached.study.name, number=number),
-        # The browser needs this time because its machine may have another clock.
+        # The page computes durations with this time, because the clock of its machine may differ.
         "now": time.time(),
     }
 

@@ -1,6 +1,7 @@
-"""Cache: trials and attempts of studies as columns in memory, which are updated by the store's change numbers.
+"""Cache: trials and attempts of studies as columns in memory, and answers that several requests share.
 
-`Shared` is a slow answer that several requests share.
+Each transaction that changes a study increases the study's change number. So only rows that have changed since the last
+reading are read again.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ T = TypeVar("T")
 
 #: maximum number of studies whose trials are kept; the least recently requested ones are dropped
 MOST_STUDIES = 20
-#: seconds for which a study, and an answer about a running study, count as up to date
+#: seconds before a study is checked for changes again; and before an answer about a running study is computed again
 FRESH_SECONDS, FRESH_ANSWERS = 0.25, 2.0
-#: `latest_ends` reads the trials that the latest transactions of this number have changed
+#: `latest_ends` reads the trials that were written in this number of the study's latest transactions
 LATEST = 200
 #: maximum number of answers that are kept for a study
 MOST_ANSWERS = 200
@@ -57,7 +58,7 @@ class CachedStudy:
         self._lock = threading.Lock()
         #: held while further columns of the trials are read
         self._deepening = threading.Lock()
-        #: lock of the attempts, whose reading takes long and must not delay the trials
+        #: lock of the attempts. It is a separate lock, because reading them takes long and must not delay the trials
         self._attempts_lock = threading.Lock()
         #: latest known change number; None before the first check
         self.change: int | None = None
@@ -71,7 +72,7 @@ class CachedStudy:
         self._depth = Depth.LOSSES
         self._trials: TrialColumns | None = None
         self._attempts: AttemptColumns | None = None
-        #: question -> version of the study, time, and answer
+        #: answers by question: version of the study (`_version`), time, and answer
         self._answers: OrderedDict[object, tuple[str, float, object]] = OrderedDict()
 
     def refresh(self) -> int:
@@ -82,7 +83,7 @@ class CachedStudy:
     def look(self) -> str:
         """Check for changes, unless another thread is reading the store. Return a text that differs after each change.
 
-        The start or end of a run is such a change too, although it has no change number.
+        The text also differs after the start or end of a run, which has no change number.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -92,7 +93,7 @@ class CachedStudy:
         return self._version
 
     def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
-        """Return the current trials. Columns beyond `depth` may be missing."""
+        """Return the current trials. Columns that are not read at `depth` may be missing."""
         with self._lock:
             trials = self._read_trials()
         return trials if depth <= self._depth else self._deepened(depth)
@@ -110,7 +111,7 @@ class CachedStudy:
         return self._trials
 
     def _deepened(self, depth: Depth) -> TrialColumns:
-        """Read further columns of the known trials. Meanwhile other threads can use the earlier columns."""
+        """Read further columns of the known trials. Meanwhile other threads can use the columns read before."""
         with self._deepening:
             if depth > self._depth:
                 since = self._trials_until or 0
@@ -120,7 +121,7 @@ class CachedStudy:
                         self._growing.put([block], names, are_new=False)
                 with self._lock:
                     if since and since != self.study.change:
-                        # Read the trials that were added or have changed meanwhile.
+                        # Trials that were added or changed meanwhile are read again.
                         self._growing.put(self.study.rows_of_trials(names_of(depth), since), names_of(depth))
                     self._depth, self._trials = depth, None
         with self._lock:
@@ -134,19 +135,19 @@ class CachedStudy:
             if self._attempts_until != change:
                 self._attempting.put(self.study.rows_of_attempts(ATTEMPTS, self._attempts_until or 0))
                 self._attempts_until, self._attempts = change, None
-            # While the study runs, the columns are made again at intervals, because running attempts get longer, and
-            # sessions have no change numbers.
+            # While the study runs, the columns are made again at intervals, because the durations of running attempts
+            # grow, and changes of sessions have no change numbers.
             if self._attempts is None or (is_running and now - self._attempts_at >= FRESH_SECONDS):
                 self._attempts = self._attempting.columns(self._clock.wall(), is_running=is_running)
                 self._attempts_at = now
             return self._attempts
 
     def answer(self, asked: object, make: Callable[[], T]) -> T:
-        """Return what `make` returns, or what it has returned for the same question since the study last changed."""
+        """Return the result of `make`, or its earlier result for the same question if the study has not changed."""
         self.refresh()
         version, now = self._version, self._clock.now()
         found = self._answers.get(asked)
-        # While a study runs, answers also depend on the time.
+        # While a study runs, answers also depend on the time, so they are kept only for FRESH_ANSWERS seconds.
         if found is not None and found[0] == version and (now - found[1] < FRESH_ANSWERS or self.running_on is None):
             return found[2]  # type: ignore[return-value] # the type of an answer follows from the question
         made = make()
@@ -163,7 +164,7 @@ class CachedStudy:
         return [found[number] for number in numbers if number in found]
 
     def latest_ends(self) -> Array:
-        """Return the times at which the trials that were written last have ended, in seconds since the epoch."""
+        """Return the times at which the latest changed trials have ended, in seconds since the epoch."""
         names = ("number", "finished_at")
         blocks = self.study.rows_of_trials(names, max(1, (self.change or 0) - LATEST))
         ends = reals([row[1] for block in blocks for row in block], most=MOST_MOMENT)
@@ -174,7 +175,7 @@ class CachedStudy:
         return f"{self.change or 0}{'' if self.running_on is None else ' running'}"
 
     def _refresh(self) -> int:
-        """Check for changes, and return the change number. The changes themselves are read later, so none is missed."""
+        """Return the store's latest change number. Changed rows are read later, so they may be newer, but not older."""
         now = self._clock.now()
         if self.change is None or now - self._read_at >= FRESH_SECONDS:
             self._store.verify()
@@ -197,7 +198,7 @@ class Cache:
         self._clock = clock
         self._lock = threading.Lock()
         self._studies: OrderedDict[str, CachedStudy] = OrderedDict()
-        #: key of a study -> its version, and what the list of studies shows about it
+        #: by key of a study: its version, and its entry in the list of studies
         self._listed: dict[str, tuple[object, Any]] = {}
 
     def records(self) -> list[StudyRecord]:
@@ -206,7 +207,7 @@ class Cache:
         return self.store.records()
 
     def listed(self, records: Sequence[StudyRecord], make: Callable[[StudyResults], T]) -> list[T]:
-        """Return for each study what `make` returns, or what it has returned since the study last changed.
+        """Return for each study the result of `make`, or its earlier result if the study has not changed.
 
         The page requests all studies each second, but most of them have ended.
         """
@@ -220,7 +221,7 @@ class Cache:
         return [made for _, made in found.values()]
 
     def study(self, name: str) -> CachedStudy:
-        """Return the study with this name, or whose name begins like this. Raises StudyNotFound."""
+        """Return the study whose name is, or begins with, `name`. Raises StudyNotFound."""
         self.store.verify()
         record = self.store.find(name)
         with self._lock:
@@ -233,7 +234,7 @@ class Cache:
         return found
 
 
-#: least seconds for which an answer is kept
+#: seconds for which a `Shared` answer is kept
 SHARED_SECONDS = 1.0
 
 
@@ -246,7 +247,7 @@ class Shared(Generic[T]):
     def __init__(self, make: Callable[[], T], threads: Executor, clock: Clock) -> None:
         """`make` is called in one of `threads`."""
         self._make, self._threads, self._clock = make, threads, clock
-        #: the latest computation, and when it ended
+        #: the latest computation; and when it ended
         self._latest: Future[T] | None = None
         self._ended = -math.inf
 

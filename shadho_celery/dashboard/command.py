@@ -1,6 +1,6 @@
 """Command `dashboard`, which serves the pages on the loopback address; and the HTTP protocol with time limits.
 
-The number of connections is limited, so connections of slow clients are closed.
+The time limits close connections of slow clients, because the number of connections is limited.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
 
 HOST, PORT = "127.0.0.1", 8420
-#: seconds that open requests have to finish when the dashboard ends
+#: maximum seconds for which the dashboard waits at its end for open requests
 END_SECONDS = 1
 #: HTML page that redirects to another page
 _LEADING = """<!doctype html>
@@ -70,12 +70,13 @@ def dashboard(store: str, port: int, token_file: Path | None, is_opened: bool, w
     access = Access(None if token_file is None else read_token(token_file))
     is_typed = click.get_current_context().get_parameter_source("store") is ParameterSource.COMMANDLINE
     if (missing := missing_file(store)) is not None and not is_typed:
-        # The page will show the first study as soon as it begins. A store that was given with --store may be mistyped.
+        # The page will show the first study as soon as it begins. A URL given with --store may be mistyped, so no store
+        # is created for it.
         with closing(SqlStore(store)):
             say(f"there was no store {missing}; it was created, without a study")
     opened = SqlStore(store, read_only=True)
     logs = TrialLogs(is_fleet=urls.is_fleet({}), seconds=ANSWER_SECONDS)
-    # On Ctrl-C, uvicorn ends in order and then raises KeyboardInterrupt.
+    # On Ctrl-C, uvicorn shuts down and then raises KeyboardInterrupt.
     with suppress(KeyboardInterrupt), ExitStack() as opening, _listen(port) as listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
         url = f"{address}#{access.new_code()}"
@@ -110,7 +111,7 @@ def dashboard(store: str, port: int, token_file: Path | None, is_opened: bool, w
 def _opened(url: str) -> Iterator[None]:
     """Open a URL in a browser, through a temporary HTML file that redirects to it.
 
-    Other users can see the arguments of the browser's command, and the URL contains the code for the login.
+    The URL contains the code for the login, so it must not be an argument of the browser, which other users can see.
     """
     descriptor, name = tempfile.mkstemp(prefix="shadho-", suffix=".html")
     path = Path(name)
@@ -124,7 +125,7 @@ def _opened(url: str) -> Iterator[None]:
 
 
 def _end_with_input() -> None:
-    """End this process as Ctrl-C does, once its standard input ends."""
+    """Wait for the end of standard input, then end this process as Ctrl-C does."""
     while sys.stdin.buffer.read(1024):
         pass
     os.kill(os.getpid(), signal.SIGINT)
@@ -139,13 +140,13 @@ def _listen(port: int) -> socket.socket:
         raise UsageError(f"--port: {port} cannot be used: {reason}; --port 0 takes a free one") from None
 
 
-#: seconds that a client has to send the head of a request, to send its body (at most a megabyte), and to read an answer
-#: that does not fit in the system's buffers
+#: maximum seconds for a client to send the head of a request, to send its body (at most a megabyte), and to read an
+#: answer that does not fit in the system's buffers
 HEAD_SECONDS, BODY_SECONDS, READ_SECONDS = 5.0, 10.0, 60.0
 
 
 class PromptProtocol(H11Protocol):
-    """uvicorn's HTTP protocol with time limits. uvicorn itself closes only connections on which nothing arrives."""
+    """uvicorn's HTTP protocol with time limits. uvicorn itself only limits the idle time after an answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -69,8 +69,8 @@ class Server:
         """`say` is called with a new code each time a browser has used the previous code."""
         self._cache, self._access, self._say = cache, access, say
         self._control, self._logs = control, logs
-        #: calls Redis and brokers, which may not respond, so that other requests do not wait for a thread. It has one
-        #: thread only, because such a call sets environment variables with the addresses of embedded servers
+        #: thread for calls of Redis and brokers. Servers may not respond, and other requests must not wait for a thread
+        #: then. It is one thread only, because such a call sets environment variables with the URLs of embedded servers
         self._asking = ThreadPoolExecutor(1, "asking")
         self._fleet = Shared(partial(places, fleet), self._asking, clock)
         self._streams = 0
@@ -80,7 +80,7 @@ class Server:
         """The ASGI application."""
         trial = "/api/study/{name}/trial/{number:int}"
         routes = [
-            # Some installers link a package's files to those in a cache.
+            # Links are followed, because some installers link a package's files to files in a cache.
             Mount("/static", StaticFiles(directory=STATIC, follow_symlink=True)),
             Mount("/pages", StaticFiles(directory=PAGES, follow_symlink=True)),
             Route("/login", self.log_in, methods=["POST"]),
@@ -140,7 +140,7 @@ class Server:
         return answer(await self._fleet.get())
 
     def of_study(self, make: Callable[[CachedStudy, Request], object]) -> Callable[[Request], Response]:
-        """Return the route whose answer `make` returns for a study."""
+        """Return a route that answers with the result of `make` for a study."""
         return lambda request: answer(make(self._cache.study(request.path_params["name"]), request))
 
     async def act_on_study(self, request: Request) -> Response:
@@ -161,7 +161,7 @@ class Server:
             self._fleet.forget()
 
     async def events(self, request: Request) -> Response:
-        """Return a stream of events: one each time the study has changed, and one when the store cannot be read."""
+        """Return a stream of events: one after each change of the study, and one when the store cannot be read."""
         cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
         if self._streams >= MOST_STREAMS:
             return answer({"error": f"{MOST_STREAMS} pages are open; close some"}, 503)
@@ -175,7 +175,7 @@ class Server:
                     try:
                         event, text = "message", str(await run_in_threadpool(cached.look))
                     except StoreError as error:
-                        # Continue the stream, because the store may become available again.
+                        # The stream continues, because the store may become available again.
                         event, text = "trouble", one_line(error, 500)
                         if last != (event, text):
                             log.warning("%s", text)
@@ -204,7 +204,7 @@ def chart(cached: CachedStudy, request: Request) -> object:
 
 
 def places(fleet: Fleet) -> dict[str, Any]:
-    """Return the data about the fleet, or the reason why they cannot be read."""
+    """Return the data about the fleet, or the reason why the data cannot be read."""
     try:
         return answers.fleet(fleet())
     except ServiceError as error:
@@ -216,7 +216,7 @@ def answer(found: object, status: int = 200) -> Response:
     try:
         body = msgspec.json.encode(found)
     except (OverflowError, UnicodeEncodeError):
-        # An objective may return an integer of any size, or a text that is not valid Unicode. This way is slower.
+        # An objective may return an integer of any size, or a text that is not valid Unicode. `json` is slower.
         body = json.dumps(plain_json(found)).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
@@ -226,7 +226,7 @@ async def fail(request: Request, error: Exception) -> Response:
     found = answer(
         {"error": f"a fault of the dashboard, whose terminal has its details: {short(repr(error), 300)}"}, 500
     )
-    # Add the headers here, because this answer does not pass through `Guard`.
+    # The headers are added here, because this answer does not pass through `Guard`.
     found.headers.update(HEADERS | {"cache-control": "no-store"})
     return found
 
