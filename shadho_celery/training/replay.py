@@ -13,7 +13,6 @@ from shadho_celery.training.coordinator.centre import Mean, ModelCentre
 from shadho_celery.training.plan import Plan
 from shadho_celery.training.replica.batches import Computer, Data, Draws, Loss
 from shadho_celery.training.report import Log
-from shadho_celery.training.wire.vectors import Bucket
 
 
 def replay(
@@ -54,38 +53,35 @@ def _steps(plan: Plan, log: Log, by_hand: bool) -> Iterator[int]:
     shape = centre.shape
     batches = plan.batches(log.places, plan.seed or 0)
     # A single replica leaves its gradient in `parameter.grad`, which is None for parameters that the loss does not use.
-    bucket = Bucket(shape) if log.places > 1 else None
-    computer = Computer(plan.model, plan.loss, batches, bucket, plan.weight)
+    is_alone = log.places == 1
+    computer = Computer(plan.model, plan.loss, batches, plan.weight)
     draws = Draws(log.places, batch=batches.batch, examples=batches.size)
-    before, after = (shape.vector(shape.buffers.size) for _ in range(2))
+    before = shape.vector(shape.buffers.size)
     mean = Mean(centre.scratch, shape.vector(shape.buffers.size), log.places)
-    try:
-        for step in log.steps:
-            shape.buffers.read(before)
-            for place in step.accepted:
-                shape.buffers.write(before)
-                result = computer.backward(*divmod(draws.numbers[place], log.places), loss_scale=step.loss_scale)
-                assert result is not None
-                if bucket is None:
-                    shape.divide_gradients(step.loss_scale)
-                else:
-                    shape.buffers.read(after)
-                    vector = bucket.finish(step.loss_scale)
-                    mean.add(place, vector.copy(), after.copy(), result.loss, result.weight)
-            draws.end_step(step.accepted)
-            centre.scale = step.scale
-            if mean:
-                mean.take()
-                centre.set_gradient(mean.vector, scaled=by_hand)
-            if step.accepted and by_hand:
-                yield step.step
-            elif step.accepted:
-                centre.step()
-            if step.accepted and bucket is not None:
-                shape.buffers.write(mean.buffers)
-            centre.update.advance(step.loss)
-            if not by_hand:
-                yield step.step
-    finally:
-        if bucket is not None:
-            bucket.remove()
+    for step in log.steps:
+        shape.buffers.read(before)
+        for place in step.accepted:
+            shape.buffers.write(before)
+            result = computer.backward(*divmod(draws.numbers[place], log.places), loss_scale=step.loss_scale)
+            assert result is not None
+            if is_alone:
+                shape.divide_gradients(step.loss_scale)
+            else:
+                gradient, after = shape.vector(), shape.vector(shape.buffers.size)
+                shape.parameters.read_gradients(gradient, step.loss_scale)
+                shape.buffers.read(after)
+                mean.add(place, gradient, after, result.loss, result.weight)
+        draws.end_step(step.accepted)
+        centre.scale = step.scale
+        if mean:
+            mean.take()
+            centre.set_gradient(mean.vector, scaled=by_hand)
+        if step.accepted and by_hand:
+            yield step.step
+        elif step.accepted:
+            centre.step()
+        if step.accepted and not is_alone:
+            shape.buffers.write(mean.buffers)
+        centre.update.advance(step.loss)
+        if not by_hand:
+            yield step.step

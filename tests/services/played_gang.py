@@ -36,7 +36,7 @@ from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import Strategy, Sync
 from shadho_celery.training.wire.frames import Frame, unpack
 from shadho_celery.training.wire.handshake import TrainingOver
-from shadho_celery.training.wire.vectors import Bucket, Layout, Quantize, Shape, Vector
+from shadho_celery.training.wire.vectors import Layout, Quantize, Shape, Vector
 
 EPOCH = 1
 
@@ -240,13 +240,11 @@ class PlayedGang:
             self.run, strategy, layout, self.world, epoch=EPOCH, backups=backups, policy=QuorumPolicy(), now=now
         )
         self.replicas = [PlayedReplica(self.world, place, seed) for place in range(places)]
-        self._buckets: list[Bucket] = []
         for replica in self.replicas:
             own = copy.deepcopy(model)
             shape = Shape(own)
-            self._buckets.append(Bucket(shape))
             workload = Workload(
-                computer=Computer(own, loss, batches, self._buckets[-1], weight),
+                computer=Computer(own, loss, batches, weight),
                 update=Update(optimizer(own)),
                 strategy=strategy,
                 codec=codec,
@@ -280,8 +278,6 @@ class PlayedGang:
         finally:
             for replica in self.replicas:
                 replica.end()
-            for bucket in self._buckets:
-                bucket.remove()
         return Report(
             backups=self.coordinator.backups,
             log=self.run.log,

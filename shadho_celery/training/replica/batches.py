@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shadho_celery.core.checks import check_whole, short
 from shadho_celery.errors import UsageError
-from shadho_celery.training.wire.vectors import Bucket
 
 
 class Examples(Protocol):
@@ -315,12 +314,10 @@ class Result:
 
 
 class Computer:
-    """Computes gradients of one model. It leaves them in ``parameter.grad``, and in the bucket if there is one."""
+    """Computes gradients of one model. It leaves them in ``parameter.grad``."""
 
-    def __init__(
-        self, model: nn.Module, loss: Loss, batches: Batches, bucket: Bucket | None = None, weight: Weight | None = None
-    ) -> None:
-        self.model, self.batches, self.bucket = model, batches, bucket
+    def __init__(self, model: nn.Module, loss: Loss, batches: Batches, weight: Weight | None = None) -> None:
+        self.model, self.batches = model, batches
         self._loss, self._weight = loss, weight
 
     def backward(
@@ -335,17 +332,13 @@ class Computer:
         """
         self.model.zero_grad(set_to_none=True)
         self.model.train()
-        if self.bucket is not None:
-            self.bucket.begin()
         losses: list[tuple[Tensor, float]] = []
         queued: deque[Callable[[], None]] = deque()
         with _drawn_from(mixed(self.batches.seed, draw, place, 1)):
             parts, weight = self._weighed(self.batches.parts(draw, place))
-            for number, (part, share) in enumerate(parts, 1):
+            for part, share in parts:
                 if abandon is not None and abandon():
                     return None
-                if self.bucket is not None:
-                    self.bucket.armed = number == self.batches.micro_batches
                 if not share:
                     continue
                 value = self._loss(self.model, part)

@@ -18,7 +18,7 @@ from shadho_celery.training.replica.update import Update
 from shadho_celery.training.strategies import Gradient, Strategy
 from shadho_celery.training.wire.frames import Header, Kind
 from shadho_celery.training.wire.handshake import TrainingOver
-from shadho_celery.training.wire.vectors import Bucket, Layout, Quantize, Shape, Vector
+from shadho_celery.training.wire.vectors import Layout, Quantize, Shape, Vector
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,6 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
         stop=stop,
         encrypted=workload.encrypted,
     )
-    computer.bucket = bucket = Bucket(shape)
     try:
         while True:
             place = client.connect()
@@ -76,7 +75,6 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
         client.send_quit(reason, error=isinstance(error, UsageError))
         raise
     finally:
-        bucket.remove()
         client.close()
 
 
@@ -104,6 +102,7 @@ class ConnectedReplica:
         #: loss scale, and number of this place's batch, which came with these parameters
         self._orders = 1.0, 0
         self._buffers = shape.vector(layout.buffers)
+        self._gradient = shape.vector()
 
     def newest(self) -> int:
         return self._client.newest
@@ -127,8 +126,8 @@ class ConnectedReplica:
         result = self._backward(*divmod(number, self._batches.places), draw, abandon, scale)
         if result is None:
             return None
-        assert self._computer.bucket is not None
-        return Gradient(vector=self._computer.bucket.finish(scale), loss=result.loss, weight=result.weight)
+        self._shape.parameters.read_gradients(self._gradient, scale)
+        return Gradient(vector=self._gradient, loss=result.loss, weight=result.weight)
 
     def descend(self, draw: int) -> float:
         self._shape.buffers.read(self._buffers)

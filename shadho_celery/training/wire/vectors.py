@@ -3,8 +3,8 @@ quantisation, and the payloads of PARAMS and GRAD frames.
 
 The parameters are those that require gradients, in the order of ``model.parameters()``. The buffers are those that
 training changes: floating-point buffers, and BatchNorm's count of batches. If the model is on a GPU, a vector is in
-pinned host memory, and is copied as a whole from or to flat memory on the GPU. A gradient is copied in pieces, on a
-stream of its own, while the backward pass continues. On a CPU, the flat memory is the vector itself.
+pinned host memory, and is copied as a whole from or to flat memory on the GPU. On a CPU, the flat memory is the vector
+itself.
 
 Payloads of PARAMS and GRAD frames contain only little-endian numbers.
 
@@ -19,7 +19,6 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -36,8 +35,6 @@ Vector = NDArray[np.float32]
 
 #: maximum number of parameters that one coordinator supports well
 MAX_PARAMETERS = 50_000_000
-#: minimum number of a gradient's values that are copied from a GPU at a time
-PIECE = 1 << 20
 
 
 class Tensors:
@@ -67,11 +64,20 @@ class Tensors:
 
     def read(self, out: Vector) -> None:
         """Copy the tensors into a vector."""
+        self._collect(self.tensors, out)
+
+    def read_gradients(self, out: Vector, loss_scale: float = 1.0) -> None:
+        """Copy the tensors' gradients into a vector, divided by `loss_scale`. Missing gradients are zero."""
+        self._collect([tensor.grad for tensor in self.tensors], out)
+        if loss_scale != 1.0:
+            out *= np.float32(1.0 / loss_scale)
+
+    def _collect(self, values: Iterable[Tensor | None], out: Vector) -> None:
         host = torch.from_numpy(out)
         flat = self.flat(host)
         with torch.no_grad():
-            for view, tensor in zip(self.views(flat), self.tensors, strict=True):
-                view.copy_(tensor)
+            for view, value in zip(self.views(flat), values, strict=True):
+                view.zero_() if value is None else view.copy_(value)
         host.copy_(flat)
 
     def write(self, vector: Vector) -> None:
@@ -127,90 +133,6 @@ class Shape:
         size = self.parameters.size if size is None else size
         vector: Vector = torch.zeros(size, dtype=torch.float32, pin_memory=self.on_gpu).numpy()
         return vector
-
-
-class Bucket:
-    """Vector into which a model's gradient is copied while it is computed.
-
-    A hook copies the gradient of each parameter to flat memory as soon as it is complete. If the model is on a GPU,
-    each complete piece of the flat memory is then copied to the vector on a second stream, during the rest of the
-    backward pass.
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        self.vector = shape.vector()
-        #: True during the last micro-batch: the hooks copy only then
-        self.armed = False
-        parameters = shape.parameters
-        self._parameters, self._host = parameters.tensors, torch.from_numpy(self.vector)
-        self._flat = parameters.flat(self._host)
-        self._views = list(parameters.views(self._flat))
-        self._stream = torch.cuda.Stream(parameters.device) if shape.on_gpu else None
-        self._pieces, self._piece_of = _pieces(parameters.parts)
-        self.begin()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._collect, index))
-            for index, parameter in enumerate(self._parameters)
-        ]
-
-    def begin(self) -> None:
-        """Begin a new gradient. Discard the pieces of an abandoned one."""
-        self.armed = False
-        #: for each piece: indices of the parameters whose gradients are missing
-        self._missing: list[set[int]] = [set() for _ in self._pieces]
-        for index, piece in enumerate(self._piece_of):
-            self._missing[piece].add(index)
-
-    def _collect(self, index: int, parameter: Tensor) -> None:
-        if self.armed and parameter.grad is not None:
-            self._views[index].copy_(parameter.grad)
-            piece = self._piece_of[index]
-            self._missing[piece].discard(index)
-            if not self._missing[piece]:
-                # This may happen twice, if a parameter's gradient is completed twice, as in a checkpointed segment.
-                self._send(self._pieces[piece])
-
-    def _send(self, part: slice) -> None:
-        """Copy a part of the flat memory to the vector, once all operations queued on the current stream are done."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._flat.device))
-            with torch.cuda.stream(self._stream):
-                self._host[part].copy_(self._flat[part], non_blocking=True)
-
-    def finish(self, loss_scale: float = 1.0) -> Vector:
-        """Return the whole gradient, divided by `loss_scale`.
-
-        This first copies the gradients of parameters that the last micro-batch did not use.
-        """
-        for piece, missing in zip(self._pieces, self._missing, strict=True):
-            for index in missing:
-                gradient = self._parameters[index].grad
-                self._views[index].zero_() if gradient is None else self._views[index].copy_(gradient)
-            if missing:
-                self._send(piece)
-        if self._stream is not None:
-            self._stream.synchronize()
-        self.begin()
-        if loss_scale != 1.0:
-            self.vector *= np.float32(1.0 / loss_scale)
-        return self.vector
-
-    def remove(self) -> None:
-        """Remove the hooks from the model."""
-        for hook in self._hooks:
-            hook.remove()
-
-
-def _pieces(parts: Sequence[slice]) -> tuple[list[slice], list[int]]:
-    """Return the pieces of a vector that are copied at a time, and for each parameter the index of its piece."""
-    pieces: list[slice] = []
-    piece_of = []
-    for part in parts:
-        if not pieces or pieces[-1].stop - pieces[-1].start >= PIECE:
-            pieces.append(part)
-        pieces[-1] = slice(pieces[-1].start, part.stop)
-        piece_of.append(len(pieces) - 1)
-    return pieces, piece_of
 
 
 def is_finite(vector: Vector) -> bool:

@@ -1,8 +1,6 @@
-"""A model becomes a vector, and its gradient a payload, and back; the bucket holds the gradient after backward."""
+"""A model becomes a vector, and its gradient a payload, and back; and a gradient a vector."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,9 +9,8 @@ from services.cases import cases
 from torch import nn
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.wire import vectors
 from shadho_celery.training.wire.frames import Header, Kind
-from shadho_celery.training.wire.vectors import BLOCK, PART, Bucket, Layout, Quantize, Shape, Tensors, Vector, is_finite
+from shadho_celery.training.wire.vectors import BLOCK, PART, Layout, Quantize, Shape, Tensors, Vector, is_finite
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -74,39 +71,26 @@ def test_a_model_without_real_parameters_is_an_error(model: nn.Module, says: str
         Shape(model)
 
 
-def test_the_bucket_has_the_gradient_of_every_parameter() -> None:
+def test_a_gradient_vector_has_the_gradient_of_every_parameter_divided_by_the_loss_scale() -> None:
     model = network()
     shape = Shape(model)
-    bucket = Bucket(shape)
-    for seed in range(2):
-        bucket.armed = True
-        backward(model, seed)
-        vector = bucket.finish()
-        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
-        assert torch.equal(torch.from_numpy(vector), expected)
-    bucket.remove()
-    vector[:] = 7
-    backward(model)
-    assert (vector == 7).all()
-
-
-def test_micro_batches_add_up_in_the_bucket() -> None:
-    model = nn.Linear(2, 1)
-    bucket = Bucket(Shape(model))
-    for number in range(3):
-        bucket.armed = number == 2
-        model(torch.ones(1, 2)).sum().backward()
-    assert bucket.finish().tolist() == [3, 3, 3]
+    vector = shape.vector()
+    for scale in (1.0, 4.0):
+        backward(model)
+        shape.parameters.read_gradients(vector, scale)
+        expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        assert torch.equal(torch.from_numpy(vector), expected / scale)
 
 
 def test_a_parameter_that_was_not_used_has_a_gradient_of_zero() -> None:
     model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
-    bucket = Bucket(Shape(model))
+    shape = Shape(model)
+    vector = shape.vector()
     for used in (0, 1, 0):
         model.zero_grad(set_to_none=True)
-        bucket.armed = True
         model[used](torch.ones(1, 2)).sum().backward()
-        assert bucket.finish().tolist() == ([1, 1, 0, 0], [0, 0, 1, 1])[used]
+        shape.parameters.read_gradients(vector)
+        assert vector.tolist() == ([1, 1, 0, 0], [0, 0, 1, 1])[used]
 
 
 @pytest.mark.parametrize(
@@ -124,37 +108,12 @@ def test_a_vector_is_finite_if_every_number_is(values: list[float], finite: bool
     assert is_finite(np.array(values, dtype=np.float32)) is finite
 
 
-class Stream:
-    """Stand-in for a CUDA stream, which notes what happens on it."""
-
-    events: ClassVar[list[str]] = []
-
-    def __init__(self, device: object = None) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        Stream.events.append("piece")
-
-    def wait_stream(self, other: str) -> None:
-        Stream.events.append(f"after {other}")
-
-    def synchronize(self) -> None:
-        Stream.events.append("end")
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flat memory apart from the vector, as on a GPU, and a stand-in for the streams."""
+    """Flat memory apart from the vector, as on a GPU."""
     monkeypatch.setattr(Tensors, "flat", lambda self, host: torch.full_like(host, torch.nan))
     # Memory can be pinned only if there is a GPU.
     monkeypatch.setattr(Shape, "vector", lambda self, size=None: np.zeros(size or self.parameters.size, np.float32))
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "backward")
-    monkeypatch.setattr(Stream, "events", [])
 
 
 @pytest.mark.usefixtures("gpu")
@@ -168,33 +127,14 @@ def test_a_vector_is_copied_as_a_whole_to_flat_memory_and_from_there() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_pieces_of_a_gradient_are_copied_on_a_second_stream_while_the_backward_pass_continues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vectors, "PIECE", 10)
-    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))  # a piece for each layer
-    shape = Shape(model)
-    shape.on_gpu = True
-    bucket = Bucket(shape)
-    model[0].weight.register_hook(lambda _: Stream.events.append("first layer"))
-    bucket.armed = True
-    model(torch.randn(5, 3, generator=torch.Generator().manual_seed(0))).square().mean().backward()
-    vector = torch.from_numpy(bucket.finish()).clone()
-    assert torch.equal(vector, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    copied = ["after backward", "piece"]
-    assert Stream.events == [*copied, *copied, "first layer", *copied, "end"]
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_parameter_without_a_gradient_and_one_completed_twice_are_right_on_a_gpu_too() -> None:
+def test_a_gradient_is_copied_over_flat_memory_and_zeros_where_there_is_none() -> None:
     model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
     shape = Shape(model)
-    shape.on_gpu = True
-    bucket = Bucket(shape)
-    bucket.armed = True
+    vector = shape.vector()
     for _ in range(2):
         model[0](torch.ones(1, 2)).sum().backward()
-    assert bucket.finish().tolist() == [2, 2, 0, 0]
+    shape.parameters.read_gradients(vector)
+    assert vector.tolist() == [2, 2, 0, 0]
 
 
 @cases(
