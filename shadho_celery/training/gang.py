@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
 from shadho_celery.core.addresses import LOOPBACK, close_socket, listen, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
 from shadho_celery.core.trial import ReplicaSeat
@@ -137,7 +139,7 @@ class Gang:
         """
         centre = self._begin(plan)
         if not self._averages:
-            _check_local_steps(plan, centre.update)
+            _check_local_steps(plan)
         if plan.warmup > plan.steps and self.context.replica is None:
             logger.warning(
                 "the warm-up of %d steps is longer than the training of %d steps: the learning rates stay lower",
@@ -235,14 +237,11 @@ class Gang:
             examples=batches.size if isinstance(self.strategy, Sync) else 0,
         )
         limits = ("replicas", self._places, MAX_REPLICAS), ("parameters", centre.size, MAX_PARAMETERS)
-        for text in [
-            f"{count:,} {name} are more than the {most:,} that one coordinator supports well; "
-            "DistributedDataParallel will be faster"
-            for name, count, most in limits
-            if count > most
-        ]:
-            logger.warning("%s", text)
-            run.log.notes.append(text)
+        for name, count, most in limits:
+            if count > most:
+                text = f"{count:,} {name} are more than the {most:,} that one coordinator supports well"
+                run.log.notes.append(f"{text}; DistributedDataParallel will be faster")
+                logger.warning("%s", run.log.notes[-1])
         claim = run.claim()
         coordinator = None
         if self._places == 1 and isinstance(self.strategy, Sync) and not self._calls:
@@ -306,7 +305,6 @@ class Gang:
             backups=self._backups,
             policy=self._policy,
             can_come=None if self._calls else self.processes.alive,
-            encrypted=workload.encrypted,
         )
 
     def _listen(self, host: str, last_port: int) -> socket.socket:
@@ -340,12 +338,12 @@ class Gang:
 gang = Gang
 
 
-def _check_local_steps(plan: Plan, update: Update) -> None:
+def _check_local_steps(plan: Plan) -> None:
     """Raise UsageError for arguments of `fit` that a strategy with local steps does not support."""
     for name in ("scale_with_replicas", "weight", "scaler"):
         if getattr(plan, name):
             raise UsageError(f"{name} needs a strategy that averages gradients: Sync or Async")
-    if update.follows_loss:
+    if isinstance(plan.schedule, ReduceLROnPlateau):
         raise UsageError("ReduceLROnPlateau needs the loss, which only the coordinator has; use another schedule")
 
 
@@ -364,14 +362,15 @@ def _local_steps(run: Run, computer: Computer) -> Iterator[None]:
         result = computer.backward(run.step, 0, run.context.should_stop, loss_scale=loss_scale.value)
         if result is None:
             return
-        if not result.weight:
+        loss, weight = result
+        if not weight:
             raise UsageError(f"the weight of the batch of step {run.step} is 0; give weight= a function that counts")
         shape.divide_gradients(loss_scale.value)
-        if math.isfinite(result.loss) and shape.has_finite_gradients():
+        if math.isfinite(loss) and shape.has_finite_gradients():
             yield None
-            run.record_step((0,), result.loss)
+            run.record_step((0,), loss)
         else:
-            loss_scale.overflowed = loss_scale.in_use and math.isfinite(result.loss)
+            loss_scale.overflowed = loss_scale.in_use and math.isfinite(loss)
             run.log.refused["overflow" if loss_scale.overflowed else "not finite"] += 1
             run.skip_step()
             shape.buffers.write(before)

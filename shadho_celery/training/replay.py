@@ -64,13 +64,14 @@ def _steps(plan: Plan, log: Log, by_hand: bool) -> Iterator[int]:
             shape.buffers.write(before)
             result = computer.backward(*divmod(draws.numbers[place], log.places), loss_scale=step.loss_scale)
             assert result is not None
+            loss, weight = result
             if is_alone:
                 shape.divide_gradients(step.loss_scale)
             else:
                 gradient, after = shape.vector(), shape.vector(shape.buffers.size)
                 shape.parameters.read_gradients(gradient, step.loss_scale)
                 shape.buffers.read(after)
-                mean.add(place, gradient, after, result.loss, result.weight)
+                mean.add(place, gradient, after, loss, weight)
         draws.end_step(step.accepted)
         centre.scale = step.scale
         if mean:

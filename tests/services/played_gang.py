@@ -29,7 +29,7 @@ from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS, Coord
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined
 from shadho_celery.training.coordinator.run import Run
 from shadho_celery.training.plan import Plan
-from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Result, Weight
+from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Weight
 from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Workload
 from shadho_celery.training.replica.update import Update
 from shadho_celery.training.report import Log, Report
@@ -180,7 +180,7 @@ class Played(ConnectedReplica):
 
     def _backward(
         self, step: int, place: int, draw: int, abandon: Callable[[], bool] | None, loss_scale: float = 1.0
-    ) -> Result | None:
+    ) -> tuple[float, float] | None:
         def abandoned() -> bool:
             self._client.raise_if_ended()
             return abandon is not None and abandon()

@@ -8,16 +8,16 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.plan import Plan
-from shadho_celery.training.replica.update import LossScale, Update, UpdateState
+from shadho_celery.training.replica.update import LossScale, Update
 from shadho_celery.training.wire.vectors import Shape, Vector
 
 
@@ -83,22 +83,6 @@ class Mean:
             buffers += sibling[1]
             node //= 2
         self._sums[node] = vector, buffers
-
-
-class CentreState(TypedDict):
-    """State of a `ModelCentre` in a checkpoint: tensors, numbers and plain containers."""
-
-    model: dict[str, Tensor]
-    #: the optimizer's ``state_dict()``
-    optimizer: dict[str, Any]
-    #: moving average of the parameters; None without one
-    averaged: Tensor | None
-    #: number of steps done, and state of the schedule
-    update: UpdateState
-    #: the scaler's ``state_dict()``; empty if the loss is not scaled
-    loss_scale: dict[str, Any]
-    #: ``state_dict()`` of each object in the argument `keep`, by name
-    kept: dict[str, dict[str, Any]]
 
 
 class ModelCentre:
@@ -196,8 +180,10 @@ class ModelCentre:
         if self._averaged is not None:
             self.write(self._averaged)
 
-    def state(self) -> CentreState:
-        """Return the state for a checkpoint. Its tensors share memory with the model."""
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: tensors, numbers and plain containers. Its tensors share memory with the
+        model.
+        """
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -207,7 +193,7 @@ class ModelCentre:
             "kept": {name: kept.state_dict() for name, kept in self._keep.items()},
         }
 
-    def restore(self, state: CentreState) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Load the state of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -125,7 +125,6 @@ class Coordinator:
         backups: int,
         policy: QuorumPolicy,
         can_come: Callable[[], int] | None = None,
-        encrypted: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run, self.strategy, self.backups = run, strategy, backups
@@ -152,7 +151,6 @@ class Coordinator:
         self._assignments = Assignments(self.tuner.times, now)
         #: memory of earlier parameters, which is reused: to allocate 100 MB anew would take longer than the copy
         self._free: deque[Vector] = deque()
-        self._encrypted = encrypted
         #: frame with the current parameters
         self._current: Frame | None = None
         self._mean = Mean(run.centre.scratch, np.zeros(layout.buffers, dtype=np.float32), run.log.places)
@@ -229,7 +227,7 @@ class Coordinator:
                 self._clear(peer.place)
                 if self.run.step:
                     self._note(f"replica {peer.rank} joined at step {self.run.step}")
-                if self._current is not None and peer in self._active():
+                if peer in self._active():
                     self._publish(peer)
             case Rejected(reason=reason):
                 self._last_reason = f" (the last one was refused: {reason})"
@@ -318,7 +316,7 @@ class Coordinator:
         self._clear(peer.place)
         self.tuner.times.forget(peer.place)
         for other in self._active():
-            if other not in active and other.place != self._probe and self._current is not None:
+            if other not in active and other.place != self._probe:
                 self._publish(other)
 
     def _clear(self, place: int) -> None:
@@ -399,11 +397,10 @@ class Coordinator:
         frame = Frame(Header(kind=Kind.PARAMS, epoch=self._epoch, step=self.run.step), vector.data)
         # The memory can be reused once no thread sends the frame any more.
         weakref.finalize(frame, self._free.append, vector)
-        # Compute the checksum once for all replicas. Encrypted frames need no checksum.
-        self._current = frame if self._encrypted else frame.checksummed()
+        self._current = frame
 
     def _publish(self, peer: Peer) -> None:
-        """Send the current parameters to a replica."""
+        """Send the current parameters to a replica, unless the first step has not begun."""
         if self._current is not None:
             self._assignments.assign(peer.place, self.run.step)
             peer.publish(self._current)

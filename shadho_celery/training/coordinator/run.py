@@ -7,7 +7,6 @@ coordinator that was assumed dead but is not finds the later claim before it wri
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import secrets
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any, TypedDict
+from typing import IO, Annotated, Any
 
 import msgspec
 import torch
@@ -26,7 +25,7 @@ from shadho_celery.core.addresses import make_token
 from shadho_celery.core.files import PART, replacing
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context
-from shadho_celery.training.coordinator.centre import CentreState, ModelCentre
+from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.plan import Plan
 from shadho_celery.training.replica.batches import Draws
 from shadho_celery.training.replica.update import Diverged
@@ -48,18 +47,6 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
     #: random name of the start
     owner: str = field(default_factory=lambda: secrets.token_hex(8))
-
-
-class TrainingState(TypedDict):
-    """Content of a checkpoint."""
-
-    centre: CentreState
-    #: number of steps done
-    step: int
-    #: the steps in the log, as plain tuples
-    steps: list[tuple[Any, ...]]
-    #: the counters in the log, by name; their keys are places, ranks or causes
-    counts: dict[str, dict[int, int] | dict[str, int]]
 
 
 class Checkpoints:
@@ -94,7 +81,7 @@ class Checkpoints:
         self._claim = replace(self._claim, port=port)
         self._write_claim(self._claim)
 
-    def save(self, state: TrainingState) -> None:
+    def save(self, state: dict[str, Any]) -> None:
         """Save the state atomically. Raises Superseded if another coordinator has claimed the training."""
         self._raise_if_superseded()
         with _replacing(self.path) as file:
@@ -102,12 +89,12 @@ class Checkpoints:
             # Check again, because writing takes long, and another coordinator may have claimed the training meanwhile.
             self._raise_if_superseded()
 
-    def load(self) -> TrainingState | None:
+    def load(self) -> dict[str, Any] | None:
         """Return the saved state, or None if there is none. Raises ShadhoError if it cannot be read."""
         if not self.path.exists():
             return None
         try:
-            state: TrainingState = torch.load(self.path, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise ShadhoError(
                 f"the checkpoint {self.path} cannot be read ({error}); remove it to start from the first step"
@@ -128,7 +115,7 @@ class Checkpoints:
 
     def _read_claim(self) -> Claim | None:
         try:
-            return msgspec.convert(json.loads(self._claims.read_text()), Claim)
+            return msgspec.json.decode(self._claims.read_bytes(), type=Claim)
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -138,7 +125,7 @@ class Checkpoints:
 
     def _write_claim(self, claim: Claim) -> None:
         with _replacing(self._claims) as file:
-            file.write(json.dumps(msgspec.structs.asdict(claim)).encode())
+            file.write(msgspec.json.encode(claim))
 
 
 @contextmanager

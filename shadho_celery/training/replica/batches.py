@@ -16,7 +16,6 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Protocol, cast
@@ -303,16 +302,6 @@ class _Loading:
         self._loaded = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """Result of a backward pass over one batch."""
-
-    #: mean loss of the batch
-    loss: float
-    #: weight of the batch in the mean of a step
-    weight: float = 1.0
-
-
 class Computer:
     """Computes gradients of one model. It leaves them in ``parameter.grad``."""
 
@@ -322,7 +311,7 @@ class Computer:
 
     def backward(
         self, draw: int, place: int, abandon: Callable[[], bool] | None = None, *, loss_scale: float = 1.0
-    ) -> Result | None:
+    ) -> tuple[float, float] | None:
         """Compute the gradient of batch (draw, place), multiplied by `loss_scale`. Return the batch's mean loss and
         weight.
 
@@ -351,7 +340,7 @@ class Computer:
                 if len(queued) > 1:
                     # Queue at most two micro-batches on a GPU, so that an abandoned gradient ends soon.
                     queued.popleft()()
-        return Result(loss=sum(value.item() * share for value, share in losses), weight=weight)
+        return sum(value.item() * share for value, share in losses), weight
 
     def blame(self, error: Exception) -> str:
         """Return "the loss raised at FILE:LINE: " if `error` was raised within the loss function, else ""."""

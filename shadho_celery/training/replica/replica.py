@@ -12,7 +12,7 @@ import numpy as np
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
-from shadho_celery.training.replica.batches import Computer, Result, mixed
+from shadho_celery.training.replica.batches import Computer, mixed
 from shadho_celery.training.replica.client import Client, ConnectionLost
 from shadho_celery.training.replica.update import Update
 from shadho_celery.training.strategies import Gradient, Strategy
@@ -126,21 +126,23 @@ class ConnectedReplica:
         result = self._backward(*divmod(number, self._batches.places), draw, abandon, scale)
         if result is None:
             return None
+        loss, weight = result
         self._shape.parameters.read_gradients(self._gradient, scale)
-        return Gradient(vector=self._gradient, loss=result.loss, weight=result.weight)
+        return Gradient(vector=self._gradient, loss=loss, weight=weight)
 
     def descend(self, draw: int) -> float:
         self._shape.buffers.read(self._buffers)
         result = self._backward(draw, self.place, draw, None)
         assert result is not None
+        loss, _ = result
         self._update.go_to(self._step)
-        if math.isfinite(result.loss) and self._shape.has_finite_gradients():
+        if math.isfinite(loss) and self._shape.has_finite_gradients():
             self._update.apply(self._shape.parameters.tensors)
         else:
             # Skip the step: a gradient that is not finite would make the parameters and the momentum not finite for
             # ever.
             self._shape.buffers.write(self._buffers)
-        return result.loss
+        return loss
 
     def close(self) -> None:
         """End the workers that load data."""
@@ -155,7 +157,7 @@ class ConnectedReplica:
 
     def _backward(
         self, step: int, place: int, draw: int, abandon: Callable[[], bool] | None, loss_scale: float = 1.0
-    ) -> Result | None:
+    ) -> tuple[float, float] | None:
         """Compute the gradient of batch (step, place). Then wait for the rest of the simulated delay of `draw`."""
 
         def abandoned() -> bool:

@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterable
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +24,6 @@ MIN_LOSS_SCALE = 1.0
 
 class Diverged(ShadhoError):
     """The training diverged: its loss or gradients are not finite. Lower the learning rate or clip the gradients."""
-
-
-class UpdateState(TypedDict):
-    """State of an `Update` in a checkpoint."""
-
-    #: number of steps done
-    done: int
-    #: the schedule's ``state_dict()``; None without a schedule
-    schedule: dict[str, Any] | None
 
 
 class Update:
@@ -79,11 +70,6 @@ class Update:
         state = self._start[0]
         described = None if state is None else (type(self.schedule).__name__, sorted(state.items()))
         return f"{described} {self._warmup} {self._clip} {self._rate}"
-
-    @property
-    def follows_loss(self) -> bool:
-        """True if the schedule depends on the loss."""
-        return isinstance(self.schedule, ReduceLROnPlateau)
 
     def apply(self, parameters: Iterable[Tensor], scale: float = 1.0) -> None:
         """Take one step of the optimizer along the parameters' gradients, with learning rates multiplied by `scale`."""
@@ -136,11 +122,11 @@ class Update:
         while self.done < done:
             self.advance()
 
-    def state(self) -> UpdateState:
+    def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {"done": self.done, "schedule": None if self.schedule is None else self.schedule.state_dict()}
 
-    def restore(self, state: UpdateState) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Load the state of a checkpoint. The learning rates are restored with the optimizer's state."""
         self.done = state["done"]
         if self.schedule is not None and state["schedule"] is not None:

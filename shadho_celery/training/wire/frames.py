@@ -8,7 +8,7 @@ Payloads are numbers or JSON, never pickle. All integers are little-endian. The 
 in every version of the protocol. The receiver sets a maximum length for each kind of frame. If a header exceeds it, the
 connection ends before any memory is allocated.
 
-The checksum comes last, so that it can be computed piece by piece while a payload of 100 MB is sent. It is the CRC-32
+The checksum comes last, so that it can be checked piece by piece while a payload of 100 MB arrives. It is the CRC-32
 of the folded payload: each MiB is replaced by the sum of its rows of 8 KiB, in words of 32 bits. A CRC over every byte
 would take longer than the copy. The folded CRC still detects every change shorter than 8 KiB, and all but one in 2^32
 of the other changes.
@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import IntEnum
+from functools import reduce
 from typing import NamedTuple
 
 import msgspec
@@ -135,16 +136,15 @@ class Frame:
         self.is_last = header.kind is Kind.QUIT
         #: bytes of the payload
         self.length = length
-        #: checksum; None until `checksummed` has computed it
-        self.crc: int | None = None
+        self._crc: int | None = None
+        self._computing = threading.Lock()
 
-    def checksummed(self) -> Frame:
-        """Compute the checksum, and return this frame. Call this before several threads send it."""
-        crc = zlib.crc32(self.head)
-        for chunk in self.chunks():
-            crc = checksum(chunk, crc)
-        self.crc = crc
-        return self
+    def checksum(self) -> int:
+        """Return the checksum of header and payload. It is computed once for all connections that send the frame."""
+        with self._computing:
+            if self._crc is None:
+                self._crc = reduce(checksum, self.chunks(), zlib.crc32(self.head))
+            return self._crc
 
     def chunks(self) -> Iterator[Buffer]:
         """Yield the payload in pieces of `CHUNK` bytes. Pieces that span several parts are copied, other pieces are
@@ -166,7 +166,7 @@ class Frame:
             yield pending[0] if len(pending) == 1 else b"".join(pending)
 
 
-def checksum(chunk: Buffer, crc: int) -> int:
+def checksum(crc: int, chunk: Buffer) -> int:
     """Return the checksum `crc`, updated with the next piece of a payload."""
     whole = len(chunk) - len(chunk) % ROW
     if whole > ROW:
@@ -198,13 +198,9 @@ class Clear:
         """Yield the bytes of a frame in pieces. A piece of more than `SMALL_FRAME` bytes is valid only until the next
         piece.
         """
-        crc = zlib.crc32(frame.head)
         yield frame.head
-        for chunk in frame.chunks():
-            yield chunk
-            if frame.crc is None:
-                crc = checksum(chunk, crc)
-        yield _CHECKSUM.pack(crc if frame.crc is None else frame.crc)
+        yield from frame.chunks()
+        yield _CHECKSUM.pack(frame.checksum())
 
     def room(self, piece: memoryview) -> memoryview:
         """Return the memory that receives the bytes of a piece of the payload."""
@@ -217,7 +213,7 @@ class Clear:
 
     def read(self, piece: memoryview) -> None:
         """Check or decrypt the bytes received into `room`, and write them to `piece`. Raises BrokenFrame."""
-        self._crc = checksum(piece, self._crc)
+        self._crc = checksum(self._crc, piece)
 
     def read_tail(self) -> None:
         """Check the end of the frame. Raises BrokenFrame."""
@@ -249,10 +245,10 @@ class Wire:
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    def send(self, frame: Frame, *, wait: bool = True) -> bool:
-        """Send a whole frame. Return False if another thread is sending and `wait` is False. Raises OSError."""
+    def send(self, frame: Frame, *, wait: bool = True) -> None:
+        """Send a whole frame, unless another thread is sending and `wait` is False. Raises OSError."""
         if not self._sending.acquire(blocking=wait):
-            return False
+            return
         try:
             self._apply_timeout()
             pieces = self.form.pieces(frame)
@@ -261,7 +257,6 @@ class Wire:
                 self.bytes_out += len(piece)
         finally:
             self._sending.release()
-        return True
 
     def receive(self, *kinds: Kind, large: Large | None = None) -> tuple[Header, memoryview]:
         """Read the next frame, which must be a control frame of one of `kinds`, or a frame of the kind `large`.

@@ -99,9 +99,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def params(step: int, size: int = SIZE, epoch: int = 3) -> Frame:
-    return Frame(
-        Header(kind=Kind.PARAMS, epoch=epoch, step=step), np.full(size, step, dtype=np.float32).data
-    ).checksummed()
+    return Frame(Header(kind=Kind.PARAMS, epoch=epoch, step=step), np.full(size, step, dtype=np.float32).data)
 
 
 def test_a_replica_is_admitted_gets_parameters_and_sends_its_vector(make: Callable[..., Hub]) -> None:
