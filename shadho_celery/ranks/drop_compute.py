@@ -87,7 +87,6 @@ class DropCompute:
         self._ends: list[list[float]] = []
         self._rest: list[float] = []
         self._count = self._of = 0
-        self._began = 0.0
         self._has_warned = False
 
     @property
@@ -101,15 +100,15 @@ class DropCompute:
         if not batches:
             raise UsageError("a step needs at least one micro-batch in each rank")
         ends: list[float] = []
-        self._began, self._of = self._now(), len(batches)
+        began, self._of = self._now(), len(batches)
         with self._unsynced():
             for number, batch in enumerate(batches):
-                if number and self.deadline is not None and self._now() - self._began >= self.deadline:
+                if number and self.deadline is not None and self._now() - began >= self.deadline:
                     break
                 yield batch
                 if self._device.type == "cuda":
                     torch.cuda.synchronize(self._device)
-                ends.append(self._now() - self._began)
+                ends.append(self._now() - began)
         if self._given is not None and ends[0] >= self._given and not self._has_warned and len(batches) > 1:
             self._has_warned = True
             logger.warning(

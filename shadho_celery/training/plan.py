@@ -13,7 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from shadho_celery.core.checks import check_whole, guess
+from shadho_celery.core.checks import check_whole
+from shadho_celery.core.settings import refuse_unknown
 from shadho_celery.errors import UsageError
 from shadho_celery.training.replica.batches import Batches, Data, Loss, Weight, check_loss
 
@@ -108,22 +109,16 @@ def taking(
     """Return a decorator for a method with a record as its argument. Callers give the record's fields as arguments
     instead.
     """
-    parameters = inspect.signature(record).parameters
-    known = [*parameters]
+    parameters = inspect.signature(record).parameters.values()
 
     def decorate(method: Callable[[Caller, Plan], Result]) -> Callable[Concatenate[Caller, P], Result]:
         @wraps(method)
         def call(self: Caller, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-            if unknown := kwargs.keys() - known:
-                name = min(unknown)
-                raise UsageError(
-                    f"{method.__name__} has no argument {name}; {guess(name, known)}see help({method.__qualname__})"
-                )
             return method(self, record(*args, **kwargs))
 
         # `help` shows this signature.
         own, _ = inspect.signature(method).parameters.values()
-        vars(call)["__signature__"] = inspect.Signature([own, *parameters.values()])
-        return call
+        vars(call)["__signature__"] = inspect.Signature([own, *parameters])
+        return refuse_unknown(call)
 
     return decorate

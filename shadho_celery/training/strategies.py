@@ -154,7 +154,7 @@ def _is_late(replica: Replica, step: int) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class _Numbers:
     """Base class of the strategies, which checks the numbers of replicas. Without lockstep there are no backup
-    replicas.
+    replicas. By default, the vectors are gradients.
     """
 
     #: number of replicas N
@@ -173,6 +173,10 @@ class _Numbers:
                 "give more replicas instead"
             )
 
+    def apply(self, centre: Centre, mean: Vector) -> None:
+        """Take a step of the optimizer along the mean gradient."""
+        centre.descend(mean)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sync(_Numbers):
@@ -185,10 +189,6 @@ class Sync(_Numbers):
 
     #: True if replicas abandon late gradients; False if they finish and send them (for comparison)
     cancel: bool = True
-
-    def apply(self, centre: Centre, mean: Vector) -> None:
-        """Take a step of the optimizer along the mean gradient."""
-        centre.descend(mean)
 
     def train(self, replica: Replica) -> None:
         """Send one gradient for each step."""
@@ -203,10 +203,6 @@ class Async(_Numbers):
     """
 
     lockstep: ClassVar[bool] = False
-
-    def apply(self, centre: Centre, mean: Vector) -> None:
-        """Take a step of the optimizer along one gradient."""
-        centre.descend(mean)
 
     def train(self, replica: Replica) -> None:
         """Send one gradient for each set of parameters received."""

@@ -11,6 +11,7 @@ import logging
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,8 +145,6 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
 
 logger = logging.getLogger(__name__)
 
-#: counters of the log that are saved in a checkpoint
-COUNTS = ("joined", "accepted", "late", "cancelled", "refused")
 #: number of reports in a whole training, if `report_every` is not given
 REPORTS = 20
 #: a training has diverged if this many steps in a row had no finite gradient
@@ -306,7 +305,7 @@ class Run:
         """Write a checkpoint."""
         if self._checkpoints is not None:
             steps = [tuple(step) for step in self.log.steps]
-            counts = {name: dict(getattr(self.log, name)) for name in COUNTS}
+            counts = {name: dict(count) for name, count in vars(self.log).items() if isinstance(count, Counter)}
             self._checkpoints.save({"centre": self.centre.state(), "step": self.step, "steps": steps, "counts": counts})
 
     def finish(self) -> None:

@@ -62,7 +62,8 @@ class Batches:
         #: the DataLoader, if it has workers
         self.loader = loader if loader is not None and loader.num_workers else None
         self._data = cast(Any, data if loader is None else loader.dataset)
-        self._tensors = None if loader is not None else _tensors_of(data)
+        is_tensors = isinstance(data, tuple | list) and all(isinstance(each, Tensor) for each in data)
+        self._tensors = cast(Sequence[Tensor], data) if is_tensors else None
         self._collate = default_collate if loader is None or loader.collate_fn is None else loader.collate_fn
         self._loading: _Loading | None = None
         sizes = {len(each) for each in self._tensors} if self._tensors is not None else {len(self._data)}
@@ -404,13 +405,6 @@ def check_loss(loss: object) -> None:
             f"loss is a {type(loss).__name__}; give a function of (model, batch) that returns the batch's mean loss, "
             "such as lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
-
-
-def _tensors_of(data: Data) -> Sequence[Tensor] | None:
-    """Return the data if they are a tuple or list of tensors, else None."""
-    if isinstance(data, tuple | list) and all(isinstance(each, Tensor) for each in data):
-        return data
-    return None
 
 
 def _check_data(data: object, batch: int) -> None:

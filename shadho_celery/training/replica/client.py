@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from shadho_celery.core.trial import ReplicaSeat
-from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.errors import ShadhoError
 from shadho_celery.training.wire.frames import BrokenFrame, Frame, Header, Kind, Large, Wire, control_frame
 from shadho_celery.training.wire.handshake import HANDSHAKE_SECONDS, Hello, Quit, Refused, TrainingOver, say_hello
 from shadho_celery.training.wire.vectors import Vector
@@ -53,8 +53,6 @@ class Client:
         self._seat, self._stop = seat, stop
         self._hello = Hello(rank=seat.rank, digest=digest, encrypted=encrypted)
         host, _, port = seat.address.rpartition(":")
-        if not port.isdecimal():
-            raise UsageError(f"the coordinator's address is {seat.address!r}; it must be host:port")
         self._address = (host, int(port))
         self._front, self._back = params
         self._changed = threading.Condition()
@@ -74,7 +72,7 @@ class Client:
         Raises Refused, TrainingOver, or ShadhoError if there is no connection within RECONNECT_SECONDS.
         """
         self.close()
-        self._sleep(self._connected_at + MIN_CONNECT_INTERVAL - time.monotonic())
+        self.pause(self._connected_at + MIN_CONNECT_INTERVAL - time.monotonic(), self._raise_if_stopped)
         until, pause = time.monotonic() + RECONNECT_SECONDS, BACKOFF[0]
         while True:
             try:
@@ -85,7 +83,7 @@ class Client:
                         f"the coordinator at {self._seat.address} was not found for {RECONNECT_SECONDS:g} s "
                         f"({error}); check that its trial still runs and that the port is open"
                     ) from error
-            self._sleep(pause)
+            self.pause(pause, self._raise_if_stopped)
             pause = min(2 * pause, BACKOFF[1])
 
     def _connect_once(self) -> int:
@@ -106,12 +104,6 @@ class Client:
         self._thread.start()
         return place
 
-    def _sleep(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._raise_if_stopped()
-            time.sleep(min(TICK, left))
-
     def _raise_if_stopped(self) -> None:
         if self._stop():
             raise TrainingOver("the trial was stopped")
@@ -131,8 +123,8 @@ class Client:
                     return self._step
                 self._changed.wait(TICK)
 
-    def pause(self, seconds: float, abandon: Callable[[], bool]) -> bool:
-        """Wait for `seconds`. `abandon` is called at every new step; return True early if it returns True."""
+    def pause(self, seconds: float, abandon: Callable[[], object]) -> bool:
+        """Wait for `seconds`. `abandon` is called at every new step, and regularly; return True if it returns True."""
         until = time.monotonic() + seconds
         with self._changed:
             while (left := until - time.monotonic()) > 0:

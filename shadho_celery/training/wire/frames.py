@@ -237,13 +237,8 @@ class Wire:
         self.bytes_in = self.bytes_out = 0
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
-        # Turn off Nagle's algorithm, which delays small frames. Turn on keepalive, by which the kernel detects a dead
-        # host.
+        # Turn off Nagle's algorithm, which delays small frames.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, frame: Frame, *, wait: bool = True) -> None:
         """Send a whole frame, unless another thread is sending and `wait` is False. Raises OSError."""
