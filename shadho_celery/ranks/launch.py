@@ -244,16 +244,10 @@ def _variables(context: LocalContext, rank: int, port: int) -> dict[str, str]:
 def _together(peaks: Sequence[int]) -> tuple[int, int]:
     """Return the sum of the ranks' resident memory, and the maximum over the GPUs of the ranks' memory, in bytes."""
     cards = Counter[int]()
-    count = _cards() or len(peaks)
+    count = torch.cuda.device_count() or len(peaks)
     for rank, gpu in enumerate(peaks[1::2]):
         cards[rank % count] += gpu
     return sum(peaks[::2]), max(cards.values())
-
-
-def _cards() -> int:
-    """Return the number of the trial's GPUs, without initialising CUDA in this process if possible."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return torch.cuda.device_count() if visible is None else len([name for name in visible.split(",") if name.strip()])
 
 
 def _run(

@@ -370,8 +370,7 @@ def _local_steps(run: Run, computer: Computer) -> Iterator[None]:
             yield None
             run.record_step((0,), loss)
         else:
-            loss_scale.overflowed = loss_scale.in_use and math.isfinite(loss)
-            run.log.refused["overflow" if loss_scale.overflowed else "not finite"] += 1
+            run.refuse(loss)
             run.skip_step()
             shape.buffers.write(before)
         run.after_step()

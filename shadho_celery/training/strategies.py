@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -138,17 +137,17 @@ def _send_gradients(replica: Replica, *, cancel: bool) -> None:
 
     With `cancel`, a gradient is abandoned once parameters of a later step have arrived.
     """
+
+    def is_late() -> bool:
+        return replica.newest() > step
+
     step = -1
     while True:
         replica.wait(after=step)
         step = replica.load()
-        gradient = replica.gradient(step, abandon=partial(_is_late, replica, step) if cancel else None)
+        gradient = replica.gradient(step, abandon=is_late if cancel else None)
         if gradient is not None:
             replica.send(step, gradient.vector, gradient.loss, gradient.weight)
-
-
-def _is_late(replica: Replica, step: int) -> bool:
-    return replica.newest() > step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,22 +146,17 @@ class Assignments:
         self._current: dict[int, tuple[int, float]] = {}
         #: place -> newest step that was sent to it
         self._sent: dict[int, int] = {}
-        #: places whose vector was refused, which wait for the next step
-        self._idle: set[int] = set()
+        #: places whose vector was refused, so that they have no work until the next step
+        self.idle: set[int] = set()
 
     @property
     def busy(self) -> list[int]:
         """Places that work on the current step or on an older one."""
         return list(self._current)
 
-    @property
-    def idle(self) -> frozenset[int]:
-        """Places whose vector was refused, so that they have no work until the next step."""
-        return frozenset(self._idle)
-
     def clear(self, place: int) -> None:
         """Remove the entries of a place, because its replica has left or was replaced."""
-        self._idle.discard(place)
+        self.idle.discard(place)
         self._current.pop(place, None)
         self._sent.pop(place, None)
 
@@ -169,7 +164,7 @@ class Assignments:
         """Record that a step was sent to a place. If the place still works on an older step, it begins this step when
         `resume` is called.
         """
-        self._idle.discard(place)
+        self.idle.discard(place)
         self._sent[place] = step
         self._current.setdefault(place, (step, self._now()))
 
@@ -186,10 +181,6 @@ class Assignments:
             return False
         self._current.setdefault(place, (step, self._now()))
         return True
-
-    def set_idle(self, place: int) -> None:
-        """Record that the vector of a place was refused, so that the place has no work until the next step."""
-        self._idle.add(place)
 
     def seconds(self, place: int) -> float:
         """Return the seconds for which a busy place has worked so far."""

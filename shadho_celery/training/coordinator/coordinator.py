@@ -191,7 +191,7 @@ class Coordinator:
             # All replicas have answered this step, but no vector was finite. Skip the step: the next one has other
             # batches.
             self.run.skip_step()
-            self._start_next_step(self._assignments.idle)
+            self._start_next_step([*self._assignments.idle])
 
     def predictions(self) -> Sequence[float]:
         """Return the seconds per step predicted for each b, or () if too few times are known or it is not `Sync`."""
@@ -270,7 +270,7 @@ class Coordinator:
             return False
         loss, weight, buffers, vector = self._layout.read_grad(event.payload)
         if not (math.isfinite(loss) and is_finite(vector) and is_finite(buffers)):
-            self._refuse(peer, is_overflow=self.run.centre.loss_scale.in_use and math.isfinite(loss))
+            self._refuse(peer, loss)
             return False
         self._not_finite[peer.rank] = 0
         self._staleness = step - header.step
@@ -289,17 +289,14 @@ class Coordinator:
         if peer in self._active() and not self._assignments.resume(peer.place, self.run.step):
             self._publish(peer)
 
-    def _refuse(self, peer: Peer, *, is_overflow: bool) -> None:
+    def _refuse(self, peer: Peer, loss: float) -> None:
         """Refuse a vector that is not finite. Quarantine its replica after several such vectors in a row (overflows
         excepted).
         """
-        self._assignments.set_idle(peer.place)
-        if is_overflow:
-            self.run.log.refused["overflow"] += 1
-            self.run.centre.loss_scale.overflowed = True
+        self._assignments.idle.add(peer.place)
+        if self.run.refuse(loss):
             return
         # One such vector may be caused by the training, but several in a row are probably caused by the machine.
-        self.run.log.refused["not finite"] += 1
         self._not_finite[peer.rank] += 1
         if self._not_finite[peer.rank] >= QUARANTINE_AFTER and len(self._peers) > 1:
             # The rank itself is not excluded: its next replica may run on a machine that works.

@@ -245,6 +245,13 @@ class Run:
         self._skipped = 0
         self.centre.update_average()
 
+    def refuse(self, loss: float) -> bool:
+        """Count a gradient that is not finite. Return True if only the scaled loss has overflowed."""
+        is_overflow = self.centre.loss_scale.in_use and math.isfinite(loss)
+        self.log.refused["overflow" if is_overflow else "not finite"] += 1
+        self.centre.loss_scale.overflowed |= is_overflow
+        return is_overflow
+
     def skip_step(self) -> None:
         """Record a step without a finite gradient: the parameters stay the same, and the next step has other batches.
 

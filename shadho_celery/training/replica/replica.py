@@ -60,12 +60,13 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
         while True:
             place = client.connect()
             replica = ConnectedReplica(workload, shape, layout=layout, client=client, place=place)
+            computer.batches.load_ahead(place)
             try:
                 workload.strategy.train(replica)
             except ConnectionLost as error:
                 logger.warning("replica %d lost its coordinator (%s) and reconnects", seat.rank, error)
             finally:
-                replica.close()
+                computer.batches.close()
     except TrainingOver as over:
         logger.info("replica %d ends: %s", seat.rank, over)
     except Exception as error:
@@ -96,7 +97,6 @@ class ConnectedReplica:
         self._client, self._now = client, now
         self.wait, self.read, self.write = client.wait, shape.parameters.read, shape.parameters.write
         self._computer, self._batches, self._update = workload.computer, workload.computer.batches, workload.update
-        self._batches.load_ahead(place)
         #: step of the newest parameters that the strategy has read
         self._step = 0
         #: loss scale, and number of this place's batch, which came with these parameters
@@ -143,10 +143,6 @@ class ConnectedReplica:
             # ever.
             self._shape.buffers.write(self._buffers)
         return loss
-
-    def close(self) -> None:
-        """End the workers that load data."""
-        self._batches.close()
 
     def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
         self._shape.buffers.read(self._buffers)

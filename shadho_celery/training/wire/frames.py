@@ -143,7 +143,7 @@ class Frame:
         """Return the checksum of header and payload. It is computed once for all connections that send the frame."""
         with self._computing:
             if self._crc is None:
-                self._crc = reduce(checksum, self.chunks(), zlib.crc32(self.head))
+                self._crc = reduce(folded_crc, self.chunks(), zlib.crc32(self.head))
             return self._crc
 
     def chunks(self) -> Iterator[Buffer]:
@@ -166,7 +166,7 @@ class Frame:
             yield pending[0] if len(pending) == 1 else b"".join(pending)
 
 
-def checksum(crc: int, chunk: Buffer) -> int:
+def folded_crc(crc: int, chunk: Buffer) -> int:
     """Return the checksum `crc`, updated with the next piece of a payload."""
     whole = len(chunk) - len(chunk) % ROW
     if whole > ROW:
@@ -213,7 +213,7 @@ class Clear:
 
     def read(self, piece: memoryview) -> None:
         """Check or decrypt the bytes received into `room`, and write them to `piece`. Raises BrokenFrame."""
-        self._crc = checksum(self._crc, piece)
+        self._crc = folded_crc(self._crc, piece)
 
     def read_tail(self) -> None:
         """Check the end of the frame. Raises BrokenFrame."""

@@ -352,7 +352,7 @@ def test_a_late_place_that_was_not_sent_the_current_step_cannot_resume(assignmen
 
 
 def test_a_place_is_idle_from_a_refusal_to_the_next_step(assignments: Assignments) -> None:
-    assignments.set_idle(0)
+    assignments.idle.add(0)
     assert assignments.idle == {0}
     assignments.assign(0, step=1)
     assert assignments.idle == set()
@@ -360,7 +360,7 @@ def test_a_place_is_idle_from_a_refusal_to_the_next_step(assignments: Assignment
 
 def test_a_cleared_place_is_neither_busy_nor_idle_and_cannot_resume(assignments: Assignments) -> None:
     assignments.assign(0, step=1)
-    assignments.set_idle(0)
+    assignments.idle.add(0)
     assignments.clear(0)
     assert assignments.busy == []
     assert assignments.idle == set()
