@@ -118,7 +118,7 @@ class DropCompute:
                 ends[0],
             )
         self._count = len(ends)
-        if not self._ends or len(self._ends[0]) == len(ends):
+        if self.deadline is None and (not self._ends or len(self._ends[0]) == len(ends)):
             # Do not record a step of another length, such as the last step of an epoch.
             self._ends.append(ends)
 
@@ -143,7 +143,8 @@ class DropCompute:
         flat /= kept
         for gradient, mean in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))
-        self._rest.append(self._now() - waited)
+        if self.deadline is None:
+            self._rest.append(self._now() - waited)
         self._learn(kept, offered)
         return kept
 
@@ -152,8 +153,6 @@ class DropCompute:
         again.
         """
         if self.deadline is not None:
-            self._ends.clear()
-            self._rest.clear()
             self.kept, self.offered = self.kept + kept, self.offered + offered
             if self._given is None and self.offered >= 5 * self._record * offered and self.share < self._keep:
                 logger.info(

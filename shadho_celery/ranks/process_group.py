@@ -195,7 +195,9 @@ class ProcessGroup:
         """Meet the other ranks through the store, and initialise torch's process group."""
         self._rendezvous = meeting = Rendezvous(store, token, self.rank, self.size, self._stop_waiting)
         meeting.take_place()
-        self._watch = Watch(meeting.copy(), self._deadline)
+        # The thread gets a connection of its own, because a request blocks its connection.
+        own = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+        self._watch = Watch(Rendezvous(own, token, self.rank, self.size, self._stop_waiting), self._deadline)
         terms = meeting.meet(self._version, self._gpu(), self._wanted, self._start_seconds, host)
         numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": 0, "MASTER_PORT": store.port}
         # Prevent that NCCL's watchdog ends the process, and that rank 0 of a script that reads these variables listens

@@ -97,12 +97,6 @@ class Rendezvous:
         self._stop = stop
         #: store for torch's own rendezvous
         self.store = PrefixStore(token, store)
-        self._plain, self._token = store, token
-
-    def copy(self) -> Rendezvous:
-        """Return a copy with a connection of its own, for another thread, because a request blocks its connection."""
-        store = self._plain.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
-        return Rendezvous(store, self._token, self.rank, self.size, self._stop)
 
     def end(self, end: End) -> End:
         """Record the end of the group, unless an end is already recorded. Return the recorded end."""

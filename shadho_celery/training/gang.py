@@ -205,7 +205,8 @@ class Gang:
             self.context.on_ranks(0, peak)
 
     def _train(self, plan: Plan, centre: ModelCentre) -> Iterator[Vector | None]:
-        """Train in this process's role: as a replica, as the coordinator, or as the only process.
+        """Train in this process's role: as a replica, as the coordinator, or as the only process. A replica then leaves
+        the objective by raising ReplicaDone.
 
         Yields the mean of each step's vectors, which the caller applies, or None if it is already in
         ``parameter.grad``.
@@ -225,8 +226,12 @@ class Gang:
             encrypted=self.context.encrypted and self._calls,
             delay=self._delay,
         )
-        if self.context.replica is not None:
-            self._take_part(self.context.replica, workload)
+        if (seat := self.context.replica) is not None:
+            # An earlier gang of the trial has ended. Skip it: the replica was called for a later gang, and gets the
+            # parameters from its coordinator.
+            if self.context.gangs >= seat.call:
+                serve(seat, workload, self.context.should_stop)
+                raise ReplicaDone
             return
         run = Run(
             plan,
@@ -259,15 +264,6 @@ class Gang:
             finally:
                 self.close("the training has ended")
         self.report = self._report(run, coordinator)
-
-    def _take_part(self, seat: ReplicaSeat, workload: Workload) -> None:
-        """Act as a replica, and leave the objective by raising ReplicaDone."""
-        if self.context.gangs < seat.call:
-            # This is an earlier gang of the trial, which has ended. Skip it: the replica was called for a later gang,
-            # and gets the parameters from its coordinator.
-            return
-        serve(seat, workload, self.context.should_stop)
-        raise ReplicaDone
 
     def _assemble(self, run: Run, workload: Workload, claim: Claim) -> Coordinator:
         """Listen for replicas, start them or call for them, and return the coordinator."""

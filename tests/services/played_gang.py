@@ -34,7 +34,7 @@ from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Work
 from shadho_celery.training.replica.update import Update
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import Strategy, Sync
-from shadho_celery.training.wire.frames import Frame, unpack
+from shadho_celery.training.wire.frames import Frame
 from shadho_celery.training.wire.handshake import TrainingOver
 from shadho_celery.training.wire.vectors import Layout, Quantize, Shape, Vector
 
@@ -95,11 +95,11 @@ class PlayedReplica:
     # What the coordinator calls
 
     def notify(self, frame: Frame) -> None:
-        self._announce(frame.step)
+        self._announce(frame.header.step)
 
     def publish(self, frame: Frame) -> None:
-        self._frame, self.step = frame, frame.step
-        self._announce(frame.step)
+        self._frame, self.step = frame, frame.header.step
+        self._announce(frame.header.step)
 
     def release_payload(self) -> None:
         pass
@@ -169,7 +169,7 @@ class PlayedReplica:
     def send(self, frame: Frame) -> None:
         payload = memoryview(bytearray(b"".join(frame.parts)))
         peer: Any = self
-        self.world.put(Arrived(peer=peer, header=unpack(frame.head), payload=payload, at=self.world.clock.now()))
+        self.world.put(Arrived(peer=peer, header=frame.header, payload=payload, at=self.world.clock.now()))
 
 
 class Played(ConnectedReplica):

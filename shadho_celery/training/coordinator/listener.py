@@ -150,7 +150,7 @@ class Peer:
                     self._latest = None if frame is self._latest else self._latest
                 if frame is not None:
                     self.wire.send(frame)
-                    if frame.is_last:
+                    if frame.header.kind is Kind.QUIT:
                         self.wire.finish()
                 # Delete the reference: the memory of a sent frame is reused once nothing refers to the frame.
                 del frame

@@ -129,13 +129,8 @@ class Frame:
 
     def __init__(self, header: Header, *parts: Buffer) -> None:
         self.parts = [memoryview(part).cast("B") for part in parts]
-        length = sum(map(len, self.parts))
-        self.head = replace(header, length=length).pack()
-        self.step = header.step
-        #: True for a QUIT, after which nothing is sent
-        self.is_last = header.kind is Kind.QUIT
-        #: bytes of the payload
-        self.length = length
+        self.header = replace(header, length=sum(map(len, self.parts)))
+        self.head = self.header.pack()
         self._crc: int | None = None
         self._computing = threading.Lock()
 
@@ -247,7 +242,7 @@ class Wire:
         try:
             self._apply_timeout()
             pieces = self.form.pieces(frame)
-            for piece in [b"".join(pieces)] if frame.length <= SMALL_FRAME else pieces:
+            for piece in [b"".join(pieces)] if frame.header.length <= SMALL_FRAME else pieces:
                 self._socket.sendall(piece)
                 self.bytes_out += len(piece)
         finally:

@@ -42,10 +42,10 @@ class FakePeer:
         self.read = 0
 
     def publish(self, frame: Frame) -> None:
-        self.sent.append(frame.step)
+        self.sent.append(frame.header.step)
 
     def notify(self, frame: Frame) -> None:
-        self.notices.append((Kind.STEP, frame.step))
+        self.notices.append((Kind.STEP, frame.header.step))
 
     def release_payload(self) -> None:
         self.read += 1
