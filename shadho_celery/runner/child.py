@@ -51,7 +51,7 @@ class _Study(NamedTuple):
     values: Callable[[Params], Any]
     #: True if each trial gets a new process
     is_fresh: bool
-    #: finds a file that was edited, if trials read the files of the study again
+    #: returns a file of the study that was edited after its import, or None; None if trials never read the files again
     edited: Callable[[], str | None] | None
 
 

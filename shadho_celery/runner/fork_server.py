@@ -2,10 +2,10 @@
 
 It is started with ``python -m shadho_celery.runner.fork_server MODULE...``.
 
-It imports the modules that all trials need, and then forks a reaper for each request from the worker (`starting`). A
-fork takes hundredths of a second, whereas a new interpreter would repeat these imports. The prepared process imports no
-code of studies, has one thread, and ends with its worker. Its environment has no credentials, because other processes
-can read the environment of its forks.
+It imports the modules that all trials need. Then it forks a reaper (the parent of a slot's process) for each request
+from the worker (`starting`). A fork takes hundredths of a second, whereas a new interpreter would repeat these imports.
+The prepared process imports libraries but no code of studies, has one thread, and ends with its worker. Its environment
+has no credentials, because other processes can read the environment of its forks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Request(Struct, frozen=True):
 def main() -> None:
     """Fork a reaper for each request on the socket that is standard input, until its other end closes.
 
-    Standard output is the file for complaints. The arguments are further modules to import.
+    Standard output is a file to which warnings about this process (complaints) are appended. The arguments are further
+    modules to import.
     """
     worker = os.getppid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -82,11 +83,12 @@ def main() -> None:
     for name in preload:
         _preload(name, control, complaints)
     sys.path[:] = path
-    # Exclude the imported objects from garbage collection in forks, which would copy the memory of these objects.
+    # Exclude the imported objects from garbage collection, because it would write to their memory, and each fork would
+    # then need its own copy of that memory.
     gc.collect()
     gc.freeze()
-    # The system then collects the ended reapers. This comes after the imports, because a module may run a program at
-    # its import and wait for it.
+    # With SIG_IGN, the system collects the ended reapers. Set it after the imports, because a module may run a program
+    # at its import and wait for that program.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if os.getppid() != worker:
         return
@@ -126,7 +128,7 @@ def _preload(name: str, control: socket.socket, complaints: int) -> None:
         importlib.import_module(name)
         reason = _obstacle()
     except (Exception, SystemExit) as error:
-        # The module may be partly imported.
+        # Start again, because a failed import may leave a part of the module.
         reason = f"its import failed: {type(error).__name__}: {short(error)}"
     if reason:
         _complain(complaints, f"{name} is imported in each slot and not before (STUDY['preload']): {reason}")
@@ -225,7 +227,7 @@ def _tell(status: int, message: bytes, descriptors: Sequence[int] = ()) -> None:
     told = socket.socket(fileno=status)
     with suppress(OSError):
         socket.send_fds(told, [message], descriptors)
-    # Keep the descriptor open: it is used as a number.
+    # Keep the descriptor open, because other code uses its number.
     told.detach()
 
 

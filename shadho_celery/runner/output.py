@@ -1,7 +1,7 @@
 """Output of a slot's process and of all its children: read from one pipe, and written to the log of each trial.
 
 The process writes a boundary into the pipe when a trial starts, and after a trial if no other trial follows
-(`protocol.boundary`). So output belongs to the trial that the last boundary before it names, no matter when it is read.
+(`protocol.boundary`). Output belongs to the trial that the last boundary before this output names.
 A trial that prints faster than its output is read waits for room in the pipe; other trials do not wait.
 
 A log contains the lines of an attempt's output with time stamps. If the output is long, the log has only the first and
@@ -50,7 +50,7 @@ HEAD = TAIL = 256 * 1024
 MAX_LINE = 64 * 1024
 
 #: bytes of output kept in memory for the last lines. It is more than MAX_LOG, because the long list of extension
-#: modules that faulthandler prints is removed from them
+#: modules that faulthandler prints is removed from these lines
 _RECENT = 10 * MAX_LOG
 
 #: text of a line that is overwritten after a carriage return, as progress bars do
@@ -129,7 +129,7 @@ class Output:
                 except Exception:
                     # If the pipe were not read, it would soon be full, and every trial of the slot would wait for it.
                     log.exception("output of a trial was lost; this is a bug")
-                # Therefore this thread works at most a fifth of the time, even if a trial prints endlessly.
+                # Rest after each read, so that a trial that prints endlessly does not keep this thread busy.
                 rest = REST_FACTOR * (time.monotonic() - began)
                 time.sleep(min(MAX_REST_SECONDS, max(REST_SECONDS, rest)))
         self._reading.close()

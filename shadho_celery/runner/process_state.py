@@ -1,12 +1,12 @@
 """State of a slot's process: restore what a trial has changed, and end the processes that it left behind.
 
-The state that libraries and users often change is a table of rules. A rule is the name of a part of the state, with
-functions that read and write it.
+The state that libraries and users often change is described by rules. A rule is the name of a part of the state, with
+functions that read and write this part.
 
 `restore` compares each part of the state with its value at the start of the trial, and writes that value back. The
 state of a library is recorded right after its import, so without the changes of a trial that first imports it. The
-random generators are seeded for each trial (`seed_generators`), and `child` keeps the filters of warnings. Anything
-else that a trial changes is its own business.
+random generators are seeded for each trial (`seed_generators`), and `child` restores the filters of warnings. Other
+changes by a trial are not undone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMES = (
 )
 #: names of resource limits by number; some limits have two names
 _LIMITS = {getattr(resource, name): name for name in reversed(dir(resource)) if name.startswith("RLIMIT_")}
-#: settings in `torch.backends`, a general setting before the ones that it sets; `fp32_precision` exists from torch 2.9
+#: settings in `torch.backends`. A setting that changes others comes before them. `fp32_precision` exists from torch 2.9
 #: on
 _FLAGS = (
     *("cudnn.benchmark", "cudnn.deterministic", "cudnn.allow_tf32", "fp32_precision"),
@@ -63,7 +63,7 @@ class ProcessState:
 
     def __init__(self, spares: Sequence[int]) -> None:
         """Record the current state. `spares` are copies of the three standard descriptors."""
-        # Loggers are restored because otherwise, if each trial added a handler, a message would be written many times.
+        # Loggers are restored, because if each trial added a handler, a message would be written many times.
         self._rules: list[_Rule] = [*_of_process(spares), ("loggers", _loggers, self._restore_loggers)]
         self._initial: list[object] = []
         for library in [name for name in _LIBRARIES if name in sys.modules]:

@@ -19,8 +19,8 @@ HARD_SECONDS = 5.0
 #: exit code of a slot's process that has lost its pipe to the worker, for example because the trial has closed it
 PIPE_LOST = 74
 
-#: maximum bytes of orders that are sent ahead to a process, which may not read meanwhile; a socket holds three times as
-#: many
+#: maximum bytes of orders (RunAttempt records) that are sent to a process before it reads them. A socket holds three
+#: times as many, so sending them does not block
 AHEAD_BYTES = 64_000
 
 #: maximum bytes of a record
@@ -131,7 +131,7 @@ class Refused(_Record, frozen=True, kw_only=True):
 ToChild = RunAttempt | Tell | Threads
 FromChild = Ready | Reported | Gang | Ended | Refused
 
-# Create the decoder at import, because several slots of a worker decode at a time, each in its own thread.
+# Create the decoder at import, before the threads of several slots use it.
 _from_child = decoder(FromChild)
 #: returns the record in a line from the worker
 decode_to_child: Callable[[str], ToChild] = decoder(ToChild)

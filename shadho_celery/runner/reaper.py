@@ -3,9 +3,9 @@
 It is started with ``python -m shadho_celery.runner.reaper LIFELINE MODULE ...``, or forked (`fork_server`).
 
 It runs MODULE's `main` in a child process, and waits until the child ends or the lifeline closes. The lifeline is a
-pipe from the reaper's parent, which closes when that parent ends for any reason. Then the reaper kills the child's
-process tree, and ends with the child's exit status. On Linux it adopts every orphan of the tree, even one that has left
-its session (prctl's PR_SET_CHILD_SUBREAPER). On other systems it kills the child's process group.
+pipe from the worker, which closes when the worker ends for any reason. Then the reaper kills the child's process tree,
+and ends with the child's exit status. On Linux it adopts every orphan of the tree, even an orphan that has left its
+session (prctl's PR_SET_CHILD_SUBREAPER). On other systems it kills the child's process group.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def run(lifeline: int, module: str, arguments: Sequence[str], spare: Sequence[in
         sys.argv = [module, *arguments]
         importlib.import_module(module).main(arguments)
         sys.exit(0)
-    # Close the child's descriptors here, so that whoever reads from them notices the child's end.
+    # Close the child's descriptors here. Otherwise readers of its pipes would not notice that the child has ended.
     for descriptor in {*range(3, 256)} - own:
         with suppress(OSError):
             os.close(descriptor)

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 OnReport = Callable[[protocol.Reported], None]
 OnGang = Callable[[GangCall], None]
 
-#: seconds after the stop flag was set, after which a trial is interrupted, and then its process is killed. A worker
-#: learns of a pruned trial soon, so the slot is free within about a second
+#: seconds from the moment when a trial's stop flag is set until the trial is interrupted, and until its process is
+#: killed. They are short, so that the slot of a pruned trial is free within about a second
 INTERRUPT_SECONDS, STOP_SECONDS = 0.25, 0.7
 
 #: seconds for which the import of the study modules does not count against a trial's time limit
@@ -66,7 +66,7 @@ class Runner:
         self._modules = modules
         self._environment = dict(environment)
         self._complain = complain
-        #: process that runs the next order; None if there is none, or if it was killed
+        #: process that runs the next order (RunAttempt record); None if there is none, or if it was killed
         self._process: TrialProcess | None = None
         #: process that runs the current order, or None
         self._running: TrialProcess | None = None
@@ -175,7 +175,7 @@ class Runner:
         if ended is not None:
             return replace(ended.outcome, log=process.output.last_lines(number) or None)
         death = process.death()
-        # A command removes it itself, unless its process was killed.
+        # Remove the attempt's folder, which a command removes itself unless its process was killed.
         tried = order.attempt
         shutil.rmtree(attempt_folder(order.checkpoint_dir, tried.number, tried.attempt), ignore_errors=True)
         last_lines = process.output.last_lines(number)
@@ -319,7 +319,7 @@ class Runner:
                 return process
             if process.was_killed:
                 raise OSError("it was killed")
-            # The next process will be started by a new interpreter.
+            # The prepared process has failed, so the next process starts in a new interpreter.
             process.kill()
 
     def _end(self, process: TrialProcess, ended: protocol.Ended | protocol.Refused | None) -> None:

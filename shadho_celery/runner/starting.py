@@ -101,8 +101,8 @@ START = "SHADHO_START"
 _REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
 _SERVER = ("-u", "-m", "shadho_celery.runner.fork_server")
 
-#: seconds that a prepared process has to import its modules and fork, and seconds for which none is used after a
-#: failure
+#: seconds that a prepared process has to import its modules and fork; and seconds after its failure for which no
+#: prepared process is used
 FORK_SECONDS, RETRY_SECONDS = 60.0, 60.0
 
 #: seconds after which a thread that waits for a message checks whether another thread has received it

@@ -1,4 +1,4 @@
-"""Handle of a live slot's process: its reaper, pipe and output."""
+"""Handle of a slot's live process: its reaper, pipe and output."""
 
 from __future__ import annotations
 
@@ -165,7 +165,8 @@ class TrialProcess:
     def _await_record(self, until: float) -> bool:
         """Wait until there is something to receive. Return False if the reaper ends before that. Raises TimeUp.
 
-        The end of the pipe is not enough: if a trial has killed its reaper, its forks may keep the pipe open.
+        Waiting for the pipe alone is not enough: if a trial has killed its reaper, forks of the trial may keep the pipe
+        open.
         """
         if self._poll is None:
             self._poll = select.poll()
