@@ -105,7 +105,7 @@ def interface_of(host: str) -> str | None:
     with suppress(OSError):
         address = socket.gethostbyname(host)
         if address.startswith("127."):
-            # The loopback interface has all of these addresses, but lists only the first one.
+            # The loopback interface has all addresses that begin with 127., but lists only 127.0.0.1.
             address = LOOPBACK
         for name, own in psutil.net_if_addrs().items():
             if address in [each.address for each in own]:

@@ -65,7 +65,7 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return replace(self, space=space, digest=digest_of(_as_json([self.files, space])))
 
     def with_problem(self, error: object) -> CodeVersion:
-        """Return this version of the code with the problem that it cannot be imported because of `error`."""
+        """Return this version without digests, and with the `problem` that `error` has prevented its import."""
         text = one_line(error, MAX_PROBLEM).encode("utf-8", "replace").decode()
         return replace(self, digest="", space="", problem=text or type(error).__name__)
 

@@ -121,7 +121,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     #: GPUs that this process may use
     cards: Annotated[tuple[Gpu, ...], Meta(max_length=1000)] = ()
     #: processors on which this process may run, as a hexadecimal number with one bit for each. Workers with the same
-    #: `pool` share them
+    #: `pool` share a processor if both may run on it
     processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
     #: digest of the running kernel and of the control group whose CPU quota limits this process; "" if it is not known.
     #: Processes that share cores have equal digests. Host names are not used, because they may differ between

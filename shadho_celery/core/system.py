@@ -97,8 +97,8 @@ DATABASE_CONNECT_SECONDS = 5
 #: PostgreSQL: wait of a statement for each lock (`lock_timeout`)
 LOCK_WAIT_SECONDS = 4.0
 
-#: PostgreSQL: each statement of a scheduler; each statement of a reader. Then the server cancels it
-#: (`statement_timeout`)
+#: PostgreSQL: each statement of a scheduler; each statement of a reader. After this time, the server cancels
+#: the statement (`statement_timeout`)
 STATEMENT_SECONDS, READ_SECONDS = 8.0, 30.0
 
 #: PostgreSQL: each statement that deletes a whole study, while the study does not run

@@ -156,8 +156,8 @@ class Proposals:
         """Return the expected number of trials of each subspace among the next `trials` trials.
 
         If shares are fixed, a subspace that is behind its share gets more. Otherwise the mix depends on losses and is
-        estimated from the latest trials. As a prior, one trial per subspace is added, divided by the probabilities of
-        the space.
+        estimated from the latest trials. As a prior, as many trials as there are subspaces are added, divided by the
+        probabilities of the space.
         """
         if self.shares.fixed and not self.spans_space:
             waiting = {name: self.study.count(TrialState.WAITING, subspace=name) for name in self.subspaces}

@@ -226,7 +226,7 @@ class Scheduler:
                 self._hopelessness.add(trial, self.study.failures.add(trial))
 
     def update_classes(self) -> None:
-        """Update the live classes, their order, and what models and proposals know about them."""
+        """Update the live classes and their order, and pass them to the models and the proposals."""
         now = self.study.clock.now()
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now

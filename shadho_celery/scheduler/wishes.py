@@ -304,7 +304,7 @@ class CheapestSlots:
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         mix = self.proposals.mix(left)
         kinds: list[tuple[Trial, float]] = []
-        # Subspaces from which no more trials are expected are included, because they count for the greatest seconds.
+        # Subspaces from which no more trials are expected are included, because `_longest` must cover all trials.
         for subspace in self.proposals.subspaces:
             drawn = self._draws(subspace)
             number = mix.get(subspace, 0.0) / len(drawn)

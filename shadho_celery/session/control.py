@@ -500,7 +500,7 @@ class TrialLogs:
         if host == IN_PROCESS:
             raise NotLeft(nothing, is_error=False)
         if not self._url and host in {None, socket.gethostname()}:
-            # An embedded study has its state in the folder in which all of its trials run.
+            # The state of an embedded study is in the folder in which all of its trials run.
             is_here = below(EMBEDDED, deed.study).is_dir()
             raise NotLeft(f"{nothing}{'' if is_here else ', or ran in another folder'}", is_error=False)
         if not self._url:

@@ -486,7 +486,7 @@ S = TypeVar("S", bound=Struct)
 #: number of trials or attempts that are written in one transaction
 PAGE = 5000
 
-#: in the name of a kept study: maximum number of characters of the title; number of characters of the key
+#: in the name of a study that `keep` writes: maximum number of characters of the title; number of characters of the key
 MAX_TITLE, KEY_LENGTH = 40, 6
 
 #: characters that are replaced in the title

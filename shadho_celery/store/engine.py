@@ -462,8 +462,8 @@ def _distrust(connection: sqlite3.Connection) -> None:
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     _distrust(connection)
-    # With WAL, other processes can read while the scheduler writes. With NORMAL, data is synced at checkpoints of the
-    # journal, so that nothing is lost if a process dies.
+    # With WAL, other processes can read while the scheduler writes. With NORMAL, only checkpoints of the journal are
+    # synced, not each commit. So commits are fast, but a power failure may lose the last ones.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 

@@ -185,7 +185,7 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
 
 
 def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: bool) -> str | None:
-    """Return words for a virtual table, generated column or trigger in an SQLite file; None if it has none.
+    """Return the description of a virtual table, generated column or trigger in an SQLite file; None if it has none.
 
     SQLite would run the SQL code of these when the store is read or written. Triggers matter only if the store is
     written.
