@@ -70,12 +70,12 @@ class Series(Struct, frozen=True, kw_only=True):
 
     name: str
     mark: Mark
-    #: what the colour stands for, such as "class gpu_small", "state FAILED" or "best"; pages choose the colour by it
+    #: meaning of the colour, such as "class gpu_small", "state FAILED" or "best"; pages choose the colour by this text
     colour: str
     #: how a point is drawn: filled, hollow, cross or dash; how a bar is drawn: filled, light, hatched or outlined
     form: str = "filled"
-    #: by name: one value per mark. `x` and `y` are positions; a line of parallel coordinates has `axis 0`, `axis 1` and
-    #: so on. `number` is the number of the trial that a click on the mark opens
+    #: columns by name, each with one value per mark. `x` and `y` are positions; lines of parallel coordinates have
+    #: `axis 0`, `axis 1` and so on. `number` is the number of the trial that a click on the mark opens
     columns: Mapping[str, Sequence[Cell]]
 
     @classmethod
@@ -91,7 +91,7 @@ class Series(Struct, frozen=True, kw_only=True):
 class Chart(Struct, frozen=True, kw_only=True):
     """A chart: its axes and series, with a title that says what it shows."""
 
-    #: identifier, such as "history", which the registry sets
+    #: identifier, such as "history", set by `registry.StudyChart.draw`
     name: str = ""
     #: sentence that says what the chart shows
     title: str
@@ -100,7 +100,7 @@ class Chart(Struct, frozen=True, kw_only=True):
     series: Sequence[Series] = ()
     #: sentences about marks that were joined or left out, and about the method
     note: str = ""
-    #: sentence that is shown instead of marks, and says why there are none; "" if there are marks
+    #: sentence that is shown instead of marks, and says why the chart has no marks; "" if it has marks
     empty: str = ""
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class Chart(Struct, frozen=True, kw_only=True):
 
 
 def cells(values: Array | Indices | Sequence[Cell]) -> list[Cell]:
-    """Return a column as a list. Infinite numbers and NaN in arrays become gaps, because JSON lacks them."""
+    """Return a column as a list. Infinite numbers and NaN in arrays become gaps, because JSON cannot represent them."""
     if not isinstance(values, np.ndarray) or values.dtype.kind == "i":
         return [*(values.tolist() if isinstance(values, np.ndarray) else values)]
     return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]
@@ -150,10 +150,9 @@ def thin_points(x: Array, y: Array, most: int = MOST) -> tuple[Indices, str]:
 
 
 def thin_rows(count: int, most: int, is_kept: NDArray[np.bool_] | None = None) -> tuple[Indices, str]:
-    """Return the indices of at most `most` of `count` rows, and a sentence about the rows left out, "" if there are
-    none.
+    """Return the indices of at most `most` of `count` rows, and a sentence about rows that were left out, or "".
 
-    The rows with `is_kept` come first, then others at equal distances.
+    Rows with `is_kept` are chosen first, then other rows at equal distances.
     """
     if count <= most:
         return np.arange(count), ""
@@ -166,7 +165,7 @@ def thin_rows(count: int, most: int, is_kept: NDArray[np.bool_] | None = None) -
 
 
 def thin_steps(x: Array, y: Array, most: int = MOST) -> Indices:
-    """Return the indices of the points at which a step line changes, and of its last point; at most `most` indices."""
+    """Return at most `most` indices of the points of a step line: where its value changes, and its last point."""
     if not len(x):
         return np.empty(0, np.intp)
     changes = np.flatnonzero(np.append(True, y[1:] != y[:-1]))

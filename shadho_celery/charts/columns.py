@@ -1,7 +1,7 @@
-"""Trials and attempts of a study as columns, from which charts are made, and tables from which the columns are read.
+"""Trials and attempts of a study as columns, from which charts are made, and the classes that read them from a store.
 
-`TrialColumns` and `AttemptColumns` are what a chart gets. `GrowingTrials` and `GrowingAttempts` make them from the rows
-of a store, and take further rows while the study runs. Rows may have values of any type, because a store may have been
+A chart gets `TrialColumns` and `AttemptColumns`. `GrowingTrials` and `GrowingAttempts` make these from the rows of a
+store, and take further rows while the study runs. Rows may have values of any type, because a store may have been
 written by strangers.
 """
 
@@ -29,14 +29,14 @@ from shadho_celery.core.trial import MAX_ATTEMPTS, MAX_COUNT, TrialState, turned
 from shadho_celery.results.study import StudyResults
 from shadho_celery.study.table import best_first, collector_paused
 
-#: a selection of places of a column: a mask, indices, or a slice
+#: a selection of the entries of a column: a mask, indices (called places here), or a slice
 Within = NDArray[np.bool_] | Indices | slice
 #: ending of the names of series of infeasible trials
 INFEASIBLE = ", infeasible"
 
 
 class Depth(IntEnum):
-    """How many facts of each trial are read. With fewer facts, a chart is drawn sooner."""
+    """Which facts of each trial are read. With fewer facts, a chart is drawn sooner."""
 
     #: facts for the history of the losses: state, class, sampler, loss, budget and violation
     LOSSES = 0
@@ -72,7 +72,7 @@ class Codes:
         return None if code < 0 else self.names[code]
 
     def is_in(self, *names: str) -> NDArray[np.bool_]:
-        """Return where the text is one of `names`, shape (n,)."""
+        """Return True for each entry whose text is one of `names`, shape (n,)."""
         return np.asarray(np.isin(self.codes, [code for code, name in enumerate(self.names) if name in names]), bool)
 
     def texts(self, places: Indices) -> list[str]:
@@ -80,7 +80,7 @@ class Codes:
         return [self.names[code] if code >= 0 else "" for code in self.codes[places].tolist()]
 
     def places(self, within: Within = slice(None)) -> Iterator[tuple[str, Indices]]:
-        """Yield each name that occurs among the places `within`, with its places."""
+        """Yield each name that occurs among the entries `within`, with the places of these entries."""
         among, codes = np.arange(len(self))[within], self.codes[within]
         for code, name in enumerate(self.names):
             places = among[codes == code]
@@ -116,7 +116,7 @@ class TrialColumns:
     loss: Array
     #: True if a greater loss is better
     is_maximized: bool
-    #: seconds of the objective, and moments in seconds since the epoch; NaN if not known
+    #: seconds that the objective took; and below it two times in seconds since the epoch; NaN if not known
     seconds: Array
     started_at: Array
     finished_at: Array
@@ -128,10 +128,10 @@ class TrialColumns:
     sampler: Codes
     #: version of the code that ran
     code: Codes
-    #: failure as `core.failures` shows it, and its kind, which is the same for failures at the same line of code
+    #: failure as `core.failures` shows it; and below it the kind, which failures at the same line of code share
     failure: Codes
     failure_kind: Codes
-    #: budget, NaN for a trial without one; and rung, -1 for a trial without one
+    #: budget, NaN for a trial without a budget; and rung, -1 for a trial without a rung
     budget: Array
     rung: Indices
     #: number of the trial that a promoted trial continues; -1 for others
@@ -165,7 +165,7 @@ class TrialColumns:
     ) -> Iterator[tuple[str, str, str, Indices]]:
         """Yield a class, the name and the form of its marks, and the places of its trials; feasible trials come first.
 
-        Only the trials `within` are yielded. Names of feasible ones end in `state`, and their form is `form`.
+        Only trials `within` are yielded. Names for feasible trials end in `state`, and their marks have this `form`.
         """
         among, is_infeasible = np.arange(len(self))[within], self.is_infeasible[within]
         for group in (False, True):
@@ -204,7 +204,7 @@ class TrialColumns:
     @cached_property
     def best(self) -> int | None:
         """Number of the best trial, which is COMPLETE and has a loss; None if there is none."""
-        # Much faster than sorting all trials, which is needed as long as none is feasible.
+        # The minimum is found much faster than a sorted `ranking`, which is needed as long as no trial is rated.
         places = np.flatnonzero(self.is_rated)
         places = places[[self.merit[places].argmin()]] if len(places) else self.ranking[:1]
         return int(self.number[places[0]]) if (self.is_complete & ~np.isnan(self.loss))[places].any() else None
@@ -237,16 +237,14 @@ def points_by_class(
 
 
 class Session(SessionRecord, frozen=True, kw_only=True):
-    """A period in which a worker could run trials of a study, and what happened in intervals of it."""
+    """A period in which a worker could run trials of a study, with methods that divide its seconds into intervals."""
 
     def seconds(self, edges: Array, now: float) -> Array:
         """Return the seconds of the session within each interval between neighbouring `edges`, shape (edges - 1,)."""
         return np.diff(np.clip(edges, self.since, now if self.until is None else self.until))
 
     def others_seconds(self, edges: Array, now: float) -> Array:
-        """Return the slot seconds of other studies' trials in each interval between neighbouring `edges`, shape (edges
-        - 1,).
-        """
+        """Return the slot seconds of other studies' trials in each interval between `edges`, shape (edges - 1,)."""
         if not self.others:
             return np.zeros(len(edges) - 1)
         times, slots = np.array(self.others, float).T
@@ -273,7 +271,7 @@ class AttemptColumns:
     #: how the attempt ended, such as "complete" or "lost"; missing while it lasts
     end: Codes
     is_copy: NDArray[np.bool_]
-    #: seconds that the scheduler expected when it placed the attempt on its class; NaN without a prediction
+    #: seconds that the scheduler predicted when it placed the attempt on its class; NaN without a prediction
     predicted: Array
     sessions: Sequence[Session]
     #: time of reading; for a study that does not run, the time of its last record
@@ -303,7 +301,7 @@ Integers = NDArray[np.int64]
 
 
 class Grown:
-    """Array that grows at its end. It takes no memory until a value is put in."""
+    """Array that grows at its end. It takes no memory until the first value is put in."""
 
     def __init__(self, fill: float, kind: type[np.generic]) -> None:
         """`fill` is the value of places for which no value was put in."""
@@ -318,11 +316,11 @@ class Grown:
         self._values[places] = values
 
     def is_unused_by(self, column: Sequence[object]) -> bool:
-        """Return whether this column and all columns before it have no value, so that it need not be put in."""
+        """Return whether `column`, and all columns put in before, have no value. Then it need not be put in."""
         return not len(self._values) and column.count(None) == len(column)
 
     def first(self, count: int) -> NDArray[Any]:
-        """Return the first `count` values, as a view. It may be read only."""
+        """Return the first `count` values, as a view that may be read-only."""
         if not len(self._values):
             return np.broadcast_to(self._fill, count)
         self.put(np.empty(0, np.intp), np.empty(0, self._values.dtype), count)
@@ -330,12 +328,12 @@ class Grown:
 
 
 class Keys:
-    """Places of rows by their keys, which are whole numbers from 0. Most rows arrive in the order of their keys."""
+    """Places of rows by their keys, which are whole numbers from 0. It is fast for rows in the order of their keys."""
 
     def __init__(self) -> None:
         self._keys = Grown(-1, np.int64)
         self._count, self._greatest = 0, -1
-        #: places in the order of their keys; None if keys were added in rising order
+        #: places in the order of their keys; None if all keys were added in rising order
         self._order: Indices | None = None
 
     def __len__(self) -> int:
@@ -404,9 +402,7 @@ class Names:
         self._codes.put(places, np.array(codes, np.int32), count)
 
     def first(self, count: int, order: Indices | slice) -> Codes:
-        """Return the first `count` texts in this order. Names are sorted, so they do not depend on the order of
-        arrival.
-        """
+        """Return the first `count` texts in this order. Names are sorted, whatever the order in which they arrived."""
         names = [*self._places]
         sorted_ = sorted(range(len(names)), key=names.__getitem__)
         new = np.full(len(names) + 1, -1, np.int32)
@@ -422,14 +418,14 @@ class Names:
 
 
 def text_of(value: str | bytes) -> str:
-    """Return a text, decoded if it is bytes. Damaged bytes become escapes."""
+    """Return a text, decoded if it is bytes. Bytes that are not UTF-8 become escapes."""
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
 def reals(column: Sequence[object], *, is_finite: bool = True, most: float = math.inf) -> Array:
     """Return a column as floats. Values that are not numbers become NaN.
 
-    Also infinite numbers if `is_finite`, and numbers whose size is above `most`, become NaN.
+    With `is_finite`, infinite numbers also become NaN. So do numbers whose absolute value is above `most`.
     """
     try:
         found = np.array(column, float)
@@ -446,7 +442,7 @@ def integers(column: Sequence[object], least: int, most: int) -> Integers:
     """Return a column as integers. Values that are not integers from `least` to `most` become -1."""
     if {*map(type, column)} != {int}:
         column = [value if type(value) is int else -1 for value in column]
-    # A database's own integers have at most 64 bits.
+    # All integers fit, because those of a database have at most 64 bits.
     found = np.array(column, np.int64)
     return np.where((found >= least) & (found <= most), found, -1)
 
@@ -456,8 +452,8 @@ def columns_of(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str,
     return dict(zip(names, [*zip(*rows, strict=True)] or [()] * len(names), strict=True))
 
 
-#: by depth: columns with numbers, and columns with texts. LATE are those that take longest to read, at depth PARAMS.
-#: The trial's number is always read
+#: by depth: columns with numbers, and columns with texts. LATE are the columns that take longest to read, at depth
+#: PARAMS. The trial's number is always read
 NUMBERS = {
     Depth.LOSSES: ("loss", "budget", "violation"),
     Depth.FACTS: ("seconds", "started_at", "finished_at", "rung", "origin", "slots"),
@@ -478,12 +474,12 @@ MOST_LABELS, MOST_SLOT = 2000, 10**6
 #: beginnings of the descriptions of choices, and of logarithmic domains
 _CHOICES, _LOG = ("choice(", "pchoice("), ("log", "qlog")
 
-#: times in seconds since the epoch whose size is above this are treated as missing
+#: times in seconds since the epoch that are greater than this count as missing
 MOST_MOMENT = 1e11
-#: a number greater than all numbers of attempts; format of the first number of a class in `AttemptRecord.placed`, the
-#: predicted seconds
+#: a number greater than all numbers of attempts; format of the predicted seconds in `AttemptRecord.placed`, the first
+#: number of each class
 _ATTEMPTS, _FLOAT = MAX_ATTEMPTS + 1, struct.Struct("<f")
-#: exceptions of the decoders for text that is not a JSON object of numbers
+#: exceptions of the decoders below for text that is not a JSON object of numbers
 _NO_NUMBERS = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 _as_numbers = msgspec.json.Decoder(dict[str, float]).decode
@@ -494,14 +490,14 @@ Row = Sequence[Any]
 
 
 def names_of(depth: Depth, beyond: Depth | None = None) -> tuple[str, ...]:
-    """Return the names of the columns that are read at a depth. With `beyond`, those of that depth are left out."""
+    """Return the names of the columns that are read at `depth`, without the columns that are read at `beyond`."""
     depths = [each for each in Depth if each <= depth and (beyond is None or each > beyond)]
     found = [name for each in depths for name in (*NUMBERS.get(each, ()), *TEXTS.get(each, ()))]
     return ("number", *found, *(LATE if Depth.PARAMS in depths else ()))
 
 
 class Growing:
-    """Growing columns of one study. A row that has changed in the store is put in again, and replaces the old one."""
+    """Growing columns of one study. A row that has changed in the store is put in again, and replaces the old row."""
 
     def __init__(self, numbers: Iterable[str], texts: Iterable[str]) -> None:
         self._keys = Keys()
@@ -596,10 +592,10 @@ class GrowingTrials(Growing):
                     self._name_options(label, values[:, index])
 
     def _name_options(self, label: str, drawn: Array) -> None:
-        """Keep the texts of the options that occur among these draws of a choice."""
+        """Store the texts of the options that occur among these drawn values of a choice."""
         for option in np.unique(drawn).tolist():
             if (label, option) not in self._options:
-                # An option is found by its index, which is a whole number.
+                # The index of an option is an int, but a drawn value is a float here.
                 index = int(option) if option.is_integer() else option
                 self._options[label, option] = shortened(one_line(self._option(label, index)))
 
@@ -609,8 +605,7 @@ class GrowingTrials(Growing):
         facts, sign = self._facts(), turned_first(1.0, self._objectives)
         is_failed = facts["state"].is_in(TrialState.FAILED.value)
         for name in ("failure", "failure_kind"):
-            # A trial that was retried still has the error of its earlier attempt, so only the errors of FAILED trials
-            # are shown.
+            # A trial that was retried still has the error of its earlier attempt, so only those of FAILED trials count.
             codes = np.where(is_failed, facts[name].codes, -1).astype(np.int32)
             facts[name] = Codes(codes, facts[name].names)
         facts |= {name: _whole(facts[name]) for name in ("rung", "origin")}
@@ -664,7 +659,7 @@ class GrowingAttempts(Growing):
         """Return the seconds that were predicted for each attempt on its class; NaN without a prediction."""
         texts = {name: text_of(name) for name in {*names} if isinstance(name, str | bytes)}
         if not {*texts.values()} <= {*self._classes}:
-            # Classes may be added while the study runs. The known ones keep their places.
+            # Classes may be added while the study runs. The positions of known classes do not change.
             self._classes = self._records.class_order()
         place_of = {text: CLASS_BYTES * place for place, text in enumerate(self._classes)}
         starts: dict[object, int] = {name: place_of[text] for name, text in texts.items() if text in place_of}
@@ -718,7 +713,7 @@ def read_attempts(study: StudyResults, now: float, *, is_running: bool = True) -
 
 
 def _whole(values: Array) -> Indices:
-    """Return a column of whole numbers as integers, with -1 for values that are missing or below 0."""
+    """Return a column of whole numbers as integers, with -1 for values that are missing, negative or too large."""
     is_known = (values >= 0) & (values < 2**53)
     return np.where(is_known, values, -1.0).astype(np.intp)
 
@@ -726,7 +721,7 @@ def _whole(values: Array) -> Indices:
 def _tables(texts: Sequence[object]) -> Iterator[tuple[Indices, tuple[str, ...], Array]]:
     """Yield tables of the numbers in JSON objects: indices of texts, names, and values of shape (texts, names).
 
-    A table has all objects with the same names. Texts that are not objects of numbers are left out.
+    There is one table for each set of names. Texts that are not objects of numbers are left out.
     """
     found: defaultdict[tuple[str, ...], tuple[list[int], list[list[float]]]] = defaultdict(lambda: ([], []))
     for row, numbers in enumerate(_decoded(texts)):

@@ -46,7 +46,7 @@ FORMS = {TrialState.COMPLETE: "filled", TrialState.PRUNED: "hollow"}
 
 
 class Along(str, Enum):
-    """What the horizontal axis of the history measures."""
+    """Quantity on the horizontal axis of the history."""
 
     TRIALS = "trials"
     SECONDS = "seconds"
@@ -110,7 +110,7 @@ def comparisons(studies: Mapping[str, TrialColumns]) -> list[Chart]:
 def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
     """Return the best loss so far over the number of the trial, with a line for each study. `studies` are by name.
 
-    All of them minimise, or all maximise. A line goes on to the last trial that has ended, even if it has no loss.
+    All studies minimise, or all maximise. A line ends at the last trial that has ended, even if this trial has no loss.
     """
     series, said, values = [], [], []
     for name, trials in studies.items():
@@ -136,7 +136,7 @@ def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
 
 @StudyChart(section="Search", place=6, depth=Depth.LOSSES, is_shown=lambda trials, chart: len(trials.sampler.names) > 1)
 def samplers(trials: TrialColumns) -> Chart:
-    """Return which sampler chose each trial, as spans of trial numbers."""
+    """Return the sampler that proposed each trial, as spans of trial numbers."""
     axes = Axis(name="trial"), Axis(name="sampler", scale=Scale.CATEGORY, categories=trials.sampler.names)
     codes = trials.sampler.codes
     if not (codes >= 0).any():
@@ -203,7 +203,7 @@ def _feasible(trials: TrialColumns) -> tuple[Indices, Array]:
 
 
 def _coverage(trials: TrialColumns) -> Coverage | None:
-    """Return the hypervolume over the ended trials, as a study's report has it.
+    """Return the hypervolume over the ended trials, as in a study's report.
 
     Returns None for a study with one loss, or without a feasible trial.
     """
@@ -264,7 +264,7 @@ def hypervolume(trials: TrialColumns) -> Chart:
     )
 
 
-#: greatest probability, corrected for the number of groups compared, at which a label is named as explaining failures
+#: maximum p-value, corrected for the number of groups, at which a label is said to explain failures
 CHANCE = 0.05
 _NONE, _NONE_NOW = "No trial has failed.", "No trial has failed under the present code."
 
@@ -273,8 +273,8 @@ _NONE, _NONE_NOW = "No trial has failed.", "No trial has failed under the presen
 def failures(trials: TrialColumns) -> Chart:
     """Return the number of failed trials by kind of failure, the most frequent first, as `core.failures` defines kinds.
 
-    If failures of a kind differ in values, the text of the kind is without these values. Trials under earlier code do
-    not count, because their failures may be fixed.
+    If failures of a kind differ in values, the text of the kind is without these values. Trials under earlier versions
+    of the code do not count, because their failures may be fixed.
     """
     is_failed = trials.failure_kind.codes >= 0
     failed, earlier = np.flatnonzero(is_failed & trials.is_current), int((is_failed & ~trials.is_current).sum())
@@ -314,9 +314,9 @@ def _words(trials: TrialColumns, kind: int) -> str:
 def failures_by_label(trials: TrialColumns) -> Chart:
     """Return the share of failed trials over the values of the label that best separates failed trials from others.
 
-    It has the group of values whose failures are the least likely by chance. The probability is that of
+    It is the label with the group of values whose failures are the least likely by chance. Their p-value is that of
     Fisher's exact test ("Statistical Methods for Research Workers", 1934), times the number of groups of all labels
-    (Bonferroni). No label is named if it is above `CHANCE`. Trials under earlier code do not count.
+    (Bonferroni). No label is named if the p-value is above `CHANCE`. Trials under earlier code do not count.
     """
     title = "Where in the space trials fail"
     is_failed = trials.state.is_in(TrialState.FAILED)
@@ -391,7 +391,7 @@ def rungs(trials: TrialColumns) -> Chart:
 
 
 def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
-    """Return each rung with its budget, and the rank correlation with the next rung, as a study's report has them."""
+    """Return each rung, its budget, and its rank correlation with the next rung, as in a study's report."""
     ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
     losses = np.where(trials.is_complete & ~trials.is_infeasible, trials.merit, np.nan)
     rungs, budgets, numbers = trials.rung[ended], trials.budget[ended], trials.number[ended]
@@ -399,7 +399,7 @@ def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
 
 
 def candidates(trials: TrialColumns) -> list[int]:
-    """Return the numbers of the trials whose reports are drawn: the best and the latest ones that may have reports."""
+    """Return the numbers of the trials whose reports are drawn: the best and latest trials that may have reports."""
     places = np.flatnonzero(_may_have_reports(trials))
     rated = places[trials.is_rated[places]]
     best = rated[np.argsort(trials.merit[rated], kind="stable")][: MOST_CURVES // 2]

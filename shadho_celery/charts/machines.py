@@ -30,13 +30,13 @@ from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.placement.durations import filled
 from shadho_celery.results.study import StudyResults
 
-#: maximum number of intervals in charts over time; with fewer intervals, each has this number of trials on average
+#: maximum number of intervals in charts over time; and mean number of trials per interval if there are fewer intervals
 INTERVALS, PER_INTERVAL = 60, 10
 #: predicted seconds count as exact if they differ from the actual seconds by less than this factor
 EXACT = 1.01
-#: trials with fewer seconds are short: sending one takes longer than running it
+#: trials with fewer seconds are short: sending such a trial takes longer than running it
 SHORT_SECONDS = 0.1
-#: least number of completed trials, and least seconds with workers, from which the use of machines is judged
+#: minimum number of completed trials, and minimum seconds with live workers, for statements about the use of machines
 TELLING_TRIALS, TELLING_SECONDS = 20, 60.0
 _HOUR = 3600.0
 _BOUND = (
@@ -53,7 +53,7 @@ _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
 
 @StudyChart(section="Machines", place=2, depth=Depth.FACTS)
 def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
-    """Return the completed trials per hour by class over time, and the most that the fleet could complete."""
+    """Return the completed trials per hour by class over time, and the maximum that the fleet could complete."""
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
     seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     if not seconds or not _slots(trials, attempts):
@@ -68,7 +68,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         total = total + rate
     bounds = []
     slots = live_slots(trials, attempts, edges)
-    # Most intervals have the same slots, and a linear program takes milliseconds.
+    # Bounds are reused, because a linear program takes milliseconds, and most intervals have the same numbers of slots.
     known: dict[tuple[float, ...], float] = {}
     for counts in zip(*(counts.tolist() for counts in slots.values()), strict=True):
         key = tuple(float(f"{count:.3g}") for count in counts)
@@ -92,7 +92,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
 
 
 def _stacked(name: str, edges: Array, base: Array, top: Array) -> Series:
-    """Return the bars of a class between `edges`, which stand on the bars of earlier classes (stacked)."""
+    """Return the bars of a class between `edges`, stacked on the bars of earlier classes."""
     return Series.of(name, Mark.BARS, f"class {name}", x=edges[:-1], width=np.diff(edges), base=base, y=top)
 
 
@@ -154,7 +154,7 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         series.append(Series.of(name, Mark.POINTS, f"class {name}", **columns))
     ends = np.array([predicted[places].min(), predicted[places].max()])
     series.append(Series.of("as predicted", Mark.LINE, "bound", x=ends, y=ends))
-    # The middle half of the trials lies within this factor.
+    # For half of the trials, predicted and actual seconds differ by at most this factor.
     factor = float(np.exp(np.median(np.abs(np.log(seconds[places] / predicted[places])))))
     within = "1 %" if factor < EXACT else f"a factor of {factor:.2f}"
     title = f"Half of {counted(len(places), 'trial')} took their predicted seconds, to within {within}"
@@ -218,7 +218,7 @@ def costs(
 
 
 def reasons(placed: Mapping[str, Placed], chosen: str | None, free: Mapping[str, int]) -> Iterator[str]:
-    """Yield clauses that say why a class was chosen, to follow the word "because". The arguments are as in `costs`."""
+    """Yield reasons for the choice of a class, as clauses that follow "because". The arguments are as in `costs`."""
     own = None if chosen is None or chosen not in placed else placed[chosen].seconds
     if own is None:
         return
@@ -235,14 +235,14 @@ def reasons(placed: Mapping[str, Placed], chosen: str | None, free: Mapping[str,
 
 
 def has_shadow_prices(placed: Mapping[str, Placed]) -> bool:
-    """Return whether the shadow prices of the classes differ; equal prices explain nothing."""
+    """Return whether the shadow prices of the classes differ. Equal prices do not explain a placement."""
     return len({each.price for each in placed.values()} - {None}) > 1
 
 
 def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str, int]:
     """Return by class the number of slots that were free when an attempt was queued.
 
-    Slots are not free if an earlier attempt of the study ran there or waited for them, or if they ran trials of other
+    Slots are not free if an earlier attempt of the study ran on them or waited for them, or if they ran trials of other
     studies. An attempt with several slots counts as one slot. Returns {} if the time or the workers are not known.
     """
     place = np.flatnonzero((attempts.number == number) & (attempts.attempt == attempt))
@@ -294,7 +294,7 @@ def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:
 def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:
     """Return the mean slot seconds (seconds times slots) that a completed trial takes, by subspace and class.
 
-    The time of failed and pruned trials is included, divided among the completed ones. Pairs of subspace and class
+    The time of failed and pruned trials is included, divided among the completed trials. Pairs of subspace and class
     without a completed trial are estimated from other pairs (`placement.durations`). A class without a completed trial
     counts as an average class.
     """
@@ -332,7 +332,7 @@ def are_short(trials: TrialColumns) -> bool:
 def are_telling(trials: TrialColumns, attempts: AttemptColumns) -> bool:
     """Return True if enough trials have completed, in enough time, to judge the use of machines and the predictions.
 
-    Most of the time of a shorter study is the start of its processes.
+    In a shorter study, the start of processes takes most of the time.
     """
     is_enough = int(trials.is_complete.sum()) >= TELLING_TRIALS and not are_short(trials)
     return is_enough and _live_seconds(trials, attempts) >= TELLING_SECONDS
@@ -347,8 +347,7 @@ def _mix(trials: TrialColumns) -> dict[str, float]:
 def live_slots(
     trials: TrialColumns, attempts: AttemptColumns, edges: Array, *, with_others: bool = False
 ) -> dict[str, Array]:
-    """Return the mean number of live slots of each class in each interval between neighbouring `edges`, shape (edges -
-    1,).
+    """Return the mean number of live slots of each class in each interval between `edges`, shape (edges - 1,).
 
     Slots that ran trials of other studies count only `with_others`.
     """
@@ -362,18 +361,18 @@ def live_slots(
 
 
 def _slots(trials: TrialColumns, attempts: AttemptColumns, *, with_others: bool = False) -> dict[str, float]:
-    """Return the mean number of live slots of each class during the time with a worker; {} if there was none."""
+    """Return the mean number of live slots of each class while any worker was live; {} if there was no worker."""
     began, ended = _extent(trials, attempts)
     if not math.isfinite(began):
         return {}
     slots = live_slots(trials, attempts, np.array([began, ended]), with_others=with_others)
-    # A resumed study had no workers between its runs.
+    # Pauses between the runs of a resumed study, without workers, are excluded.
     share = _live_share(attempts, began, ended)
     return {name: float(count[0]) / share for name, count in slots.items()} if any(slots.values()) else {}
 
 
 def _why_empty(trials: TrialColumns) -> str:
-    """Return the sentence that says why the chart is empty: no trial has completed, or its times are wrong."""
+    """Return the reason why a chart is empty, as a sentence: no trial has completed, or recorded times are wrong."""
     return _NO_TIMES if trials.is_complete.any() else _NO_TRIALS
 
 
@@ -402,7 +401,7 @@ def _worker_slots(attempts: AttemptColumns) -> Mapping[str, float]:
 
 
 def _extent(trials: TrialColumns, attempts: AttemptColumns) -> tuple[float, float]:
-    """Return the first start of a trial, and the last end, or the time of reading while trials run."""
+    """Return the first start of a trial, and the last end of a trial, or while trials run the time of reading."""
     is_running = bool(trials.state.is_in(TrialState.RUNNING, TrialState.QUEUED).any())
     ends = trials.finished_at[np.isfinite(trials.finished_at)]
     return trials.began_at, attempts.now if is_running or not len(ends) else float(ends.max())

@@ -2,10 +2,10 @@
 
 The share of the variance that a label explains is measured by an additive model of all labels, on held-out trials.
 
-Adaptive samplers draw late trials near the best trials, in all labels at once. So the values of a label without any
-effect differ between good and bad trials, too. If labels were compared one by one, this would look like an effect.
-Therefore one model has all labels: value = sum over labels of f(label) + noise. Each f is a Gaussian process with its
-own variance, written in a few basis functions. The variances are estimated from the trials (automatic relevance
+Adaptive samplers draw late trials near the best trials, in all labels at once. So even a label without any effect has
+different values in good and bad trials. If labels were compared one by one, this would look like an effect. Therefore
+one model has all labels: value = sum over labels of f(label) + noise. Each f is a Gaussian process with its own
+variance, written in a few basis functions. The variances are estimated from the trials (automatic relevance
 determination), so a label gets no effect if other labels explain the values. Source: Bishop, "Pattern Recognition and
 Machine Learning", 2006, sections 3.5 and 7.2.
 """
@@ -41,9 +41,9 @@ from shadho_celery.core.units import counted, digits
 from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
 
-#: maximum number of intervals of a numeric label, and minimum number of trials in each, for its importance
+#: maximum number of intervals into which a numeric label is divided, and minimum number of trials in each interval
 INTERVALS, LEAST_TRIALS = 8, 5
-#: maximum number of labels in a model; those that explain most by themselves are used
+#: maximum number of labels in a model; if there are more, the labels that explain most by themselves are used
 MOST_LABELS = 20
 
 
@@ -67,7 +67,7 @@ def explained(group: Indices, values: Array) -> float | None:
 
 
 def most_telling(labels: Sequence[Label], places: Indices, values: Array) -> Sequence[Label]:
-    """Return the labels that explain most of the values at these places, each by itself; at most MOST_LABELS."""
+    """Return at most MOST_LABELS labels, those that each explain most of the values at these places by themselves."""
     if len(labels) <= MOST_LABELS:
         return labels
     shares = []
@@ -78,16 +78,15 @@ def most_telling(labels: Sequence[Label], places: Indices, values: Array) -> Seq
 
 
 def varies(values: Array) -> bool:
-    """Return whether there are different values among the finite ones."""
+    """Return whether the finite values are not all equal."""
     known = values[np.isfinite(values)]
     return bool(len(known) and (known != known[0]).any())
 
 
 def scaled(label: Label, values: Array) -> Array:
-    """Return the values of a numeric label scaled to [0, 1], from the least to the greatest; NaN for values that are
-    not finite.
+    """Return the values of a numeric label scaled to [0, 1], so that the least is 0 and the greatest 1.
 
-    The values must not all be equal.
+    Values that are not finite become NaN. The values must not all be equal.
     """
     # Values are halved, because the difference of two very large numbers may be infinite.
     values = np.where(np.isfinite(values), np.log(values) if label.is_log else values / 2, np.nan)
@@ -96,8 +95,9 @@ def scaled(label: Label, values: Array) -> Array:
 
 
 def groups(label: Label, places: Indices, intervals: int = INTERVALS) -> Indices:
-    """Return the group of the value at each place: its option, or one of at most `intervals` intervals with about
-    equally many trials.
+    """Return the group of the value at each place: its option, or one of at most `intervals` intervals.
+
+    The intervals have about equally many trials.
     """
     values = label.values[places]
     if label.options or not len(values):
@@ -123,16 +123,16 @@ def interval_names(label: Label, places: Indices, group: Indices) -> list[str]:
     return names
 
 
-#: minimum number of trials; maximum number of trials from which effects are learned
+#: minimum number of trials for shares; maximum number of trials from which effects are learned
 LEAST, MOST_TRIALS = 20, 2000
-#: minimum number of trials in which a label is active
+#: minimum number of trials in which a label is active, for a share of this label
 LEAST_ACTIVE = 10
 #: number of parts into which trials are divided: the effects on each part are learned from the other parts
 #: (cross-validation)
 PARTS = 5
-#: maximum number of basis functions of a label; length scale of the kernel, for a label scaled to [0, 1]
+#: maximum number of basis functions of a numeric label; length scale of the kernel, for values scaled to [0, 1]
 FUNCTIONS, LENGTH = 6, 0.3
-#: steps of the estimation of the variances; least variance of a label, and of the noise, for values of variance 1
+#: steps of the estimation of the variances; minimum variance of a label, and of the noise, for values of variance 1
 STEPS, NO_VARIANCE, LEAST_NOISE = 30, 1e-6, 1e-3
 #: a share counts as above 0, or above another share, if the difference is more than this many standard errors
 CLEAR = 2.5
@@ -173,8 +173,7 @@ def seconds_shares(trials: TrialColumns) -> Shares:
 
 
 def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares:
-    """Return the shares of the variance of `values` that labels explain. The values are those of the trials at
-    `places`.
+    """Return the shares of the variance of `values` that labels explain. `values` has one value for each of `places`.
 
     For fewer than `LEAST` trials, the result is empty.
     """
@@ -189,7 +188,7 @@ def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares
         return Shares(shares, ())
     parts = _attributed([_functions(label, places) for label in labels], (values - values.mean()) / values.std())
     found = parts.mean(axis=0).clip(0.0)
-    # If effects cancel one another, the sum of their variances is greater than the variance of their sum.
+    # Shares may sum to more than 1, because effects that cancel one another have greater variances than their sum.
     found /= max(1.0, float(found.sum()))
     shares |= dict(zip([label.name for label in labels], found.tolist(), strict=True))
     return Shares(shares, tuple(labels[place].name for place in _leaders(parts, found)))
@@ -217,7 +216,7 @@ def _attributed(functions: Sequence[Array], values: Array) -> Array:
 
 
 def _fitted(rows: Array, values: Array, of: Indices) -> Array:
-    """Return the weights of the basis functions. `of` has the index of each function's label.
+    """Return the weights of the basis functions. `of` is the index of the label of each function.
 
     The variance of each label's weights and the variance of the noise are re-estimated by MacKay's fixed-point
     iteration (Bishop, eqs. 7.87 and 7.88, with a variance for each group of functions).
@@ -262,7 +261,7 @@ def _kernel(left: Array, right: Array) -> Array:
 
 
 def _leaders(parts: Array, shares: Array) -> list[int]:
-    """Return the labels whose shares are clearly above 0 and not clearly below the greatest, in falling order."""
+    """Return the indices of the labels in `Shares.leaders`, the greatest share first."""
     order = np.argsort(-shares, kind="stable").tolist()
     found = [label for label in order if shares[label] >= NAMED_SHARE and _is_above_zero(parts[:, label])]
     return [label for label in found if label == found[0] or not _is_above_zero(parts[:, found[0]] - parts[:, label])]
@@ -274,7 +273,7 @@ def _is_above_zero(values: Array) -> bool:
 
 
 def _ranks(values: Array) -> Array:
-    """Return the ranks of values; equal values have the mean of their ranks."""
+    """Return the ranks of values. Equal values get the mean of their ranks."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2.0)[group], float)
 
@@ -297,10 +296,9 @@ _IMPORTANCE = (
 
 
 class Importance(Struct, frozen=True, kw_only=True):
-    """Importance of a label: the shares of the variance that it explains, from 0 to 1; None if there are too few
-    trials.
+    """Importance of a label: the shares of the variance that it explains, from 0 to 1; None with too few trials.
 
-    For the loss, and for the seconds, the shares of all labels sum to at most 1.
+    The shares of all labels sum to at most 1, both for the loss and for the seconds.
     """
 
     label: str
@@ -319,7 +317,7 @@ def parallel(trials: TrialColumns) -> Chart:
         return Chart(title="The params of each trial", axes=(), empty="No trial has completed yet.")
     loss = Axis(name=next(iter(trials.objectives), "loss"), scale=scale_of(trials.loss[places]))
     axes = [*(_axis(trials.labels[label]) for label in shown), loss]
-    # Each line counts as one mark per axis.
+    # A line counts as one mark per axis, so at most MOST divided by the number of axes are drawn.
     is_best = np.zeros(len(places), bool)
     is_best[np.argsort(trials.merit[places], kind="stable")[:BEST]] = True
     drawn, note = thin_rows(len(places), MOST // len(axes), is_best)
@@ -414,7 +412,7 @@ def _axis(label: Label) -> Axis:
 
 
 def _where(trials: TrialColumns, label: Label) -> str:
-    """Return the end of a title: in which subspaces a label is active, and how many of its trials are complete."""
+    """Return the end of a title: the subspaces in which a label is active, and how many of its trials completed."""
     within = [name for name, _ in trials.subspace.places(label.is_active)]
     subspaces = len(trials.subspace.names)
     where = ""
@@ -428,7 +426,7 @@ def _where(trials: TrialColumns, label: Label) -> str:
 
 
 def _important(losses: Shares, seconds: Shares) -> str:
-    """Return the title that names the labels that matter most for the loss and for the seconds."""
+    """Return a title with the names of the labels that matter most for the loss and for the seconds."""
     for_loss, for_seconds = losses.leaders, seconds.leaders
     if len(for_loss) == 1 and for_loss == for_seconds:
         return f"{for_loss[0]} matters most, for the loss and for the seconds"

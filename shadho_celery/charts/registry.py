@@ -40,22 +40,22 @@ class Source(Protocol):
 class StudyChart:
     """Registers a chart of a study, as the decorator of the function that makes the chart.
 
-    The function's arguments `trials`, `attempts` and `study` come from a `Source`; the reader gives the other ones. By
-    default, the chart has the name of the function.
+    The function's arguments `trials`, `attempts` and `study` come from a `Source`. Other arguments come from the person
+    who reads the page. By default, the chart has the name of the function.
     """
 
     name: str = ""
-    #: heading under which pages show the chart, and its place under this heading; "" if pages do not show it by
-    #: themselves
+    #: heading under which pages show the chart, or "" for a chart that is shown only on request; and its position among
+    #: the charts of this heading
     section: str = ""
     place: int = 0
-    #: depth to which trials are read for it, or a function that returns the depth for a study and the reader's
+    #: depth to which trials are read for this chart; or a function that returns the depth for a study and the reader's
     #: arguments
     depth: Depth | Callable[..., Depth] = Depth.PARAMS
-    #: function that returns whether pages show this chart, if it was made from these trials
+    #: function that returns whether pages show the chart that was made from these trials
     is_shown: Callable[[TrialColumns, Chart], bool] = lambda trials, chart: True
-    #: word for the first argument, among whose values the reader of a page chooses, such as "param"; and a function
-    #: that returns these values
+    #: word for the first argument, such as "param", if the reader of a page chooses its value; and a function that
+    #: returns the values to choose from
     choice: str = ""
     choices: Callable[[TrialColumns], Sequence[str]] = lambda trials: ()
     make: Callable[..., Chart] = field(init=False)
@@ -73,7 +73,7 @@ class StudyChart:
         return found.replace(parameters=[each for name, each in found.parameters.items() if name not in _COLUMNS])
 
     def draw(self, source: Source, *given: object, **named: object) -> Chart:
-        """Return the chart, made from the present data of the source. Further arguments are the reader's."""
+        """Return the chart, made from the current data of the source. Further arguments are those of the reader."""
         arguments = self.signature.bind(*given, **named).arguments
         depth = self.depth if isinstance(self.depth, Depth) else self.depth(source.study, **arguments)
         needed = inspect.signature(self.make).parameters.keys() & _COLUMNS

@@ -1,8 +1,8 @@
 """The report of a study as an HTML file, the rules of its advice, its display in a notebook, and functions for HTML.
 
-The report has a summary in words, advice, charts and the best trials. A rule of the advice ("what to try next") looks
-at a study, and yields no sentence if it does not apply. HTML is made by `element`, which escapes its content. A
-`document` contains its scripts and data, so it needs no network.
+The report has a summary in words, advice, charts and the best trials. Each rule of the advice ("what to try next") is a
+function that yields sentences about a study, or none if it does not apply. HTML is made by `element`, which escapes its
+content. A `document` contains its scripts and data, so it needs no network.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from shadho_celery.results.trial import TrialResult, given
 
 #: least number of rated trials for advice about labels and progress
 LEAST_TRIALS = 20
-#: number of best trials that must all lie near one end of a range; fraction of the range that is near an end
+#: number of best trials that must all lie near one end of a range; fraction of the range that counts as near an end
 COMPARED, END = 3, 0.05
 #: failures are mentioned if at least this share of the trials failed
 MANY_FAILED = 0.1
 #: the search still makes progress if the best trial is in this share of the latest trials
 LATEST = 0.2
-#: beginnings of the descriptions of domains without bounds
+#: beginnings of the descriptions of domains without bounds, which have no end
 _ENDLESS = ("normal(", "lognormal(", "qnormal(", "qlognormal(")
 
 
@@ -87,7 +87,7 @@ def best_at_an_end(data: StudyData) -> Iterator[str]:
             or space.get(label.name, "").startswith(_ENDLESS)
         ):
             continue
-        # A label with few different values, such as a number of layers, often has a value at an end by chance.
+        # With few different values, such as numbers of layers, the best trials often have the least or greatest.
         if len(np.unique(label.values[label.is_active])) <= LEAST_TRIALS / 2:
             continue
         places = scaled(label, label.values)[best]
@@ -118,7 +118,7 @@ def progress(data: StudyData) -> Iterator[str]:
 
 
 def another_worker(data: StudyData) -> Iterator[str]:
-    """Say of which class one more worker adds most trials, if there are several classes and machines.
+    """Say which class would complete the most trials with one more worker, if there are several classes and machines.
 
     A short study gets no such advice, because start-up and sending take most of its time.
     """
@@ -158,7 +158,7 @@ def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[
         ),
         ("What to try next", advice(data) or [_NO_ADVICE]),
     ]
-    # The longest labels are replaced first, because a label may be part of another one.
+    # The longest labels are replaced first, because a label may be part of a longer label.
     long = sorted((label for label in data.study.space if len(label) > VALUE), key=len, reverse=True)
     for label in long:
         answers = [(asked, [each.replace(label, one_line(label, VALUE)) for each in said]) for asked, said in answers]
@@ -227,7 +227,7 @@ _EXPORT = re.compile(r"^export (?=(?:function|const|class) (\w+))", re.MULTILINE
 
 
 class Html(str):
-    """Text that is HTML, and is not escaped again."""
+    """Text that is HTML, so `element` does not escape it."""
 
     __slots__ = ()
 
@@ -295,7 +295,7 @@ def vendored() -> str:
 
 @cache
 def own_script() -> str:
-    """Return our modules as one script, because a file cannot import other files. Each module keeps its own scope."""
+    """Return our modules as one script, because the report is a single file. Each module has its own scope."""
     parts = ["const modules = {};"]
     for name in MODULES:
         text = (STATIC / name).read_text(encoding="utf-8")
@@ -306,9 +306,7 @@ def own_script() -> str:
 
 
 def _harmless(script: str) -> str:
-    """Return a script that can be put into an HTML file. Raises ValueError if a part of it would end the element
-    `script`.
-    """
+    """Return the script. Raises ValueError if it cannot stand in an HTML file, because it would end its element."""
     if "\r" in script or re.search(r"</script|<!--", script, re.IGNORECASE):
         raise ValueError("this script cannot stand in an HTML file")
     return script
@@ -319,8 +317,8 @@ def _hash(text: str) -> str:
 
 
 def _value(value: str | int) -> str:
-    # Attributes are written in ASCII, because a notebook may be saved in another encoding, which would change the
-    # scripts in it and so their hashes.
+    # Attributes are written in ASCII. An attribute may contain a page with its scripts, and another encoding of the
+    # notebook would change these scripts and so their hashes.
     found = escape(value) if isinstance(value, Html) else _text(str(value))
     return found.encode("ascii", "xmlcharrefreplace").decode()
 
@@ -469,7 +467,7 @@ class StudyPictures:
             data = StudyData(self._study)
             return Picture(chart.draw(data, *given, **named), data.classes)
 
-        # These are shown by `help` and by the completion of a notebook.
+        # `help` and a notebook's completion show these attributes.
         picture.__name__, picture.__doc__ = name, chart.make.__doc__
         picture.__signature__ = chart.signature  # type: ignore[attr-defined]
         return picture

@@ -1,5 +1,6 @@
-"""All charts of a study, by name and in the order of a page, as JSON of a limited size for the scripts of a page; and
-the data from which they are made (`StudyData`).
+"""All charts of a study: by name, in the order of a page, and as JSON of a limited size for the scripts of a page.
+
+`StudyData` has the data from which charts are made.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def in_order_of_colours(classes: AbstractSet[str]) -> list[str]:
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """A place on a page with one chart, or with several charts among which the reader chooses."""
+    """Part of a page with one chart, or with several charts from which the reader chooses one."""
 
     #: heading above this figure and its neighbours
     section: str
@@ -110,7 +111,7 @@ def figures_of(data: StudyData) -> list[Figure]:
             found.append(Figure(section=each.section, charts=charts, choice=each.choice))
     if trials.is_complete.any():
         return found
-    # If no trial has completed, further empty charts would only repeat the sentence of the first one.
+    # If no trial has completed, further empty charts would only repeat the sentence of the first chart.
     return [found[0], *(each for each in found[1:] if not all(chart.empty for _, chart in each.charts))]
 
 
@@ -118,16 +119,16 @@ def figures_of(data: StudyData) -> list[Figure]:
 MOST_BYTES = 2_000_000
 #: maximum number of characters of most texts, and significant digits of a number that is drawn
 MOST_CHARACTERS, DIGITS = 300, 7
-#: maximum number of characters of a chart's note, which may be longer because its sentences are our own
+#: maximum number of characters of a chart's note. It may be longer than other texts, because no stranger has written it
 MOST_OF_NOTE = 1000
 #: numbers above this, such as times since the epoch, are rounded to three decimals instead of DIGITS digits
 _LARGE = 1e6
-#: a chart with fewer marks is not halved again: it is left out
+#: a chart with fewer marks than this is not halved again, but replaced by a sentence
 _LEAST_MARKS = 50
 
 
 def packed(chart: Chart) -> dict[str, Any]:
-    """Return a chart as plain values for JSON. Texts are short and without control characters, numbers are rounded."""
+    """Return a chart as plain values for JSON. Texts are cut, control characters escaped, and numbers rounded."""
     found: dict[str, Any] = _plain(msgspec.to_builtins(chart, str_keys=True))
     return {**found, "note": one_line(chart.note, MOST_OF_NOTE)}
 
@@ -135,8 +136,8 @@ def packed(chart: Chart) -> dict[str, Any]:
 def encoded(figures: Iterable[Figure], classes: Sequence[str], most: int = MOST_BYTES) -> bytes:
     """Return figures as JSON of at most `most` bytes. It has no character <, so it can be put into HTML.
 
-    While it is too large, the chart with the most bytes is reduced to half of its marks. `classes` are the names of the
-    compute classes in the order of their colours.
+    While the JSON is too large, the chart with the most bytes is reduced to half of its marks. `classes` are the names
+    of the compute classes in the order of their colours.
     """
     shown = [*figures]
     charts = {(i, j): chart for i, figure in enumerate(shown) for j, (_, chart) in enumerate(figure.charts)}

@@ -23,13 +23,13 @@ from shadho_celery.results.study import StudyResults
 
 #: a row is a slot for up to MOST_SLOTS slots, a machine for up to MOST_HOSTS machines, and otherwise a class
 MOST_SLOTS, MOST_HOSTS = 60, 600
-#: up to this number of attempts, each has its own bar, however short
+#: maximum number of attempts of which each has its own bar, however short
 MOST_BARS = 4000
-#: default width of the chart in pixels; with more attempts, bars that are narrower than a pixel are joined
+#: default width of the chart in pixels; with more than MOST_BARS attempts, bars narrower than a pixel are joined
 PIXELS = 1200
 #: greatest time that is accepted, in seconds since the epoch: about the year 5138
 MOST_MOMENT = 1e11
-#: by end of an attempt: the form of its bar; bars with other ends are `light`
+#: form of an attempt's bar by the way in which the attempt ended; bars of all other attempts are `light`
 FORMS = {
     "complete": "filled",
     "running": "pointed",
@@ -47,13 +47,13 @@ MEANINGS = {
     "hatched": "hatched: lost with its worker",
     "outlined": "outlined: a copy of a late trial, or replaced by another attempt",
 }
-#: number of times between which busy and idle seconds are summed; neighbouring shares of a strip that differ by less
-#: count as equal; smaller shares are rounding errors
+#: number of times between which busy and idle seconds are summed; difference below which neighbouring shares of a strip
+#: count as equal; shares up to this are rounding errors
 MOMENTS, EQUAL_SHARE, ROUNDING = 61, 1e-3, 1e-6
-#: parts of a row's name, from the outermost
+#: names of the parts of a row's key
 PARTS = ("class", "machine", "worker", "slot")
 
-#: reasons of the end of a session whose worker was preempted or has vanished; maximum number of classes in a note
+#: reasons why a session ended early: its worker was preempted or lost; maximum number of classes in a note
 _PREEMPTED, MOST_NAMED = (Leaving.PREEMPTED.value, Leaving.LOST.value), 8
 
 # Numbers with more digits are sorted as text.
@@ -61,7 +61,7 @@ _NUMBER = re.compile(r"(\d{1,18})", re.ASCII)
 
 
 class Fold(str, Enum):
-    """What a row of the timeline shows."""
+    """Kind of the rows of a timeline."""
 
     SLOT = "slot"
     HOST = "machine"
@@ -117,10 +117,10 @@ def timeline(
 ) -> Chart:
     """Return the attempts from `since` to `until`, by default all, as bars in the rows of their slots.
 
-    The last series has the share of idle time of each row, and the parts of its name. In a large fleet, a row is a
-    machine or a class. If a row has several slots, its attempts are joined to strips, whose column `busy` is the share
-    of busy slots. If there are more than `MOST_BARS` bars, those narrower than a pixel are joined, too. With `trials`,
-    the bars of promoted trials have a column `continues`: the number of the trial that they continue.
+    The last series has the share of idle time of each row, and the parts of the row's name. In a large fleet, a row is
+    a machine or a class. If a row has several slots, its attempts are joined to strips, whose column `busy` is the
+    share of busy slots. If there are more than `MOST_BARS` bars, bars narrower than a pixel are joined, too. With
+    `trials`, the bars of promoted trials have a column `continues`: the number of the trial that they continue.
     """
     _check(since, until)
     pixels = min(max(pixels, 100), PIXELS * 4)
@@ -204,7 +204,7 @@ def _preemptions(attempts: AttemptColumns) -> str:
 
 
 def busy_words(attempts: AttemptColumns) -> str | None:
-    """Return the words of the timeline about busy slots; None if no attempt has started."""
+    """Return the text about busy slots in the title of the timeline; None if no attempt has started."""
     if not np.isfinite(attempts.started_at).any():
         return None
     start, end = _span(attempts)
@@ -217,7 +217,7 @@ def _span(attempts: AttemptColumns) -> tuple[float, float]:
 
 
 def continued(trials: TrialColumns) -> dict[int, int]:
-    """Return by number of a promoted trial: the number of the trial with the same params on the previous rung."""
+    """Return, for each promoted trial, the number of the trial with the same params on the previous rung."""
     promoted = np.flatnonzero(trials.origin >= 0)
     order = promoted[np.lexsort([trials.number[promoted], trials.rung[promoted], trials.origin[promoted]])]
     found: dict[int, int] = {}
@@ -251,7 +251,7 @@ def make_rows(attempts: AttemptColumns) -> Rows:
 
 
 def _distinct(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Indices, Indices]:
-    """Return the index of the first row of each kind, and the kind of each row. Rows of a kind have equal values.
+    """Return the index of the first row of each kind, and the kind of each row. Rows of one kind are equal.
 
     The columns have integers from -1.
     """
@@ -268,7 +268,7 @@ class Use:
 
     #: slot seconds with a live worker
     live: Array
-    #: slot seconds in which attempts of the study ran, except lost ones, because it is not known when their workers
+    #: slot seconds in which attempts of the study ran, except lost attempts, because it is not known when their workers
     #: stopped
     own: Array
     #: slot seconds in which trials of other studies ran
@@ -278,8 +278,8 @@ class Use:
     def of(cls, attempts: AttemptColumns, rows: Rows, edges: Array) -> Use:
         """Return the slot seconds between `edges`, which are at equal distances.
 
-        A row without a session counts as live all the time. It is not recorded in which slots of a worker other studies
-        ran, so their seconds are divided among the slots in proportion to the time that the study left free.
+        A row without a session counts as live all the time. The slots in which a worker ran other studies are not
+        recorded, so the seconds of these studies are divided among its slots in proportion to the time left free.
         """
         shape = len(rows.keys), len(edges) - 1
         live, others = np.zeros(shape), np.zeros(shape)
@@ -327,7 +327,7 @@ def _outages(attempts: AttemptColumns, rows: Rows, start: float, end: float, lea
 
 
 def _natural(key: tuple[Any, ...]) -> list[list[tuple[int, str]]]:
-    """Return the key by which machine 2 comes before machine 10."""
+    """Return a sort key by which numbers in names are compared as numbers: machine 2 comes before machine 10."""
     return [[(int(each) if each.isdecimal() else -1, each) for each in _NUMBER.split(str(part))] for part in key]
 
 
@@ -337,8 +337,9 @@ def _part(part: object) -> str:
 
 
 def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[int, int]) -> Iterator[Series]:
-    """Yield the bars of single attempts, in one series for each class and end, copies apart. `before` is from
-    `continued`.
+    """Yield the bars of single attempts, in one series for each class and end; copies have separate series.
+
+    `before` is the result of `continued`.
     """
     for end, ended in [("running", bars[attempts.end.codes[bars] < 0]), *attempts.end.places(bars)]:
         for name, places in attempts.compute_class.places(ended):
@@ -368,7 +369,7 @@ def _busy(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -
     is_within = first == last
     np.add.at(busy, (row, first), np.where(is_within, ended - began, first + 1 - began))
     np.add.at(busy, (row[~is_within], last[~is_within]), (ended - last)[~is_within])
-    # Intervals that an attempt covers as a whole are counted by the sums of a difference array.
+    # Attempts that cover an interval as a whole are counted by the cumulative sums of a difference array.
     whole = np.zeros((len(rows.keys), parts + 1))
     long = last - first > 1
     np.add.at(whole, (row[long], first[long] + 1), 1.0)
