@@ -1,7 +1,7 @@
 """Embedded mode: a fleet on one machine, with a private Redis and real Celery workers, for which no server is needed.
 
 `embedded` is the scheduler's end. `supervisor` is the process that owns Redis and the workers. `plan` has the record
-that is sent to the supervisor, and finds the running fleets in a folder for `status`.
+that is sent to the supervisor, and finds the running fleets in a folder for the command `status`.
 
 Studies run the same code as on a fleet. The supervisor ends with its scheduler, even if the scheduler is killed, but
 the scheduler does not wait for that. While the supervisor lives, it locks the state folder, so that a new run in the

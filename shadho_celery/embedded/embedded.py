@@ -77,7 +77,7 @@ class Embedded:
     gpus: Mapping[str, str] = field(default_factory=dict)
     #: True if the folder is new, and is removed at the end unless `keep` is called
     is_early: bool = False
-    #: URLs with passwords; the workers do not get environment variables that contain one of these
+    #: URLs with passwords; the workers do not get environment variables that contain one of these passwords
     secret_urls: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -255,8 +255,8 @@ def _make_key(path: Path) -> None:
 def _environment() -> dict[str, str]:
     """Return the environment variables that affect the workers themselves.
 
-    A study file may set such variables when it is imported. A worker does not import it, so workers that were started
-    before do not have these values.
+    A study file may set such variables when it is imported. A worker itself does not import study files, so a worker
+    that was started before does not have the new values.
     """
     return {name: value for name, value in os.environ.items() if name.startswith(("SHADHO_", "CELERY_", "CUDA_"))}
 

@@ -27,8 +27,8 @@ REDIS_SECONDS = 1.5
 
 REDIS_LOG = "redis.log"
 
-#: lines to the supervisor: the study of an early fleet has begun, so that it keeps the state folder; and the study has
-#: ended and cannot be resumed, so that it removes the folder
+#: lines that ask the supervisor to keep the state folder, because the study of an early fleet has begun; and to remove
+#: the folder, because the study has ended and cannot be resumed
 KEEP, REMOVE = "keep", "remove"
 
 #: name of Redis's socket in the state folder
@@ -70,8 +70,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 def urls_of(socket: str) -> dict[str, str]:
     """Return the environment variables with the URLs of broker and Redis, which are the same server.
 
-    They also make processes ignore a celeryconfig.py in the working directory, which is for a fleet or for another
-    project.
+    The variables also make processes ignore a celeryconfig.py in the working directory, because that file is for a
+    fleet or for another project.
     """
     broker = f"redis+socket://{socket}"
     return {urls.BROKER: broker, urls.OWN_BROKER: broker, urls.REDIS: f"unix://{socket}", urls.IGNORE: "1"}

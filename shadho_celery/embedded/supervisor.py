@@ -49,7 +49,7 @@ RESTART_SECONDS = 5.0
 #: minimum seconds between the first starts of two workers
 NEXT_SECONDS = 1.0
 
-#: maximum bytes of a log; a longer log is moved to a second file, up to as many bytes
+#: maximum bytes of a log; the last bytes of a longer log are moved to a second file of this size
 MAX_LOG = 10_000_000
 
 #: texts in the messages of Redis and Valkey about an append-only file that they cannot read
@@ -178,7 +178,7 @@ class Supervisor:
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
         with suppress(OSError):
             self._log_began = (Path(self._plan.directory) / REDIS_LOG).stat().st_size
-        # Redis keeps the lock open too, because it may end a moment later than this process if that is killed.
+        # Redis keeps the lock open too, because it may end a moment later than this process if this process is killed.
         return self._spawn([self._plan.server, *arguments], REDIS_LOG, {}, umask=0o077, pass_fds=[self._plan.lock])
 
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
@@ -240,7 +240,7 @@ def cut(log: Path) -> bool:
 
 def _fork_watcher() -> None:
     """Fork a process that kills this process group when the supervisor dies, for systems without PDEATHSIG."""
-    # Redis and the workers do not inherit the ends of this pipe.
+    # Redis and the workers do not inherit the ends of this pipe, so it closes when the supervisor dies.
     lifeline, held = os.pipe()
     if os.fork():
         os.close(lifeline)

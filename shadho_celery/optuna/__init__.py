@@ -1,7 +1,7 @@
 """Optuna's interface to studies: ``import shadho_celery.optuna as optuna``.
 
-A program of Optuna keeps its objective. Studies are those of this package: recorded in its store, searched by its
-samplers, and shown by its commands. Optuna itself need not be installed.
+A program for Optuna keeps its objective, and changes only its import. Studies are those of this package: recorded in
+its store, searched by its samplers, and shown by its commands. Optuna itself need not be installed.
 """
 
 from shadho_celery.optuna import distributions as distributions

@@ -1,4 +1,4 @@
-"""Optuna's names of the laws of labels."""
+"""Optuna's names for the laws of labels. A law is the distribution from which a label's values are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optuna's names of exceptions."""
+"""Optuna's names for exceptions of this package."""
 
 from shadho_celery.errors import ShadhoError as OptunaError
 from shadho_celery.errors import StoreError as StorageInternalError

@@ -1,4 +1,4 @@
-"""Optuna's names for its log. Studies write none here: these functions have no effect."""
+"""Optuna's names for its log. Studies of this package do not write that log, so most functions have no effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ get_logger = getLogger
 
 
 def set_verbosity(*_: object) -> None:
-    """Have no effect."""
+    """Do nothing."""
 
 
 enable_propagation = disable_propagation = enable_default_handler = disable_default_handler = set_verbosity

@@ -1,4 +1,4 @@
-"""Optuna's pruners by the names of their classes. Each is the setting `pruner` of this package."""
+"""Optuna's pruners by the names of their classes. Each returns a value for this package's setting `pruner`."""
 
 from __future__ import annotations
 

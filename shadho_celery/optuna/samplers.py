@@ -8,7 +8,8 @@ from typing import Any
 from shadho_celery.errors import UsageError
 from shadho_celery.program.interrupts import warn
 
-#: settings for one of Optuna's classes, and our names of its arguments, in Optuna's order; "" for one without effect
+#: settings for one of Optuna's classes; and our names of its arguments, in Optuna's order. An argument without effect
+#: has the name ""
 Known = tuple[Mapping[str, Any], Mapping[str, str]]
 
 _SEED = {"seed": "seed"}

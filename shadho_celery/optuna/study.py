@@ -30,7 +30,7 @@ from shadho_celery.space.stored import read_schema
 
 #: URL of a store in memory
 IN_MEMORY = "sqlite://"
-#: seconds of a search without an end
+#: time limit in seconds for a search that should not end by itself
 _ENDLESS = 1e9
 #: Optuna's columns of a table of trials, in order
 _DATES = ("datetime_start", "datetime_complete", "duration")
@@ -67,7 +67,7 @@ def create_study(
 
 
 def load_study(*, study_name: str, storage: str, sampler: Mapping[str, Any] | None = None, pruner: Any = None) -> Study:
-    """Return a recorded study. Only its first change takes its lock, so a study that runs can be read."""
+    """Return a recorded study. It is locked only at its first change, so a study that runs can be read."""
     found = recorded.load_study(storage, study_name)
     if found.name != study_name:
         raise StudyNotFound(f"there is no study named {study_name!r}; did you mean {found.name!r}?")
@@ -90,7 +90,9 @@ class Study:
     """A study in the shape of Optuna's."""
 
     def __init__(self, found: StudyResults, url: str, chosen: Mapping[str, Any]) -> None:
-        """`found` is open, or recorded and opened at the first change, with the `chosen` sampler and pruner."""
+        """`found` is an open study, or a recorded study that is opened at its first change. `chosen` are the settings
+        with which it is opened, such as sampler and pruner.
+        """
         self._found, self._url, self._chosen = found, url, chosen
         #: by number: trials that `ask` has returned
         self._asked: dict[int, Trial] = {}
@@ -171,7 +173,7 @@ class Study:
         self._is_stopping = True
 
     def ask(self, fixed_distributions: Mapping[str, Any] | None = None) -> Trial:
-        """Return the next trial, which has asked for the labels of `fixed_distributions` already."""
+        """Return the next trial. The labels of `fixed_distributions` already have values in it."""
         trial: Trial = self._open().ask()
         trial.study, self._asked[trial.number] = self, trial
         for label, each in (fixed_distributions or {}).items():
@@ -193,7 +195,7 @@ class Study:
     def enqueue_trial(
         self, params: Mapping[str, Any], user_attrs: Mapping[str, Any] | None = None, skip_if_exists: bool = False
     ) -> None:
-        """Let the next trial have these values, and note these facts."""
+        """Let the next trial have the values `params`, and record `user_attrs` with it."""
         if not (skip_if_exists and any(params.items() <= each.params.items() for each in self.trials)):
             self._open().enqueue([{**params, FACTS: user_attrs} if user_attrs else params])
 
@@ -223,7 +225,7 @@ class Study:
 
     @property
     def best_trial(self) -> FrozenTrial:
-        """The best trial. Raises NoSuccessfulTrial without one, and RuntimeError for several losses."""
+        """The best trial. Raises NoSuccessfulTrial if no trial has succeeded, and RuntimeError for several losses."""
         if self._has_several:
             raise RuntimeError("a study of several directions has best_trials")
         return self._frozen([self._found.best])[0]
@@ -249,7 +251,7 @@ class Study:
         return pd.concat([group.sort_index(axis=1) for group in groups], axis=1)
 
     def _cells(self, trial: FrozenTrial, attr: str) -> dict[str, Any]:
-        """Return the cells of one of Optuna's groups of columns by the names of the columns."""
+        """Return a trial's cells in one of Optuna's groups of columns, by column."""
         if attr == "value" and self._has_several:
             values = dict(enumerate(trial.values or ()))
             return {f"values_{place}": values.get(place) for place in range(len(self._found.objectives))}
@@ -278,7 +280,7 @@ class Study:
 
 
 def _told(state: Any, values: Any) -> Any:
-    """Return what an objective returns for values or one of Optuna's states."""
+    """Return the result that an objective would return for these values and this state of Optuna."""
     if state.name == "PRUNED":
         return Outcome(state=State.PRUNED)
     failed = Outcome(state=State.FAILED, error="it was told as failed, or without values")
@@ -286,7 +288,10 @@ def _told(state: Any, values: Any) -> Any:
 
 
 def _is_caught(error: str | None, caught: tuple[type[Exception], ...]) -> bool:
-    """Return whether a trial of another process failed without an exception, or with one of these by its name."""
+    """Return whether the error of a trial in another process is not an exception, or is one of the `caught` types.
+
+    The types are compared by name, because only the text of the error is known here.
+    """
     if not error or not (TRACEBACK in error or error.startswith("...")):
         return True
     kinds = [*caught]
@@ -297,7 +302,10 @@ def _is_caught(error: str | None, caught: tuple[type[Exception], ...]) -> bool:
 
 
 def _opened_study(url: str, name: str | None, **settings: Any) -> program.Study:
-    """Open a study, which another object of this process may have open. Raises StudyLocked if another process has."""
+    """Open a study. If another object of this process has it open, close that object first.
+
+    Raises StudyLocked if another process has the study open.
+    """
     if name is not None and (other := _opened.pop((url, name), None)) is not None:
         other.close()
     try:

@@ -1,4 +1,4 @@
-"""Optuna's records of trials."""
+"""Trials in the shape of Optuna's."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class FrozenTrial:
 
     number: int = -1
     state: TrialState = TrialState.COMPLETE
-    #: losses as the objective returned them; of a pruned trial that of its last report
+    #: losses as the objective returned them; for a pruned trial, the loss of its last report
     values: Sequence[float] | None = None
-    #: value of each label that it asked for, and its law in all trials
+    #: value of each label that the trial asked for; and the law of the label, which includes those of other trials
     params: Mapping[str, Any] = field(default_factory=dict)
     distributions: Mapping[str, Law] = field(default_factory=dict)
     user_attrs: Mapping[str, Any] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class Interrupts:
         self._depth += 1
         if self._depth == 1 and threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGINT)
-            # Keep the handling of a signal that is ignored or ends the process.
+            # Without a Python handler, Ctrl-C is ignored or ends the process. Do not change that.
             if callable(before):
                 self._before = before
                 signal.signal(signal.SIGINT, self._note)

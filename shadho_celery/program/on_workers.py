@@ -44,7 +44,7 @@ def search_on_workers(
     """Run a study on workers to its end. The arguments are those of `minimize`; `opened` are fields of `Options`."""
     module = objective if isinstance(objective, str) else _module_of(objective, space)
     given = _given(settings)
-    # The study of a study file must have these settings there.
+    # A study file must contain the following settings itself.
     if space is not None and isinstance(objective, str):
         raise UsageError("a study file has its own SPACE; leave out space")
     which = ["a sampler of your own"] * callable(given.get("sampler"))
@@ -85,7 +85,7 @@ def _read(module: str, objective: Any, space: object, *, is_fleet: bool) -> Abst
 
 
 def _run(options: Options, file: StudyFile) -> ShownStudy:
-    # A notebook shows the last state alone, as after a search in its own process.
+    # A notebook shows only a summary at the end, as it does for a search in its own process.
     is_summed_up = is_notebook() and not options.silent
     options = replace(options, silent=options.silent or is_summed_up)
     with Session(options, file, partial(say, err=True)) as session:
@@ -148,7 +148,7 @@ def _module_of(objective: object, space: object) -> str:
 
 
 def _slots(workers: object) -> Mapping[str, int]:
-    """Return the number of slots by class, which for a number alone is this machine's.
+    """Return the number of slots by class. A single number means slots of this machine's class.
 
     Raises UsageError unless `workers` is a whole number or maps classes to whole numbers.
     """

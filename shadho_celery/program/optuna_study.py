@@ -127,7 +127,7 @@ def steps_of(reports: Sequence[Report], way: str) -> Mapping[int, dict[int, floa
 def _distributions(tree: Mapping[str, Any] | None, trials: Sequence[TrialResult], kinds: Any) -> dict[str, Any]:
     """Return an Optuna distribution for each label, which includes all drawn values of the label.
 
-    If the recorded space cannot be read, it is the range of the values.
+    For a label whose recorded domain cannot be read, the distribution is the range of its drawn values.
     """
     drawn: defaultdict[str, list[float]] = defaultdict(list)
     for trial in trials:
@@ -168,7 +168,9 @@ def _distribution(label: str, known: Label, values: Sequence[float], kinds: Any)
 
 
 def _is_held(low: float, high: float, step: float, values: Sequence[float]) -> bool:
-    """Return whether Optuna accepts the grid: `high` is on it in decimals, and each value within 1e-9 steps."""
+    """Return whether Optuna accepts the grid: `high` is a grid point in decimal arithmetic, and each value is within
+    1e-9 steps of a grid point.
+    """
     if (high - low) / step >= MOST_STEPS or (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
         return False
     return all(abs(place - round(place)) < 1e-9 for place in ((value - low) / step for value in values))

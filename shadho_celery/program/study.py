@@ -103,7 +103,7 @@ class Study(ShownStudy):
     ) -> None:
         """Begin or resume a study of `space`, a hyperopt expression.
 
-        Without a space, the objective gets a trial that it asks for values, as in Optuna, and so does `ask`.
+        Without a space, the objective gets a `Trial`, which it asks for values as in Optuna. `ask` also returns one.
 
         `store`, `study`, `resume`, `seed`, `enqueue` and `warm_start` are as in `minimize`. A resumed study keeps its
         earlier settings, except those that are given. `policy` has an effect only on workers. Raises SpaceError,
@@ -296,12 +296,14 @@ class Study(ShownStudy):
             return self.trial(number)
 
     def _turn(self) -> None:
-        """Let the scheduler of the caller's trials record what has happened, and grow the space if it has to."""
+        """Let the scheduler for `ask` and `tell` record what has happened, and continue in the space if it has grown."""
         self._scheduler().turn()
         self._grow()
 
     def _grow(self) -> bool:
-        """Continue in the grown space, if there is one and the store can be reached. Return whether this was done."""
+        """If trials have asked for new labels, continue in the space that includes them, unless the store cannot be
+        reached. Return whether this was done.
+        """
         if not self._study.has_grown:
             return False
         self._opened = self._opened.grown()
@@ -396,7 +398,7 @@ class Study(ShownStudy):
         return self._opened.scheduler(executor, limits, pruning=pruning)
 
     def _end(self, scheduler: Scheduler) -> None:
-        """Record the last changes of a run, and warn of what its user should know."""
+        """Record the last changes of a run, and issue warnings about its end and its result."""
         self._study.commit()
         if scheduler.hopeless:
             warn(f"stopped: {scheduler.hopeless} (max_failures)")
