@@ -296,7 +296,7 @@ class Study(ShownStudy):
             return self.trial(number)
 
     def _turn(self) -> None:
-        """Let the scheduler for `ask` and `tell` record what has happened, and continue in the space if it has grown."""
+        """Let the scheduler for `ask` and `tell` record what has happened. If the space has grown, continue in it."""
         self._scheduler().turn()
         self._grow()
 
