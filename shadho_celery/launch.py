@@ -229,7 +229,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
 
 
 def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
-    """Raise UsageError for an option that does not apply: on a fleet, in embedded mode, or to a new or old study."""
+    """Raise UsageError for an option that does not apply: on a fleet, in embedded mode, or to a new or resumed one."""
     if is_fleet and (given["workers"] or given["demo"]):
         option = "--workers" if given["workers"] else "--demo"
         raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")

@@ -203,7 +203,7 @@ def main(
     given = {server.PORT: metrics_port, server.HOST: metrics_host}
     given |= {"SHADHO_IMPORTS": ",".join(modules)} if imports else {}
     os.environ.update({variable: str(value) for variable, value in given.items() if value is not None})
-    # Also check the values that come from the environment.
+    # These functions also check values that come from the environment.
     stay.Stay.configured()
     hardware.slots_per_gpu()
     hardware.price()

@@ -41,7 +41,7 @@ COMPARED, END = 3, 0.05
 MANY_FAILED = 0.1
 #: the search still makes progress if the best trial is in this share of the latest trials
 LATEST = 0.2
-#: beginnings of the descriptions of domains without bounds, which have no end
+#: beginnings of the descriptions of domains without bounds
 _ENDLESS = ("normal(", "lognormal(", "qnormal(", "qlognormal(")
 
 
@@ -87,7 +87,7 @@ def best_at_an_end(data: StudyData) -> Iterator[str]:
             or space.get(label.name, "").startswith(_ENDLESS)
         ):
             continue
-        # With few different values, such as numbers of layers, the best trials often have the least or greatest.
+        # With few different values, such as numbers of layers, the best trials often lie at an end by chance.
         if len(np.unique(label.values[label.is_active])) <= LEAST_TRIALS / 2:
             continue
         places = scaled(label, label.values)[best]

@@ -111,9 +111,9 @@ def command(kind: type[Deed]) -> click.Command:
 
 
 def _points(given: Mapping[str, Any]) -> tuple[list[Any], Answer | None]:
-    """Return the known points in a file, or the params of failed trials; and None, or the answer to the command.
+    """Return the known points in a file, or the params of failed trials; and the answer to the command, or None.
 
-    If the study does not run, points of failed trials are enqueued here, and the answer says so.
+    There is an answer if the study of the failed trials does not run, because their params are then enqueued here.
     """
     words = given["words"]
     if given["failed"]:

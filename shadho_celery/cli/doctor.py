@@ -242,7 +242,7 @@ def clocks(site: Site) -> Finding:
         for worker in needed(site.fleet).workers.values()
         if worker.clock_offset is not None and worker.machine.host != site.machine.host
     }
-    # The offsets are relative to the clock of the Redis server, from which no machine may differ too much, too.
+    # The offsets are relative to the clock of the Redis server. No machine may differ too much from this clock, either.
     first, last = min(offsets, key=offsets.__getitem__), max(offsets, key=offsets.__getitem__)
     apart = offsets[last] - offsets[first]
     if max(apart, *map(abs, offsets.values())) > CLOCK_SECONDS:
@@ -313,7 +313,7 @@ def gpus(site: Site) -> Finding:
 
 
 def workers(site: Site) -> Finding:
-    """Each compute class with waiting messages, or from which a study wants slots, has workers that take trials."""
+    """Each class with waiting messages has workers that take trials. If a study runs, any class has such workers."""
     fleet = needed(site.fleet)
     serving = {worker.compute_class for worker in fleet.workers.values() if not worker.draining}
     waiting = [f"{name} ({depth:,} waiting)" for name in fleet.depths if (depth := fleet.waiting(name) or 0)]

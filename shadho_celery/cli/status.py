@@ -160,7 +160,7 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
             place: drain for place, drain in drains.all(obeyed).items() if place in workers or not drain.alone
         }
         for place in sorted({place_of(name) for name, worker in workers.items() if worker.drained} & obeyed.keys()):
-            # Without `& obeyed`, a worker that `scale` ends would be included. Its drain is for its full name.
+            # Without `& obeyed`, a worker that `scale` ends would be included, although only this worker is drained.
             if (latest := drains.latest(place)) is None or latest.sequence < obeyed[place]:
                 drained.setdefault(place, None)
     classes = {worker.compute_class for worker in workers.values()}

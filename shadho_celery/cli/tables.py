@@ -464,7 +464,7 @@ def best_values(trial: TrialResult, study: str = "") -> str:
     """
     try:
         words = "rounded" if _is_rounded(trial.values) else ""
-    except Exception:  # as in `given`
+    except Exception:  # a space may call any function, which may fail on these params
         words = ""
     losses = [trial.loss or 0.0, *trial.losses.values()]
     if study and not words and any(float(f"{loss:.6g}") != loss for loss in losses):

@@ -175,7 +175,7 @@ class CachedStudy:
         return f"{self.change or 0}{'' if self.running_on is None else ' running'}"
 
     def _refresh(self) -> int:
-        """Return the store's latest change number. Changed rows are read later, so they may be newer, but not older."""
+        """Check for changes, and return the study's change number. Rows are read later, so none may be older."""
         now = self._clock.now()
         if self.change is None or now - self._read_at >= FRESH_SECONDS:
             self._store.verify()

@@ -70,8 +70,8 @@ class Run:
     def _bound(self) -> float | None:
         """Return the maximum of completed trials per second, from the mean slot seconds of each subspace on each class.
 
-        The time of failed and pruned trials counts, but they are not completed. Where a subspace has no completed
-        trial on a class, its mean is estimated from other subspaces and classes.
+        Failed and pruned trials add to the seconds, but not to the number of completed trials. Where a subspace has no
+        completed trial on a class, its mean is estimated from other subspaces and classes.
         """
         timed = dict(self.study.trials.timed)
         slots = {each.name: each.share for each in self.scheduler.classes}

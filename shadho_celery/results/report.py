@@ -569,7 +569,7 @@ def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
 def _warnings(trials: FinishedTrials) -> list[str]:
     """Return a line for each of the first WARNINGS different warnings of trials.
 
-    It has the first trial with this warning, and the number of further trials.
+    A line names the first trial with the warning, and has the number of further trials.
     """
     numbers: dict[str, list[int]] = {}
     for trial in trials.warned():

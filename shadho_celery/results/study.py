@@ -183,7 +183,7 @@ class StudyResults(StudyFacts):
 
     @property
     def best(self) -> TrialResult:
-        """The COMPLETE trial with the least loss among those with the highest budget.
+        """The COMPLETE trial with the best loss among the trials with the highest budget.
 
         If no trial is feasible, it is the trial with the smallest violation. With several losses, it is the first trial
         of the front. Raises NoSuccessfulTrial, with the reason, if no trial is COMPLETE.
