@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,10 @@ class TomlStudy:
             return {}
 
     def version(self, name: str) -> CodeVersion:
-        path = study_file.file_of(name)
-        root = (path or Path(name)).absolute().parents[name.count("/")]
-        return CodeVersion(root=str(root), files={name: "" if path is None else digest_of(path.read_bytes())})
+        path, digest = study_file.file_of(name) or Path(name), ""
+        with suppress(OSError):
+            digest = digest_of(path.read_bytes())
+        return CodeVersion(root=str(path.absolute().parents[name.count("/")]), files={name: digest})
 
 
 def _stated(content: Mapping[str, object]) -> dict[str, Any]:

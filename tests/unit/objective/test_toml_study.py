@@ -84,7 +84,9 @@ def test_a_study_in_toml_is_a_study(folder: Path) -> None:
         assert flat["opt"] == (values["opt"] if values["opt"] == "adam" else values["opt"]["opt"])
 
 
-def test_the_version_of_a_study_depends_on_its_file_and_those_that_it_names(folder: Path) -> None:
+def test_the_version_of_a_study_depends_on_its_file_and_those_that_it_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = folder / "study.toml"
     path.write_text(STUDY)
     (folder / "train.py").touch()
@@ -98,6 +100,8 @@ def test_the_version_of_a_study_depends_on_its_file_and_those_that_it_names(fold
     path.unlink()
     assert literal_settings("study.toml") is None
     assert read_sources("study.toml").files == {"study.toml": ""}
+    monkeypatch.setattr(study_file, "file_of", lambda name: path)
+    assert read_sources("study.toml").files == {"study.toml": ""}, "it was removed after it had been found"
 
 
 def test_a_python_study_may_have_a_command_in_place_of_an_objective(
