@@ -224,23 +224,26 @@ class _Attempt:
 
 def _read_result(own: Path) -> Any:
     """Return the content of the file RESULT in an attempt's folder, else in its ARCHIVE; None if there is neither."""
+    # Other kinds of files, such as pipes, may block.
+    name = next((each for each in (RESULT, ARCHIVE) if own.joinpath(each).is_file()), None)
+    if name is None:
+        return None
     try:
-        # Only for regular files is there nothing to wait for.
-        if own.joinpath(RESULT).is_file():
+        if name == RESULT:
             with own.joinpath(RESULT).open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
-        elif own.joinpath(ARCHIVE).is_file():
+        else:
             with tarfile.open(own / ARCHIVE) as archive:
                 # A look-up by name, here a KeyError, unpacks the whole archive. A folder is None, without `read`.
                 member = next((each for each in archive if each.name == RESULT), RESULT)
                 content = archive.extractfile(member).read(MAX_BYTES + 1)  # type: ignore[union-attr]
-        else:
-            return None
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         return json.loads(content)
-    except (AttributeError, KeyError, OSError, tarfile.TarError, ValueError, RecursionError, EOFError) as error:
-        raise CommandFailed(f"{RESULT} cannot be read: {short(error)}") from None
+    except TrialTimeout:
+        raise
+    except Exception as error:  # damaged archives raise various errors of their compression
+        raise CommandFailed(f"{name} cannot be read: {short(error)}") from None
 
 
 def _keep(outputs: Sequence[str], where: Path, context: LocalContext) -> None:

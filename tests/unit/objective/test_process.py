@@ -117,6 +117,12 @@ def test_the_file_with_the_result_wins(runs: Runs) -> None:
     assert "performance.json cannot be read" in runs.error("echo '{' > $(dirname $SHADHO_PARAMS)/performance.json")
 
 
+def damaged(compression: str) -> str:
+    """Return a script that writes a damaged archive with a result after another file."""
+    pack = f"seq 99999 > other; echo 1 > performance.json; tar c --{compression} -f out.tar.gz other performance.json"
+    return f"{pack}; rm performance.json; yes | head -c 999 | dd of=out.tar.gz bs=1 seek=5000 conv=notrunc"
+
+
 @pytest.mark.parametrize(
     ("made", "told"),
     [
@@ -129,7 +135,9 @@ def test_the_file_with_the_result_wins(runs: Runs) -> None:
         ("ln -s /etc/hosts performance.json; tar cf out.tar.gz performance.json; rm p*", "cannot be read"),
         ("mkdir performance.json; tar cf out.tar.gz performance.json; rm -r p*", "cannot be read"),
         ("tar cf out.tar.gz *.json", "'performance.json' not found"),
-        ("echo > out.tar.gz", "performance.json cannot be read"),
+        ("echo > out.tar.gz", "out.tar.gz cannot be read"),
+        (damaged("gzip"), "out.tar.gz cannot be read: "),
+        (damaged("xz"), "out.tar.gz cannot be read: "),
     ],
 )
 def test_a_result_that_is_no_file_or_too_large_is_not_read(runs: Runs, made: str, told: str) -> None:
