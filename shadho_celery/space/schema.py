@@ -33,6 +33,8 @@ Drawn = int | float
 MOST_COUNTED = 64
 #: number of values of a grid that is too large for a draw, and whole number that is too large for a space
 MOST_STEPS = 2**62
+#: a number that is too large for a space, because the sum of several such numbers may overflow
+MOST_FLOAT = 1e307
 #: maximum number of labels of a schema
 MOST_LABELS = 1000
 #: fraction of a step by which a number may miss its grid
@@ -74,8 +76,6 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
             now, before = one_line(now, 80), one_line(before, 80)
             raise SpaceError(f"{label!r} is suggested as {now}, and was {before}; give it another name")
         step, low, high = self.step, min(self.low, other.low), max(self.high, other.high)
-        if not math.isfinite(high - low):
-            raise SpaceError(f"{label!r}: from {low:g} to {high:g} in all trials is too wide; give smaller bounds")
         if step != other.step or (step and not _is_multiple(other.low - self.low, step)):
             step = 1 if self.kind == "int" else None
         # The kept object makes the comparison of two schemas fast.
@@ -145,22 +145,21 @@ def number(label: str, low: Any, high: Any, *, is_int: bool, step: Any = None, l
     step = 1 if is_int and step is None else step
     try:
         least, most, by = kind(low), kind(high), None if step is None else kind(step)
-        is_range = least <= most and math.isfinite(most - least)
-        is_range = is_range and (by is None or (by > 0 and (most - least) / by < MOST_STEPS))
-        is_range = is_range and not (is_int and max(-least, most) >= MOST_STEPS)
+        is_range = least <= most and max(-least, most, by or 0) < (MOST_STEPS if is_int else MOST_FLOAT)
+        is_range = is_range and (by is None or (by > 0 and max(-least, most, most - least) // by < MOST_STEPS))
     except (TypeError, ValueError, OverflowError):
         is_range = False
     if not is_range:
         raise SpaceError(
-            f"{what} is no range; give two numbers, the lower one first, and a step above 0. Whole numbers, and the "
-            "number of steps, are below 2**62"
+            f"{what} is no range; give two numbers, the lower one first, and a step above 0. Whole numbers, and "
+            f"numbers divided by the step, are below 2**62, and others below {MOST_FLOAT:g}"
         )
-    if log and (by not in {None, 1} or (least < 1 if is_int else least <= 0)):
+    if log and (by != (1 if is_int else None) or (least < 1 if is_int else least <= 0)):
         bound = "of 1 or more" if is_int else "above 0"
         raise SpaceError(f"{what} has no logarithms; give a lower bound {bound}, and no step")
     if by:
         # A step that does not reach the upper bound ends below it.
-        most = least + math.floor((most - least) / by + _ROUNDING) * by
+        most = least + ((most - least) // by if is_int else math.floor((most - least) / by + _ROUNDING)) * by
     return Law(kind="int" if is_int else "float", low=least, high=most, step=by, log=bool(log))
 
 

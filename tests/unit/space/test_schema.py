@@ -118,6 +118,16 @@ def test_bounds_of_several_trials_are_joined() -> None:
     assert same.joined("x", number("x", 0.25, 0.5, is_int=False)) is same
 
 
+def test_a_space_has_the_widest_laws_of_several_trials() -> None:
+    far = 2**62 - 1
+    schema = Schema()
+    for sign, step in ((1, 1e307 / 3), (-1, None)):
+        whole = {"n": number("n", -far, far, is_int=True, step=3 if step else 5)}
+        laws = {"x": number("x", sign * 9.9e306, sign * 9.9e306, is_int=False, step=step)} | whole
+        schema = schema.seen({label: Suggested(law=law, drawn=0) for label, law in laws.items()}, is_complete=True)
+    assert {*schema.space().domains} == {"x", "n"}
+
+
 @pytest.mark.parametrize(
     ("law", "other", "said"),
     [
@@ -147,9 +157,13 @@ def test_another_kind_log_or_other_options_are_refused_by_the_label(law: Law, ot
         (lambda: number("x", "a", 1, is_int=False), "is no range"),
         (lambda: number("x", -(2**63), 2**63, is_int=True), "is no range"),
         (lambda: number("x", 2**63, 2**63 + 8, is_int=True), r"Whole numbers, .*, are below 2\*\*62"),
+        (lambda: number("x", 0, 1e307, is_int=False), r"others below 1e\+307"),
+        (lambda: number("x", 0, 1, is_int=False, step=1e307), r"others below 1e\+307"),
+        (lambda: number("x", 1e300, 1e300, is_int=False, step=1e-300), r"divided by the step, are below 2\*\*62"),
         (lambda: number("x", 0, 1, is_int=False, log=True), "a lower bound above 0"),
         (lambda: number("x", 0, 9, is_int=True, log=True), "of 1 or more"),
         (lambda: number("x", 1, 9, is_int=True, log=True, step=2), "and no step"),
+        (lambda: number("x", 1e-9, 9, is_int=False, log=True, step=1), "and no step"),
         (lambda: number("x", 1, 9, is_int=True, step=0), "a step above 0"),
         (lambda: choice("x", []), "has no options"),
         (lambda: choice("x", [object()]), "use them as names of other objects"),
