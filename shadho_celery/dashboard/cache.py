@@ -72,7 +72,7 @@ class CachedStudy:
         self._depth = Depth.LOSSES
         self._trials: TrialColumns | None = None
         self._attempts: AttemptColumns | None = None
-        #: answers by question: version of the study (`_version`), time, and answer
+        #: answers by question: version of the study (`_version`), time of the end of the work, and answer
         self._answers: OrderedDict[object, tuple[str, float, object]] = OrderedDict()
 
     def refresh(self) -> int:
@@ -152,7 +152,7 @@ class CachedStudy:
             return found[2]  # type: ignore[return-value] # the type of an answer follows from the question
         made = make()
         with self._lock:
-            self._answers[asked] = version, now, made
+            self._answers[asked] = version, self._clock.now(), made
             self._answers.move_to_end(asked)
             while len(self._answers) > MOST_ANSWERS:
                 self._answers.popitem(last=False)

@@ -743,6 +743,8 @@ def test_answers_are_kept_until_the_study_changes_or_for_two_seconds_while_it_ru
     with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
         record = store.find("first")
         fence = store.lock(record.key, "test", time.time())
+        study.answer("slow", lambda: rig.clock.sleep(FRESH_ANSWERS))
+        study.answer("slow", lambda: pytest.fail("the time is counted from the end of the work"))
         assert found(0.1) == [0, 0]
         assert found(FRESH_ANSWERS) == [0, 1]
         store.unlock(record.key, fence)
