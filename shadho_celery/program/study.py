@@ -354,6 +354,8 @@ class Study(ShownStudy):
     def _run(self, objective: Objective, limits: Limits, progress: bool | None, on_trial: OnTrial | None) -> None:
         where = self._plan.settings.where
         self._study.use_code(code := function_version(objective if where is None else partial(objective, where)))
+        self._opened.record_settings({}, {**self._study.record.in_force, "trials": limits.trials})
+        self.record = self._study.record
         if (line := self._opened.other_code()) is not None:
             warn(line)
         self._loop = None

@@ -213,6 +213,13 @@ class OpenStudy:
         """The space that users have declared; None if their objective asks for its labels."""
         return self.plan.space if self.study.schema is None else None
 
+    def record_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+        """Record settings that were given after the study was opened, and all settings in force. Raises StoreError."""
+        before = self.study.record
+        record = dataclasses.replace(before, settings={**before.settings, **settings}, in_force=in_force)
+        self.store.record_settings(record.key, self.study.fence, record.settings, record.in_force)
+        self.study.record = record
+
     def grown(self) -> OpenStudy:
         """Return the study in the space of the labels for which its trials have asked so far, and record that space.
 

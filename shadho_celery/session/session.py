@@ -434,10 +434,7 @@ class Session:
 
     def record_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Record settings that were given while the study runs, and all settings in force now. Raises StoreError."""
-        before = self.study.record
-        record = dataclasses.replace(before, settings={**before.settings, **settings}, in_force=in_force)
-        self.opened.store.record_settings(record.key, self.study.fence, record.settings, record.in_force)
-        self.study.record = record
+        self.opened.record_settings(settings, in_force)
 
     def _close_executor(self) -> None:
         """Record the remaining results in the store, and close the executor, which deletes them from Redis.

@@ -41,7 +41,7 @@ def test_in_a_terminal_the_last_state_and_a_summary_stay(monkeypatch: pytest.Mon
     *_, last_state, summary, end = terminal.getvalue().split("\n")
     assert "5/5" in last_state
     best = f"best loss {study.best_loss:.6g} (trial {study.best.number}: {study.best.values:.5g})"
-    assert summary.removeprefix("\x1b[?25h").strip() == f"study mine: 5 complete, 0 failed; {best}"
+    assert summary.removeprefix("\x1b[?25h").strip() == f"study mine: 5 complete, 0 failed of 5 trials; {best}"
     assert end == ""
 
 
@@ -56,7 +56,7 @@ def test_an_interrupted_search_has_its_summary_too(monkeypatch: pytest.MonkeyPat
     with pytest.warns(UserWarning, match="interrupted: "):
         study = minimize(interrupted, SPACE, trials=50, seed=1, study="mine")
     ended = study.counts["COMPLETE"]  # type: ignore[index]
-    assert f"study mine: {ended} complete, 0 failed; " in terminal.getvalue().splitlines()[-1]
+    assert f"study mine: {ended} complete, 0 failed of 50 trials; " in terminal.getvalue().splitlines()[-1]
 
 
 def test_a_search_that_is_not_to_be_seen_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_in_a_notebook_the_line_of_summary_is_printed(monkeypatch: pytest.Monkey
     stream: Any = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     monkeypatch.setattr(sys, "stderr", stream)
     minimize(parabola, SPACE, trials=3, seed=0, study="<b>mine")
-    assert stream.getvalue().startswith("study <b>mine: 3 complete, 0 failed; best loss ")
+    assert stream.getvalue().startswith("study <b>mine: 3 complete, 0 failed of 3 trials; best loss ")
 
 
 class Full(io.StringIO):

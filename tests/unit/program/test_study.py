@@ -322,6 +322,14 @@ def test_a_continued_study_has_the_settings_of_before_unless_others_are_given() 
     assert load_study(STORE, "mine").in_force == {**begun, "shares": "uniform"}
 
 
+def test_the_limit_of_the_latest_run_is_recorded() -> None:
+    with Study(SPACE, store=STORE, study="mine") as study:
+        for limit in (3, 5, None):
+            study.run(lambda params: params["x"], trials=limit, target=9.0)
+            assert study.record.asked == load_study(STORE, "mine").record.asked == limit
+    assert minimize(lambda trial: trial.suggest_float("x", 0, 1), trials=3, store=STORE).record.asked == 3
+
+
 def test_a_study_with_a_sampler_of_its_own_is_not_continued_with_another_one_unasked() -> None:
     with Study(SPACE, store=STORE, study="mine", seed=0, sampler=TpeSampler) as study:
         assert study.in_force["sampler"] is None
