@@ -27,6 +27,7 @@ from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.schema import FACTS, Schema, law_of
 from shadho_celery.space.stored import read_schema
+from shadho_celery.store.engine import is_in_memory
 
 #: URL of a store in memory
 IN_MEMORY = "sqlite://"
@@ -145,7 +146,7 @@ class Study:
                 self._is_stopping = True
                 running.stop()
 
-        if n_jobs != 1 and self._url == IN_MEMORY:
+        if n_jobs != 1 and is_in_memory(self._url):
             raise UsageError("n_jobs needs a storage that other processes can open, such as sqlite:///shadho.db")
         study = self._open()
         total = None if n_trials is None else study.count(*COUNTED) + n_trials
@@ -297,8 +298,9 @@ def _is_caught(error: str | None, caught: tuple[type[Exception], ...]) -> bool:
     kinds = [*caught]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    name = headline(error).partition(":")[0].rpartition(".")[2]
-    return Exception in caught or name in {kind.__name__ for kind in kinds}
+    # A traceback leaves out the modules builtins and __main__.
+    name, known = headline(error).partition(":")[0], {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+    return Exception in caught or not known.isdisjoint({name, f"builtins.{name}", f"__main__.{name}"})
 
 
 def _opened_study(url: str, name: str | None, **settings: Any) -> program.Study:
@@ -315,7 +317,7 @@ def _opened_study(url: str, name: str | None, **settings: Any) -> program.Study:
             f"{error}; one process runs a study: to take part, let it use a fleet (minimize with broker and redis), "
             "and be a worker: shadho-celery worker -Q cpu --import MODULE"
         ) from None
-    if url != IN_MEMORY:
+    if not is_in_memory(url):
         _opened[url, study.name] = study
     return study
 

@@ -440,6 +440,12 @@ def file_of(url: sa.URL) -> Path | None:
     return Path(str(url.database).removeprefix("file:")).absolute() if is_file else None
 
 
+def is_in_memory(url: str) -> bool:
+    """Return whether a store is in the memory of this process."""
+    parsed = _parsed(url)
+    return parsed.get_backend_name() == "sqlite" and file_of(parsed) is None
+
+
 def folder_of(url: str) -> Path | None:
     """Return the folder with the file of a store; None for a store on a server or in memory."""
     path = file_of(_parsed(url))

@@ -28,7 +28,7 @@ from shadho_celery.core.system import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn, described, is_held
-from shadho_celery.store.engine import LOCKED, allow, file_of, is_outage, make_engine, remedy, sqlstate
+from shadho_celery.store.engine import LOCKED, allow, is_in_memory, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.rows import (
     ACTIONS,
     ATTEMPTS,
@@ -120,8 +120,7 @@ class SqlStore:
 
     @property
     def is_in_memory(self) -> bool:
-        url = sa.make_url(self.url)
-        return url.get_backend_name() == "sqlite" and file_of(url) is None
+        return is_in_memory(self.url)
 
     def verify(self) -> None:
         """Check the tables of a store that is only read.

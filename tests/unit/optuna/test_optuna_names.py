@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from shadho_celery.objective.sources import function_version
 from shadho_celery.optuna.study import MaxTrialsCallback
 from shadho_celery.optuna.trial import FrozenTrial, TrialState
 from shadho_celery.program import study as program
+
+#: URL of a store in memory, other than the default
+MEMORY = "sqlite:///:memory:"
 
 
 def parabola(trial: here.Trial) -> float:
@@ -238,7 +242,9 @@ class OwnError(LookupError):
         ("...  File\nValueError: x", (ValueError,), True),
         ("Traceback (most recent call last):\n  File\nother.Error: x", (Exception,), True),
         ("Traceback (most recent call last):\n  File\nFileNotFoundError: x", (OSError,), True),
-        ("Traceback (most recent call last):\n  File\ntests.own.OwnError: x", (LookupError,), True),
+        (f"Traceback (most recent call last):\n  File\n{__name__}.OwnError: x", (LookupError,), True),
+        ("Traceback (most recent call last):\n  File\nbinascii.Error: x", (binascii.Error,), True),
+        ("Traceback (most recent call last):\n  File\nother.Error: x", (binascii.Error,), False),
         ("Traceback (most recent call last):\n  File\nother.OtherError: x", (ValueError,), False),
     ],
 )
@@ -330,6 +336,7 @@ def test_a_sampler_is_one_of_this_package(name: str, store: str) -> None:
         (lambda: here.create_study(sampler="tpe"), UsageError, "'tpe' is no sampler of shadho_celery.optuna"),  # type: ignore[arg-type]
         (lambda: here.create_study(storage=3), UsageError, "store"),  # type: ignore[arg-type]
         (lambda: here.create_study().optimize(parabola, n_jobs=2), UsageError, "n_jobs needs a storage"),
+        (lambda: here.create_study(storage=MEMORY).optimize(parabola, n_jobs=2), UsageError, "n_jobs needs a storage"),
         (lambda: here.create_study().trials_dataframe(multi_index=True), UsageError, "no argument multi_index"),  # type: ignore[call-arg]
     ],
 )
