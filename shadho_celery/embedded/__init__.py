@@ -1,4 +1,4 @@
-"""Embedded mode: a fleet on one machine, with a private Redis and real Celery workers, for which no server is needed.
+"""Embedded mode: a fleet on one machine that brings its own Redis and real Celery workers, so it needs no other server.
 
 `embedded` is the scheduler's end. `supervisor` is the process that owns Redis and the workers. `plan` has the record
 that is sent to the supervisor, and finds the running fleets in a folder for the command `status`.

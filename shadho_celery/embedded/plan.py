@@ -27,8 +27,8 @@ REDIS_SECONDS = 1.5
 
 REDIS_LOG = "redis.log"
 
-#: lines that ask the supervisor to keep the state folder, because the study of an early fleet has begun; and to remove
-#: the folder, because the study has ended and cannot be resumed
+#: lines from the scheduler to the supervisor. KEEP: keep the state folder, because the study of an early fleet has
+#: begun. REMOVE: remove the state folder, because the study has ended and cannot be resumed
 KEEP, REMOVE = "keep", "remove"
 
 #: name of Redis's socket in the state folder

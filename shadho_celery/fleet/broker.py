@@ -67,8 +67,8 @@ NOWHERE = "shadho.nowhere"
 #: maximum number of bytes of a message's body; an attempt with a thousand params has about 40,000
 MAX_BODY = 10_000_000
 
-#: Celery's headers with values that have no effect; with other values, Celery might keep a message in a slot without
-#: running it
+#: headers with Celery's options, with values that have no effect. With other values, Celery might keep a message in a
+#: slot without running it
 OPTIONS: Mapping[str, Any] = {"eta": None, "retries": 0, "timelimit": [None, None]}
 
 #: maximum number of bytes of a queue's name in AMQP
@@ -430,7 +430,7 @@ class Publisher:
                 self._publish(batch)
                 return
             except self._failures as error:
-                # Keep a blocked connection: RabbitMQ does not read from it, so it would not notice that it is closed.
+                # Keep a blocked connection. RabbitMQ does not read from it, so RabbitMQ would not notice its closing.
                 if (refusal := self.refusal) is None:
                     self._drop()
                 if refusal or is_last:
@@ -447,8 +447,9 @@ class Publisher:
         )
 
     def look(self) -> None:
-        """Read RabbitMQ's notices that it accepts messages or not. Call this now and then while nothing is published.
-        This does not wait for notices.
+        """Read notices in which RabbitMQ says that it accepts messages, or that it does not. Do not wait for notices.
+
+        Call this now and then while nothing is published.
         """
         if not self._has_confirms:
             return

@@ -68,7 +68,7 @@ KEPT_ENDED = 10_000
 #: number of ended trials that are moved to `done` at once
 ARCHIVED = 1000
 
-#: maximum number of trials of a removed study that are marked as ended: a megabyte
+#: maximum number of trials of a removed study that are marked as ended; the marks take a megabyte
 MAX_REMOVED = 2**23
 
 #: maximum number of stream entries read at a time
@@ -581,7 +581,7 @@ class Shipping:
     def send(self, study: str, sources: Sources, inputs: Mapping[FullDigest, bytes] | None = None) -> None:
         """Store the sources and inputs for the workers. Repeat the call now and then, in case Redis has lost its data.
 
-        `inputs` are the files of `Sources.inputs`. They are not signed, because their digests are.
+        `inputs` are the files of `Sources.inputs`. They need no signature, because the sources contain their digests.
         """
         [key, files] = keys(study, "sources", "inputs")
         for digest, content in (inputs or {}).items():

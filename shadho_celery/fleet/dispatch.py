@@ -104,7 +104,7 @@ class Dispatch:
         #: reason why the broker is unavailable, or None; and the time of the next try
         self.refusal: ServiceError | None = None
         self._retry_at = -math.inf
-        #: time of the next check whether the broker accepts messages, while none are sent
+        #: time of the next check whether the broker accepts messages; it is made only while there are none to send
         self._look_at = -math.inf
 
     def send(self) -> None:
@@ -203,8 +203,8 @@ UNCLAIMED_SECONDS = 30.0
 #: seconds after which the waiting attempts of a class without live workers are taken back
 NO_WORKER_SECONDS = 10.0
 
-#: seconds after which a waiting attempt for one machine is taken back, so that any machine of its class may run it: the
-#: first number if that machine has a free slot or no live workers, the second in any other case
+#: seconds after which a waiting attempt for one machine is taken back, so that any machine of its class may run it. The
+#: first number applies if that machine has a free slot or no live workers, the second if it is busy
 MACHINE_SECONDS = 5.0
 MACHINE_BUSY_SECONDS = 60.0
 
@@ -230,8 +230,8 @@ class LeaseMonitor:
     _looked_at: float = -math.inf
     #: number of announcements and leases read by the last look
     _read: int = 0
-    #: attempts whose lease has ended; and attempts whose Lost event the executor has returned. At its next call these
-    #: losses are recorded in the store, so it removes the leases
+    #: attempts whose lease has ended; and attempts whose Lost event the executor has returned. When the executor is
+    #: called again, these losses are recorded in the store, so the leases can be removed
     ended: list[tuple[int, int]] = field(default_factory=list)
     returned: list[tuple[int, int]] = field(default_factory=list)
     #: state in Redis of each attempt in flight at the last look; `missing` empties it
@@ -241,8 +241,8 @@ class LeaseMonitor:
     def look(self, now: float) -> list[tuple[int, int]]:
         """Update the live workers and find lost attempts. Do nothing until the next look is due.
 
-        `now` is the time of the first request to Redis in this turn. Returns the (number, attempt) pairs that should be
-        taken back because no worker claims them. Raises redis-py's errors.
+        `now` is a time just before the first request to Redis. Returns the (number, attempt) pairs that should be taken
+        back because no worker claims them. Raises redis-py's errors.
         """
         self.note_wait(self.clock.now() - now)
         # Look more often while the study has no workers, so that it starts soon after the first worker.

@@ -120,7 +120,7 @@ class DrainWatch:
         self._known: dict[str, int] = {}
 
     def news(self, obeyed: Mapping[str, int]) -> dict[str, Drain]:
-        """Return the drains and undrains, by place, that workers obey since the last call. `obeyed` is as in `all`.
+        """Return the drains and undrains that workers obey since the last call, by place. `obeyed` is as in `all`.
 
         Records that Redis has lost are left out. Raises redis-py's errors.
         """

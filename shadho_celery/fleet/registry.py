@@ -387,7 +387,7 @@ def place_of(worker: str) -> str:
 
 
 def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
-    """Return the greatest sequence of a drain or undrain that workers obey, by place, or by name for one worker."""
+    """Return the greatest sequence number of a drain that workers obey, by place, or for a worker alone by its name."""
     found: dict[str, int] = defaultdict(int)
     for name, worker in workers.items():
         for place, sequence in (place_of(name), worker.drain_sequence), (name, worker.own_drain_sequence):

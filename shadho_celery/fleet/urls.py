@@ -49,7 +49,7 @@ def is_fleet(given: Mapping[str, str]) -> bool:
 
 
 def default_broker(used: str) -> str | None:
-    """Return a hint how to name a broker if `used` is the default because none is named, else None."""
+    """Return a hint how to name a broker if none is named, so that `used` is the default. Otherwise return None."""
     if os.environ.get(BROKER) or used != DEFAULTS[BROKER]:
         return None
     return f"no broker is named, so the default {used} is used; to name another one, give --broker or set {BROKER}"

@@ -133,7 +133,7 @@ class Workers:
         self.others: Mapping[str, int] = {}
         #: names of workers that could run the study's trials but are quarantined
         self.quarantined: set[str] = set()
-        #: workers that may run the study's trials, and draining workers that could before; replaced by a new set at
+        #: workers that may run the study's trials, and draining workers that did so before; replaced by a new set at
         #: each change
         self.present: frozenset[str] = frozenset()
         self._draining: set[str] = set()

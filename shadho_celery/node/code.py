@@ -6,7 +6,7 @@ import. A version that cannot be imported, or whose files do not have its digest
 written again.
 
 A token file in the folder of checkpoints shows workers whether they share that folder: workers that read the same token
-do. The first worker that finds no token creates one.
+share it. The first worker that finds no token creates one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 #: folder of the cache; a study's folder cannot have this name
 INPUTS = ".inputs"
-#: permissions of its files, which may be programs
+#: permissions of the cached files, which may be programs
 READ_ONLY = 0o555
 #: seconds after which a version that could not run here is tried again
 AGAIN_SECONDS = 60.0

@@ -83,7 +83,7 @@ class FreeSlots:
         self.gpus = [Gpu(memory, len(range(card, count, cards))) for card, memory in enumerate(memories)]
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._free = set(range(count))
-        #: a ticket, which identifies a waiting attempt, and the number of slots that the attempt needs; in order
+        #: (ticket, number of needed slots) of each waiting attempt, the first one first; a ticket is a unique object
         self._waiting: deque[tuple[object, int]] = deque()
         self._changed = threading.Condition()
 
@@ -139,7 +139,7 @@ class FreeSlots:
             self._changed.notify_all()
 
     def beside(self, taken: Sequence[int]) -> list[int]:
-        """Return the idle slots of the GPUs that the attempt in the slots `taken` does not share.
+        """Return the idle slots of the GPUs that the attempt in the slots `taken` has for itself.
 
         Their processes may still hold GPU memory, so they must be killed.
         """

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 #: seconds between two checks for requests; after a check that has found requests, the next beat checks at once
 LOOK_SECONDS = 2.0
 
-#: seconds for which further requests are awaited after an answer, and between two checks meanwhile
+#: seconds after an answer in which further requests are awaited, and seconds between two checks in that time
 LINGER_SECONDS, LINGER_LOOK_SECONDS = 0.3, 0.02
 
 #: maximum number of lines about ended attempts between two beats (about a second); further ones are only counted

@@ -53,7 +53,7 @@ def create_study(
 ) -> Study:
     """Begin a study. `storage` is the URL of a store, by default in memory.
 
-    Raises StudyExists if there is one of this name, unless `load_if_exists`.
+    Raises StudyExists if the store has a study of this name, unless `load_if_exists`.
     """
     if direction is not None and directions is not None:
         raise UsageError("give direction or directions, not both")

@@ -35,8 +35,8 @@ from shadho_celery.space.split import split
 
 #: hyperopt's record of a trial
 Document = dict[str, Any]
-#: function that hyperopt calls after each turn of its loop, with the trials and with the arguments that its last call
-#: returned; it returns whether the search ends, and arguments for its next call
+#: function that hyperopt calls after each pass of its loop. It gets the trials, and the arguments that its last call
+#: returned. It returns whether the search should end, and arguments for its next call
 EarlyStop = Callable[..., tuple[bool, Iterable[Any]]]
 
 #: maximum of a seed that is drawn from numpy's legacy generator (RandomState)

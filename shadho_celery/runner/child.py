@@ -222,7 +222,7 @@ class Child:
                     'replicas cannot be called: the trial has one slot, or slots of one worker; see STUDY["slots"]'
                 )
             if order.encrypted and find_spec("cryptography") is None:
-                # The worker has the same libraries, and it must encrypt the gang's token.
+                # The worker, which must encrypt the gang's token, has the same libraries as this process.
                 raise UsageError(
                     "replicas cannot be called: the fleet has a signing key, so the gang is encrypted, which needs "
                     'cryptography; install it on all workers, in the checkout: pip install -e ".[torch]"'

@@ -59,7 +59,7 @@ class Request(Struct, frozen=True):
 
 
 def main() -> None:
-    """Fork a reaper for each request on the socket that is standard input, until its other end closes.
+    """Fork a reaper for each request that arrives on standard input, which is a socket, until its other end closes.
 
     Standard output is a file to which warnings about this process (complaints) are appended. The arguments are further
     modules to import.
@@ -109,8 +109,8 @@ def main() -> None:
 
 
 def _take_streams() -> tuple[socket.socket, int]:
-    """Return the socket that standard input is, and a descriptor of the file that standard output is. Replace the
-    streams by /dev/null and standard error.
+    """Return standard input as a socket, and a descriptor of the file behind standard output. Replace these streams by
+    /dev/null and standard error.
     """
     # The worker may have closed its standard streams. Occupy their descriptors, so that no other file gets them.
     while (empty := os.open(os.devnull, os.O_RDWR)) <= 2:

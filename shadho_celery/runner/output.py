@@ -336,7 +336,7 @@ def read_log(path: Path, after: int = 0) -> tuple[str, int] | None:
         data = file.read(2 * (HEAD + 2 * TAIL))
     if (gap := _LEFT_OUT.search(data)) is None:
         return data[after:].decode(errors="replace"), len(data)
-    # Positions in the log are greater by this than positions in the last part of the file.
+    # In the last part, a position in the log is greater by `shift` than the position in the file.
     shift = int(gap[1]) - len(gap[0])
     if after > gap.start():
         # A reader that has already read from the last part has missed nothing. Otherwise begin with the line about the

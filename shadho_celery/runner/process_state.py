@@ -4,7 +4,7 @@ The state that libraries and users often change is described by rules. A rule is
 functions that read and write this part.
 
 `restore` compares each part of the state with its value at the start of the trial, and writes that value back. The
-state of a library is recorded right after its import, so without the changes of a trial that first imports it. The
+state of a library is recorded right after its import, before the trial that imports the library can change it. The
 random generators are seeded for each trial (`seed_generators`), and `child` restores the filters of warnings. Other
 changes by a trial are not undone.
 """
@@ -377,8 +377,8 @@ def _stop_loky() -> None:
 
 
 def _reap(helpers: set[int]) -> None:
-    """Collect the exit status of ended children, mostly adopted orphans. Stop at an ended helper, for which its library
-    waits.
+    """Collect the exit status of ended children, mostly adopted orphans. Stop at an ended helper, because its library
+    waits for it.
     """
     if not hasattr(os, "waitid"):
         # macOS before Python 3.13. Nothing needs to be collected: init adopts orphans there.

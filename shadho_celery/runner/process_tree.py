@@ -19,8 +19,8 @@ MARK = "SHADHO_RUNNER"
 #: value of MARK in a prepared process; it has the length of a real mark, which later overwrites it
 UNMARKED = "0" * 32
 
-#: seconds after which killing is given up; only processes that hang in the kernel or belong to another user are left
-#: then
+#: seconds after which killing is given up. Processes that are still alive then hang in the kernel or belong to another
+#: user
 KILL_SECONDS = 10.0
 
 PR_SET_PDEATHSIG = 1

@@ -324,7 +324,7 @@ class ForkServers:
 
     def complaints(self) -> Sequence[str]:
         """Return the complaints of prepared processes and about them so far, at most MAX_COMPLAINTS, without
-        duplicates. Each is one printable line. This does not wait.
+        duplicates. Each is one printable line.
         """
         text = b"" if self._complaints < 0 else os.pread(self._complaints, MAX_COMPLAINT_BYTES, 0)
         lines = text.decode(errors="replace").splitlines()
@@ -368,7 +368,7 @@ class ForkServers:
             self._server.close()
             self._server = None
         if self._server is None:
-            # Limit libraries to one thread: those imported before the fork must not start threads. Each fork sets its
+            # Limit libraries to one thread, because a process with several threads cannot be forked. Each fork sets its
             # own number.
             environment = {**without_credentials(os.environ), **thread_variables(1), MARK: UNMARKED}
             self._server = _Server(environment, self.preload, self._complaints)
