@@ -1,8 +1,8 @@
 """Broker: queues of compute classes and machines, and the messages that carry attempts to workers.
 
 Scheduler and workers both declare a queue through `queue`, so its arguments cannot differ. The scheduler builds
-Celery's messages (protocol 2) itself and publishes all attempts of a turn in one batch. Calling `apply_async` for each
-attempt costs ten times as much.
+Celery's messages (protocol 2) itself and publishes all attempts of a pass of its loop in one batch. Calling
+`apply_async` for each attempt costs ten times as much.
 
 If Redis is the broker, kombu takes one item after another from a queue's list, and stores it in a hash until it is
 acknowledged. An item that kombu cannot read would stop the worker. Here the worker logs a warning and continues.

@@ -30,7 +30,7 @@ MIN_SHARE = 0.1
 #: a worker without any success is quarantined after one failure of a trial that succeeded on another worker, once it
 #: has had this many results
 HOPELESS_AFTER = 2
-#: number of workers on which a trial may fail before its failure is accepted in any case
+#: a failure is accepted as the trial's result, whatever its kind, once the trial has failed on this many workers
 MAX_OPINIONS = 3
 #: a failure is accepted if it took longer than PATIENCE times the mean seconds of a successful trial, and longer than
 #: FAST_SECONDS: black holes fail fast, but a busy machine may take a second to fail

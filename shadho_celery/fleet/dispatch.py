@@ -104,7 +104,7 @@ class Dispatch:
         #: reason why the broker is unavailable, or None; and the time of the next try
         self.refusal: ServiceError | None = None
         self._retry_at = -math.inf
-        #: time of the next check whether the broker accepts messages; it is made only while there are none to send
+        #: time of the next check whether the broker accepts messages, which is made only while none wait to be sent
         self._look_at = -math.inf
 
     def send(self) -> None:
@@ -171,8 +171,8 @@ def queue_of(attempt: Attempt) -> str:
 def _is_alone(attempt: Attempt) -> bool:
     """Return whether an attempt needs a message of its own.
 
-    It does if it takes several slots, or if not every machine of its class may run it. So does the second or a later
-    attempt of a trial, because an earlier one may have killed its worker, and a crash ends all attempts of a message.
+    It does if it takes several slots, or if not every machine of its class may run it. It also does if it is not the
+    first attempt of its trial: the trial may have killed a worker, and a crash ends all attempts of a message.
     """
     is_for_some = attempt.not_on is not None or attempt.only_on is not None
     return attempt.slots > 1 or attempt.attempt > 1 or is_for_some

@@ -1,4 +1,4 @@
-"""Limits and state of the broker and of Redis, which `doctor` shows.
+"""Limits and state of the broker and of Redis, which the command `doctor` shows.
 
 The broker's version, and whether its memory or disk is nearly full, are read over AMQP. RabbitMQ's consumer timeout can
 be read only with `rabbitmqctl` on the broker's machine. A field is None if its value is unknown.

@@ -46,7 +46,7 @@ _Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
 
-#: what `Signer.fingerprint` returns
+#: value of `Signer.fingerprint`
 Fingerprint = Annotated[str, Meta(max_length=8)]
 
 #: one of a worker's complaints: a printable line

@@ -87,7 +87,7 @@ class ShippedCode:
                 return ""
             sources = self._shipping.fetch(payload.study)
             # Another client may have put back an earlier version, whose signature is valid too. A study that is not a
-            # module, such as a function that is sent by value, is loaded from its file, so the file must be included.
+            # module, such as a function that is sent by value, is loaded from its file, which must be in the sources.
             is_sent = sources is not None and (payload.module in sources.files or form_of(payload.module) is None)
             if sources is None or sources.code != payload.code or not is_sent:
                 return "its study's code is not in Redis"

@@ -237,7 +237,7 @@ class Devices:
                 runner.start()
 
     def close(self) -> list[threading.Thread]:
-        """End the processes. Return the threads that do it, because each takes a few hundredths of a second."""
+        """End the processes in threads, because each takes a few hundredths of a second. Return the threads."""
         killers = []
         for runner in self.runners:
             killer = threading.Thread(target=runner.close)

@@ -160,7 +160,7 @@ class Study:
                 study.close()
                 limits |= {"workers": usable_cores().cores if n_jobs < 0 else n_jobs, "resume": True}
                 program.minimize(func, store=self._url, study=study.name, **limits)
-                # Read again, because the labels are known now.
+                # Read the study again, because its labels are known only now.
                 self._found = recorded.load_study(self._url, study.name)
         finally:
             self._is_stopping = None
@@ -168,7 +168,7 @@ class Study:
             raise raised[0]
 
     def stop(self) -> None:
-        """End `optimize` after this trial. To be called by its objective or a callback."""
+        """End `optimize` after this trial. Only its objective or a callback may call this."""
         if self._is_stopping is None:
             raise RuntimeError("stop is for an objective or a callback of optimize")
         self._is_stopping = True
@@ -201,7 +201,7 @@ class Study:
             self._open().enqueue([{**params, FACTS: user_attrs} if user_attrs else params])
 
     def add_trial(self, trial: Any) -> None:
-        """Record a trial that was evaluated elsewhere, with the laws of its labels. It may be one of Optuna itself."""
+        """Record a trial that was evaluated elsewhere, with the laws of its labels. Trials of Optuna itself work too."""
         if not trial.state.is_finished():
             raise UsageError(f"add_trial takes a trial that has ended, and this one is {trial.state.name}; enqueue it")
         outcome, noted = _told(trial.state, trial.values), read_metrics(trial.user_attrs)

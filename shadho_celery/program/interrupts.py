@@ -18,8 +18,8 @@ class Interrupts:
     """Context manager that delays Ctrl-C while a study changes, and then passes it to the previous signal handler.
 
     The previous handler, which by default raises KeyboardInterrupt, is called at the end of the outermost `with` block,
-    or earlier in `deliver`. While the objective runs, it is called at once, because no change is incomplete then. It is
-    also called at once for a second Ctrl-C, because the first one may be waiting for a database that does not answer.
+    or earlier in `deliver`. While the objective runs, that handler is called at once, because no change is incomplete
+    then. A second Ctrl-C also calls it at once, because the change may be waiting for a database that does not answer.
     Only the main thread gets signals; in other threads this object does nothing.
     """
 

@@ -233,7 +233,7 @@ class Study(ShownStudy):
     def _ask(self) -> Attempt:
         self._by_hand.is_asked = True
         try:
-            # The first turn may only find trials of an earlier run that have no result.
+            # The scheduler's first pass may only find trials of an earlier run that have no result.
             for _ in range(3):
                 self._turn()
                 if (attempt := self._by_hand.fetch()) is not None:
