@@ -201,7 +201,7 @@ class Study:
             self._open().enqueue([{**params, FACTS: user_attrs} if user_attrs else params])
 
     def add_trial(self, trial: Any) -> None:
-        """Record a trial that was evaluated elsewhere, with the laws of its labels. Trials of Optuna itself work too."""
+        """Record a trial that was evaluated elsewhere, with the laws of its labels. Optuna's own trials work too."""
         if not trial.state.is_finished():
             raise UsageError(f"add_trial takes a trial that has ended, and this one is {trial.state.name}; enqueue it")
         outcome, noted = _told(trial.state, trial.values), read_metrics(trial.user_attrs)
