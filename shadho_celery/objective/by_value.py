@@ -1,11 +1,11 @@
-"""A function that is sent by value: the form of a study whose function and space are pickled, with all that they use.
+"""Studies that are sent by value: function and space are pickled, with the objects of the program that they use.
 
-Its file begins with a header, which is read without running any code. Then come the pickles of the space and of the
+The file begins with a header, which is read without running any code. Then come the pickles of the space and of the
 function, and the large arrays that the function uses. Each trial unpickles the function and maps the arrays
 copy-on-write, so that it may change its copy, and no other trial sees the change.
 
-Only the process of a slot unpickles it, on workers that were started with the file by the user of the program, or that
-accept signed code.
+Only the processes of slots unpickle the file. The user's program has started their worker with the file, or the worker
+accepts signed code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_HERE, MAX_SENT = 16_000_000, MAX_SOURCES
 #: version of Python: a pickle has bytecode, which other minor versions cannot run
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
-#: bytes at whose multiples each part of a file begins, for the processor's widest loads
+#: each part of a file begins at a multiple of this number of bytes, so that the processor's widest loads are aligned
 _ALIGNED = 64
 
 #: maximum bytes of a header
@@ -79,7 +79,7 @@ class ByValue:
         header, (pickled_space, *_) = _opened(path := path_of(name))
         if header.python != PYTHON:
             raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {PYTHON}")
-        # Read before the import of the modules, which then use these sources.
+        # Read the sources before the modules are imported, so that the imports use the same sources.
         code = self.version(name)
         load_hyperopt_late()
         try:
@@ -112,7 +112,7 @@ class ByValue:
 
 
 def _opened(path: Path) -> tuple[Header, list[memoryview]]:
-    """Return the header and the parts of the file of a function. The parts may be changed, and the file is not.
+    """Return the header and the parts of the file of a function. A change of a part does not change the file.
 
     Raises UsageError if the file is not valid, or if another user could have written it.
     """
@@ -135,7 +135,7 @@ def _opened(path: Path) -> tuple[Header, list[memoryview]]:
 
 
 def _unpickled(path: Path) -> Callable[..., Any]:
-    """Return the function in a file, with data that nothing else refers to."""
+    """Return the function in a file, with a copy of its data that no other trial uses."""
     _, (_, pickled, *arrays) = _opened(path)
     function: Callable[..., Any] = pickle.loads(pickled, buffers=arrays)
     return function
@@ -155,11 +155,11 @@ def kept(objective: Callable[..., Any], space: object) -> Iterator[StudyFile]:
         try:
             FUNCTIONS.mkdir(parents=True, exist_ok=True)
             for left in FUNCTIONS.glob("*.pickle*"):
-                # A program that was killed has left it.
+                # The program that has written this file was killed if the file is not locked.
                 if not is_locked(left, unknown=True):
                     left.unlink(missing_ok=True)
             with replacing(path, 0o600) as file:
-                # The copy of the descriptor keeps the lock until it is closed.
+                # The lock lasts until this copy of the descriptor is closed, although `file` is closed before.
                 opened.callback(os.close, lock := os.dup(file.fileno()))
                 with suppress(OSError):
                     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -176,7 +176,7 @@ def sent(objective: Callable[..., Any], space: object) -> StudyFile:
     """
     header, pickles, code = _packed(objective, space, MAX_SENT, None)
     content = b"".join(_parts(header, pickles))
-    # A run that resumes the study with other data has another file.
+    # The name depends on the content, because a run that resumes the study may send other data.
     name = f"{_name_of(objective)}_{digest_of(content)}.pickle"
     return StudyFile(module=name, space=space, objective=objective, code=code, data={name: content})
 
@@ -196,7 +196,7 @@ def _packed(
         raise _refusal(parts, one_line(error, 300)) from None
     if sum(map(len, pickles)) > most:
         raise _too_large(objective, pickles, most, arrays)
-    # Only workers import them, and read them from the disk.
+    # Only workers import these modules, so the version is that of the files on the disk.
     code = sources.read_own(sorted(modules), Path.cwd(), are_imported=False)
     function = sources.function_version(objective)
     sizes = [len(each) for each in (*pickles, *(arrays or ()))]
@@ -205,9 +205,9 @@ def _packed(
 
 
 def _pickled(value: object, arrays: list[memoryview] | None, modules: set[str] | None = None) -> bytes:
-    """Return the pickle of a value. Add large data to `arrays`, if given, and the modules that it names to `modules`.
+    """Return the pickle of a value. Raises any exception if it cannot be pickled.
 
-    Raises any exception if it cannot be pickled.
+    The value's large data are added to `arrays`, and the modules that it names to `modules`, if these are given.
     """
     # Imported late, because most programs send nothing by value.
     import cloudpickle
@@ -217,7 +217,7 @@ def _pickled(value: object, arrays: list[memoryview] | None, modules: set[str] |
             if modules is not None:
                 modules.update(_modules_of(given))
             if isinstance(given, CodeType):
-                # Tracebacks name the user's file, for which cloudpickle has put this text.
+                # cloudpickle replaces the name of the file by this text, but tracebacks should name the user's file.
                 make, parts = self.dispatch_table[CodeType](given)
                 return make, tuple(given.co_filename if each == "<dynamic-code>" else each for each in parts)
             return _reduced(given) or super().reducer_override(given)
@@ -236,14 +236,14 @@ def _pickled(value: object, arrays: list[memoryview] | None, modules: set[str] |
 def _reduced(value: Any) -> Any:
     """Return how an array or tensor is pickled; None for other values and for those that need nothing else."""
     if type(value).__module__ == "numpy" and getattr(value, "nbytes", 0) >= LARGE and not value.flags.forc:
-        # numpy would write the data into the pickle.
+        # numpy would write the data of an array that is not contiguous into the pickle.
         return value.copy().__reduce_ex__(5)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
             raise UsageError(f"it is on {value.device}, whose memory other processes lack; send value.cpu()")
         if type(value) is torch.Tensor and not value.requires_grad and value.nbytes >= LARGE:
-            # The types that numpy lacks stay in the pickle.
+            # The data of a tensor stay in the pickle if numpy lacks its type.
             with suppress(TypeError, RuntimeError):
                 return torch.from_numpy, (value.numpy(),)
     return None
@@ -261,12 +261,12 @@ def _modules_of(value: Any) -> Iterator[str]:
                 base = str(each.argval)
                 yield base
             elif each.opname == "IMPORT_FROM":
-                # It may be a module of a package.
+                # The imported name may be that of a module in the package `base`.
                 yield f"{base}.{each.argval}"
 
 
 def _refusal(parts: Iterable[tuple[str, object]], reason: str) -> UsageError:
-    """Return the error for what cannot be pickled. It names the first of these parts, or an attribute of it."""
+    """Return the error for what cannot be pickled. It names the first of these parts that fails, or its attribute."""
     for where, value in parts:
         try:
             _pickled(value, [])

@@ -57,17 +57,17 @@ class PeakMemory:
     def __init__(self, shared: int = 0) -> None:
         """`shared` is the number of bytes that this process shares with other processes. They are subtracted."""
         self._shared = shared
-        #: peaks of the processes that have run beside this one
+        #: peaks of the trial's other processes
         self._beside = dict.fromkeys(Memory, 0)
         #: bytes of torch's tensors on GPUs at the beginning
         self._held = 0
-        # If a trial has broken torch or its GPU, the next trial's own error describes it better.
+        # If an earlier trial has broken torch or the GPU, the error of this trial's objective describes that better.
         with suppress(Exception):
             if (cuda := _cuda()) is not None:
                 for device in range(cuda.device_count()):
                     cuda.reset_peak_memory_stats(device)
                 self._held = _allocated(cuda)
-        # The system sets the peak to the current resident memory (Linux).
+        # Writing 5 to this file of Linux sets the peak to the current resident memory.
         self._was_reset = False
         with suppress(OSError):
             # `os.open` is used, because `open` takes several times as long for each trial.
@@ -120,8 +120,8 @@ def gpu_peak(device: int | None = None) -> int:
     take.
     """
     with suppress(Exception):
-        # Elsewhere, the peak of reserved memory would be wrong, because the allocator keeps it from trial to trial.
-        # For the first trial on the GPU no peak was reset, but no earlier trial has contributed to it either.
+        # If trials do not share GPUs, the reserved memory would be wrong: the allocator keeps it from trial to trial.
+        # The peak was not reset for the first trial on the GPU, but no earlier trial has contributed to it either.
         if (cuda := _cuda()) is not None:
             peak = cuda.max_memory_reserved if _shares() else cuda.max_memory_allocated
             devices = range(cuda.device_count()) if device is None else [device]
@@ -189,7 +189,8 @@ def exhausted(error: BaseException) -> Memory | None:
 
 
 def _told_by(error: BaseException) -> Memory | None:
-    # Compared by name, because torch is never imported for this, and has moved the exception. CuPy's is a MemoryError.
+    # Compared by name, because torch is not imported for this, and defines the exception in various modules, by its
+    # version. CuPy's exception of this name is a MemoryError.
     if any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
         return Memory.GPU
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -200,7 +201,7 @@ def _told_by(error: BaseException) -> Memory | None:
     if _OF_HOST.search(text):
         return Memory.HOST
     if _OF_ANY.search(text):
-        # A slot of a class without GPUs has an empty list.
+        # In a slot without GPUs, the variable is empty.
         has_gpu = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
         is_of_gpu = _GPU.search(text) or (has_gpu and not isinstance(error, MemoryError))
         return Memory.GPU if is_of_gpu else Memory.HOST
@@ -238,9 +239,9 @@ def call(
 ) -> Outcome:
     """Call `objective` with the params that `make_params` returns, and return the outcome.
 
-    `takes_context` is what `wants_context(objective)` returned; None calls it, which takes longer than the rest of this
-    function. `objectives` are the directions of the study's losses by name, if they have names. An exception of a
-    `fatal` type is raised again, by default that of Ctrl-C. Any other exception becomes a FAILED outcome.
+    `takes_context` is the result of `wants_context(objective)`. If it is None, `wants_context` is called, which takes
+    longer than the rest. `objectives` are the directions of the study's losses by name, if they have names. An
+    exception of a `fatal` type, by default that of Ctrl-C, is raised again. Any other one becomes a FAILED outcome.
     """
     clock = clock or SystemClock()
     began = clock.now()
@@ -253,7 +254,7 @@ def call(
             seconds = max(0.0, clock.now() - began)
             outcome = read(returned, objectives)
         except Unreadable:
-            # An objective that asks for its labels reads its own result.
+            # `Suggesting` reads the return value of its objective, which does not count if the trial was stopped.
             if not (context.stopped() or context.was_told):
                 raise
             outcome, seconds = Outcome(state=TrialState.CANCELLED), max(0.0, clock.now() - began)

@@ -29,7 +29,7 @@ from shadho_celery.objective.context import LocalContext
 if TYPE_CHECKING:
     from shadho_celery.space.space import Space
 
-#: placeholder of all active labels, and those of facts about the trial: attributes of its context
+#: placeholder of the arguments for all active labels; and placeholders of facts, which are attributes of the context
 ARGS, FACTS = "args", ("budget", "seed", "trial", "checkpoint_dir")
 #: names that no label may have
 RESERVED = (ARGS, *FACTS)
@@ -39,10 +39,10 @@ ARG = "--{label}={value}"
 #: maximum number of files that are inputs, and of their bytes together
 MOST_FILES, MAX_INPUTS = 1000, 2**26
 
-#: a part of a word that is not text: an escaped brace, a placeholder, or a brace that is neither
+#: matches an escaped brace, a placeholder, or an open brace that is neither, which is an error
 _PART = re.compile(r"\{\{|\{([^{}]*)\}|\{")
 
-#: a program that runs the script in its first argument; and the name of a script
+#: match the name of a program that runs the script in its first argument; and the name of a script
 _INTERPRETER, _SCRIPT = re.compile(r"(.*/)?(python[\d.]*|(ba|z|da)?sh)"), re.compile(r"[^{-][^{]*\.(py|sh)")
 
 
@@ -74,7 +74,7 @@ class Command:
     outputs: tuple[str, ...] = ()
     #: folder of the study, absolute
     folder: Path
-    #: digest of each file below it that the words name, or that is an input, by its path
+    #: by path: digest of each file below `folder` that the words name, or that is an input
     files: Mapping[str, Digest] = field(default_factory=dict, compare=False)
 
     def __call__(self, params: Values, context: LocalContext) -> Any:

@@ -140,7 +140,7 @@ class Context(Protocol):
 CONTEXT_NAMES = frozenset(Context.__annotations__) | {name for name in vars(Context) if not name.startswith("_")}
 
 
-#: number of signs after which the arguments of an attempt's reports are taken as exchanged
+#: number of signs of exchanged arguments in an attempt's reports from which on the trial gets a warning
 _SWAPPED = 2
 
 
@@ -156,7 +156,8 @@ class Reports:
         #: number of reports that were made, and number of those that were sent
         self.made = self.sent = self._kept = 0
         self._stride = 1
-        #: latest report whose loss is a whole number; number of signs of exchanged arguments; the first such report
+        #: latest report whose loss is a whole number; number of signs of exchanged arguments; text of the report with
+        #: which the number has reached _SWAPPED
         self._last: tuple[Any, Any] | None = None
         self._signs = 0.0
         self._swapped: str | None = None
@@ -182,7 +183,7 @@ class Reports:
             last_step, last_loss = self._last or (step, loss)
             is_counting = loss == last_loss + 1 and step <= last_step
             if self._last and loss <= last_loss:
-                # Steps rise, so this is a loss: the arguments are in order, whatever follows.
+                # Steps increase, but this number does not, so it is a loss: the arguments are not exchanged.
                 self._signs, self._swapped = -math.inf, None
             self._signs += _SWAPPED if not isinstance(step, Integral) else is_counting
             if self._signs >= _SWAPPED and self._swapped is None:
@@ -236,12 +237,12 @@ class LocalContext:
     warnings: list[str] = field(default_factory=list)
     #: labels that the objective has asked for so far, see `Outcome.asked`; None in a study with a space
     asked: Mapping[str, Any] | None = None
-    #: facts that such an objective has noted, which become metrics
+    #: facts that the objective of a study without a space has noted, which become metrics
     facts: Mapping[str, Any] = field(default_factory=dict)
     stopped: Callable[[], bool] = lambda: False
     #: returns whether the worker is about to end, and the trial goes on elsewhere
     preempted: Callable[[], bool] = lambda: False
-    #: True once the objective was told so, from which on its result may be that of a part of the trial
+    #: True once the objective was informed of the preemption. Its result may then be that of a part of the trial
     was_told: bool = False
     #: time limit of the trial in seconds; None for no limit
     timeout: float | None = None
@@ -271,7 +272,7 @@ class LocalContext:
 
     def report(self, step: int, loss: float) -> None:
         self.reports.look(step, loss)
-        # A report may be NaN: a pruner may learn that a training diverges.
+        # The loss may be NaN, so that a pruner can stop a training that diverges.
         step, loss = _step(step, loss), _number(loss, "context.report: the loss", finite=False)
         if self.reports.keeps_next():
             self.on_report(step, turned_first(loss, self.objectives))

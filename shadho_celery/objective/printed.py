@@ -18,8 +18,8 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import Unreadable
 from shadho_celery.objective.script import REPORTS
 
-#: maximum bytes of a line that is searched; and of characters if this is for a user's pattern, which may take a time
-#: that grows with the square of the length
+#: maximum number of bytes of a line that is read; and of characters of a line that is searched for a user's pattern,
+#: because the time of this search may grow with the square of the length
 MAX_LINE, MAX_MATCHED = 64 * 1024, 2000
 #: bytes of the latest output that are kept for messages
 _TAIL = 5000
@@ -44,7 +44,7 @@ class Lines:
         """Return the lines whose end is in `part`. Lines of more than MAX_LINE bytes are left out."""
         self._tail = (self._tail + part)[-_TAIL:]
         *lines, rest = _END.split(self._rest + part)
-        # One byte more than a line may have, so that its end does not look like a line.
+        # An unfinished line keeps one byte more than the maximum, so that it still is too long when its end arrives.
         self._rest = rest[: MAX_LINE + 1]
         return [line.decode(errors="replace") for line in lines if 0 < len(line) <= MAX_LINE]
 

@@ -31,18 +31,20 @@ from shadho_celery.objective.context import INTERRUPT, LocalContext, TrialStoppe
 from shadho_celery.objective.printed import CommandFailed, Printed
 from shadho_celery.objective.script import CHECKPOINT_DIR, PARAMS, REPORTS, STOP, WATCHED
 
-#: seconds between two looks at the stop flag and the file of reports; and first of those once the output is closed
+#: seconds between two checks of the stop flag and the file of reports; and the first such interval after the command
+#: has closed its output
 _LOOK_SECONDS, _END_SECONDS = 0.05, 0.002
 #: seconds from a reason to stop until SIGTERM for a script that calls `should_stop`, and until SIGKILL. Other commands
-#: get SIGTERM at once. The slot's process itself is killed 0.7 s and 5 s after the first two reasons
+#: get SIGTERM at once. If the trial does not end, the slot's process is killed 0.7 s after the reason "stopped", and
+#: 5 s after "timeout"
 _GRACE = {"stopped": (0.2, 0.4), "timeout": (1.5, 3.0), "preempted": (float("inf"), float("inf"))}
-#: bytes read at a time, and number of reads of what is left at the end: as much as the largest pipe holds. The file of
-#: reports is read as often between two looks at the stop flag
+#: bytes of a read; and number of reads after the end of the command, which together read as much as the largest pipe
+#: holds. The file of reports is read at most as often between two checks of the stop flag
 _READ, _READS = 1 << 16, 16
 
-#: values of a trial and its result, as the original SHADHO names them, and the archive that may hold the result
+#: files as the original SHADHO names them: the values of a trial, its result, and an archive that may hold the result
 VALUES, RESULT, ARCHIVE = "hyperparameters.json", "performance.json", "out.tar.gz"
-#: files of an attempt, which are no copies
+#: files in the folder of an attempt for which inputs with the same names are not copied
 _OWN = {VALUES, RESULT, ARCHIVE, REPORTS, STOP, WATCHED}
 #: module of the original SHADHO that runs a function, and its copy here
 _WORKER = "shadho_worker.py"
@@ -56,7 +58,7 @@ def run(command: Command, arguments: Sequence[str], params: object, context: Loc
     """
     own = attempt_folder(context.checkpoints, context.trial, context.attempt)
     try:
-        # Earlier attempts have ended, or their results no longer count, unless this is a copy.
+        # Earlier attempts have ended, or their results do not count. Only if this is a copy may another attempt count.
         for number in range(context.attempt if context.is_copy else 0, context.attempt + 1):
             shutil.rmtree(attempt_folder(context.checkpoints, context.trial, number), ignore_errors=True)
         where = _prepare(own, command, params)
@@ -80,9 +82,8 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
     own.joinpath(REPORTS).touch()
     if not command.inputs:
         return command.folder
-    # A result of an earlier run must not count.
     shutil.copy(Path(__file__).with_name(_WORKER), own)
-    # A module may be found in another folder than that of the study.
+    # Modules outside of the study's folder are left out, and so is a result of an earlier run, which must not count.
     for name in {each for each in command.files if not each.startswith("../")} - _OWN:
         copy = own / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -94,12 +95,12 @@ def _prepare(own: Path, command: Command, params: object) -> Path:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold back the interrupt of the trial in the block, which obeys the flags of the context itself."""
+    """Block the signal that interrupts the trial, because the `with` block itself checks the flags of the context."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, {INTERRUPT})
         yield
     finally:
-        # The interrupt arrives now.
+        # An interrupt that was blocked arrives here, and is ignored.
         with suppress(TrialTimeout, TrialStopped):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {INTERRUPT})
 
@@ -121,7 +122,7 @@ class _Attempt:
                 with _uninterrupted():
                     code = self._follow(process)
             finally:
-                # What it has left in the background must not keep the slot.
+                # Processes that the command has left in the background must not occupy the slot.
                 self._send(process.pid, signal.SIGKILL)
         if context.stopped() or context.was_told:
             return None
@@ -172,10 +173,10 @@ class _Attempt:
             process.returncode = os.waitstatus_to_exitcode(ended[1])
             for _ in range(_READS):
                 self._receive(waiting, 0)
-        # The last line of a killed process may be cut.
+        # Complete a last line without a line feed. That of a killed process is not read, because it may be cut.
         for stream in ("stdout", REPORTS) if process.returncode >= 0 else ():
             self._printed.feed(stream, b"\n")
-        # A new process has the peak of the process that has started it, so a smaller one is not known.
+        # A new process begins with the peak of the process that has started it, so only a larger peak is its own.
         if (peak := ended[2].ru_maxrss) > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:
             # The system's unit is a kilobyte, on macOS a byte.
             self._context.on_ranks(peak * (1 if sys.platform == "darwin" else 1024), 0)
@@ -197,7 +198,7 @@ class _Attempt:
             self._printed.feed(REPORTS, part)
 
     def _look(self, pid: int) -> None:
-        """If the trial should stop, send SIGTERM or SIGKILL once its time has come."""
+        """If the trial should stop, send SIGTERM or SIGKILL after the seconds in `_GRACE`."""
         if not (reason := self._context.stop_reason):
             return
         if reason != self._reason:
@@ -217,7 +218,7 @@ class _Attempt:
             os.killpg(pid, number)
 
     def _failed(self, how: str, *streams: str) -> CommandFailed:
-        """Return the error of the command with the end of its output in the first of these streams that has any."""
+        """Return the error of the command, with the last lines of the first of these streams that is not empty."""
         tail = next(filter(None, (self._printed.lines[stream].tail for stream in streams)), "")
         return CommandFailed(f"{how}{PRINTED}\n{tail}" if tail else how)
 
@@ -234,7 +235,8 @@ def _read_result(own: Path) -> Any:
                 content = file.read(MAX_BYTES + 1)
         else:
             with tarfile.open(own / ARCHIVE) as archive:
-                # A look-up by name, here a KeyError, unpacks the whole archive. A folder is None, without `read`.
+                # `getmember` would unpack the whole archive. A missing file raises KeyError below, and a folder
+                # AttributeError, because `extractfile` returns None for it.
                 member = next((each for each in archive if each.name == RESULT), RESULT)
                 content = archive.extractfile(member).read(MAX_BYTES + 1)  # type: ignore[union-attr]
         if len(content) > MAX_BYTES:

@@ -30,7 +30,7 @@ MAX_DEPTH = 100
 #: maximum number of characters of the names and reasons in a warning about dropped metrics
 MAX_WARNING = 500
 
-#: maximum number of constraints of a trial, and of characters of a constraint's name
+#: maximum number of constraints or losses of a trial, and of characters of their names
 MOST_NUMBERS, MAX_NAME = 100, 60
 
 #: description of what an objective returns in a study of one loss without a name

@@ -31,7 +31,7 @@ def params() -> Any:
 
 def report(step: int, loss: float) -> None:
     """Report the loss at `step`, as `Context.report` does. Without another result, the last report is the result."""
-    # A step that is not whole is refused with its line.
+    # A step with a fraction is written as it is, so that the trial fails with an error that shows the line.
     line = json.dumps({"step": int(step) if step == int(step) else float(step), "loss": float(loss)})
     path = os.environ.get(REPORTS)
     with nullcontext(sys.stdout) if path is None else Path(path).open("a", encoding="utf-8") as file:

@@ -49,7 +49,7 @@ def read(module: str, origin: str) -> CodeVersion:
     path = Path(origin).absolute()
     # The folder from which the module is imported: the one that contains the file or folder of its first name.
     root = path.parents[module.count(".") + (path.name == "__init__.py")]
-    # If the study has a folder of its own, it may also import from there.
+    # A study in a subfolder may also import from that subfolder.
     return _read([module], [*_below(root), root, path.parent], root, module, _finder().content)
 
 
@@ -157,7 +157,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Import finder that loads modules from the bytes that `content` has read. Python must find the same file, too."""
+    """Import finder that loads modules from the bytes that `content` has read, if Python finds the same file."""
 
     def __init__(self) -> None:
         #: by module: path and content of each file that was read
@@ -337,7 +337,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
             yield from _parts((value.__func__, *_state(value.__self__, value.__func__)), seen)
         elif isinstance(value, FunctionType):
             is_ours = value.__globals__.get("__name__", "").partition(".")[0] == _OURS
-            # Where this package wraps a user's function, that is the code.
+            # If this package has wrapped a user's function, the user's function is described.
             wrapped = getattr(value, "__wrapped__", None) if is_ours else None
             yield from _of_function(value, seen) if wrapped is None else _parts(wrapped, seen)
         elif isinstance(value, type):
@@ -374,7 +374,7 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
 
 
 def used(value: Any) -> Iterator[tuple[str, object]]:
-    """Yield what a function uses, each with words that say where it is."""
+    """Yield the objects that a function uses, each after a text such as "global data" that says where."""
     if isinstance(value, functools.partial):
         yield "function", value.func
         arguments = [*enumerate(value.args), *sorted(value.keywords.items())]

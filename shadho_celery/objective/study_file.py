@@ -64,10 +64,10 @@ class StudyFile:
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
     code: CodeVersion = field(default_factory=CodeVersion)
-    #: returns for the compiled space the function that makes the objective's values from a trial's params; None for
-    #: `Space.evaluate`
+    #: called with the compiled space, returns the function that makes the objective's values from a trial's params;
+    #: None for `Space.evaluate`
     values: Callable[[Space], Callable[[Params], Any]] | None = None
-    #: True if trials read its files again, so that an edited file is another version at once
+    #: True if each trial reads the study's files again, so that an edit is another version at once
     reads_disk: bool = False
     #: content of files that are shipped to workers together with the sources, by path
     data: Mapping[str, bytes] = field(default_factory=dict)
@@ -184,7 +184,7 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
     code = _read(name, spec)
     lacks = f"{name} is not a {kind}: it lacks"
     if "SPACE" in needed and any(code.files.values()) and _SCRIPT.match(Path(str(spec.origin)).read_bytes()):
-        # It may be a script that takes hours.
+        # It is not imported, because it may be a script that runs for hours.
         raise UsageError(f"{lacks} {' and '.join(needed)}; {remedy}")
     if edited := sources.edited_since_import(code):
         # Its workers would have other code than this process, which takes SPACE from what it has imported.
@@ -208,9 +208,9 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
         reason = f"{type(error).__name__}: {short(error, 1000)}{line}"
         raise UsageError(f"{name} cannot be imported: {'; '.join(filter(None, (reason, hint)))}") from error
     finally:
-        # Store and state are in the folder of the command, even if the file changes the working directory for its data.
+        # The file may have changed the working directory, but store and state are in that of the command.
         os.chdir(here)
-    # hasattr is not used: a module may compute its attributes and fail.
+    # hasattr is not used, because a module's own __getattr__ may fail.
     names = vars(imported)
     stated = names.get("STUDY", {})
     instead = {"objective"} if isinstance(stated, Mapping) and stated.get("command") is not None else ()
@@ -270,7 +270,7 @@ def within(what: str) -> Iterator[None]:
 def refuse_nested(module: str = "") -> None:
     """Raise NestedStart within a trial, during the import of a study file, and during the import of `module`.
 
-    Called before a study on workers, or a worker, is started. There, each of its trials would start another one.
+    Called before a worker or a study on workers is started. Started there, each of its trials would start another one.
     """
     what = os.environ.get(WITHIN, f"the import of {module}" if is_starting(module) else "")
     if what.startswith("the import"):
@@ -466,7 +466,7 @@ def _spec(name: str) -> ModuleSpec | None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    # Python may know the folder as it was before the file was written.
+    # Python caches the names of the files in a folder, and would not find a new file.
     importlib.invalidate_caches()
     with suppress(ImportError, ValueError):
         return importlib.util.find_spec(name)

@@ -1,7 +1,7 @@
 """A trial that asks for its labels while it runs, as in Optuna: `trial.suggest_float("x", 0, 1)`.
 
-The trial answers from the values that the scheduler has proposed, and draws what was not proposed. What it has asked
-for returns with its result.
+The trial returns the values that the scheduler has proposed, and draws a value for any other label. The labels for
+which the objective has asked are sent back with the trial's result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Trial:
 
     #: further facts of the trial, such as `seed`, `device` and `checkpoint_dir`
     context: LocalContext
-    #: draws by label
+    #: draws by label that the scheduler has proposed
     proposed: Params
     #: facts that `set_user_attr` has noted; those that JSON can represent become metrics
     user_attrs: dict[str, Any] = field(default_factory=dict)
@@ -100,12 +100,12 @@ class Trial:
         )
 
     def suggest(self, label: str, law: Law) -> Any:
-        """Return a value of a law."""
+        """Return the value of a label: the proposed one if the law has it, else a draw from the law."""
         if not isinstance(label, str) or label in {FACTS, POINT} or not label.isprintable():
             raise SpaceError(f"the name of a label is {short(label, 60)}; give another text")
         warn = self.context.warnings.append
         if (before := self.asked.get(label)) is not None:
-            # The first law counts, but another kind is a mistake.
+            # The first law of a label determines its value. A law of another kind raises SpaceError.
             before.law.joined(label, law)
             if law.fitted(before.drawn) is None:
                 warn(f"{label!r} keeps its first value {before.drawn}, which is outside of its later bounds")
@@ -114,7 +114,7 @@ class Trial:
         if label in given and (drawn := law.place(given[label])) is None:
             warn(f"{label!r} is enqueued as {short(given[label], 60)}, which its law does not have: it is drawn")
         if drawn is None:
-            # Independent of the order in which labels are asked for.
+            # The seed has the label, so that the value does not depend on the order in which labels are asked for.
             drawn = law.draw(np.random.default_rng([self.context.seed, zlib.crc32(label.encode())]))
         self.asked[label] = Suggested(law=law, drawn=drawn)
         return law.value(drawn)
@@ -132,7 +132,7 @@ def read_losses(returned: Any, objectives: Mapping[str, str] | None) -> Outcome:
 
 @dataclass(frozen=True)
 class Suggesting:
-    """An objective that asks for its labels, in the form of other objectives: it gets proposed draws and a context."""
+    """Wraps an objective that asks for its labels, so that it is called as others are: with params and a context."""
 
     objective: Objective
 

@@ -29,7 +29,7 @@ from shadho_celery.space.forms import DOMAIN, Domain, Known, form_of, nodes_of
 #: maximum number of files of commands in a folder; with more, the oldest ones are deleted
 MOST_COMMANDS = 1000
 
-#: a placeholder that declares a label, or an escaped brace
+#: matches a placeholder that declares a label, or an escaped brace
 _DECLARED = re.compile(r"\{\{|\{([^\s\"'{}:]+):([A-Za-z][^{}]*)\}")
 
 
@@ -39,7 +39,7 @@ class TomlStudy:
     def load(self, name: str) -> StudyFile:
         if not re.match(MODULE_NAME, name):
             raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
-        # The user has not written the file of a command, and does not know its name.
+        # The file of a command was written by this package, so the user does not know its name.
         shown = "the command after --" if Path(name).is_relative_to(COMMANDS) else name
         given, space = read_toml(study_file.path_of(name), shown, _read)
         stated = study_file.checked(name, given)

@@ -30,7 +30,7 @@ with placeholder("networkx"):
 
 __all__ = ["MAX_DEPTH", "Space", "compile_space"]
 
-#: a node of hyperopt's graphs, which have no types
+#: a node of hyperopt's graphs, whose classes have no type annotations
 Apply = Any
 
 #: maximum number of nodes from the root to a leaf. A choice in a dict counts as two. Evaluation needs one frame per

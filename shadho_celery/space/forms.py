@@ -42,7 +42,7 @@ class Domain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     step: Positive | None = None
 
 
-#: by label: its short form and its node. A label in two options of a choice has only one node
+#: by label: its short form and its node. A label that occurs in two options of a choice has only one node
 Known = dict[str, tuple[object, Any]]
 
 

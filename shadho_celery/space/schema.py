@@ -1,7 +1,7 @@
 """Schema of a space that is not declared: which labels the objectives of a study's trials have asked for, and how.
 
-An objective that calls ``trial.suggest_float("x", 0, 1)`` has no space beforehand. Each trial tells the labels that it
-has asked for, with their laws. A `Schema` collects them, and makes the space in which samplers propose values.
+An objective that calls ``trial.suggest_float("x", 0, 1)`` has no space beforehand. The result of a trial has the labels
+that it has asked for, with their laws. A `Schema` collects them, and makes the space in which samplers propose values.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Drawn = int | float
 
 #: maximum number of values of a whole number that may explain which labels a trial asks for
 MOST_COUNTED = 64
-#: number of values of a grid that is too large for a draw, and whole number that is too large for a space
+#: a grid with so many values is too large for a draw, and a whole number as large as this for a space
 MOST_STEPS = 2**62
 #: a number that is too large for a space, because the sum of several such numbers may overflow
 MOST_FLOAT = 1e307
 #: maximum number of labels of a schema
 MOST_LABELS = 1000
-#: fraction of a step by which a number may miss its grid
+#: fraction of a step by which a number may differ from a value of its grid
 _ROUNDING = 1e-9
-#: key of a point, which no label can have, of the facts that its trial notes
+#: key of an enqueued point for the facts that its trial notes; no label can have this name
 FACTS = ""
 #: value of a label for which a trial did not ask
 _NOT_ASKED = "None"
@@ -49,13 +49,13 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Law from which a trial draws a label: a range of numbers, or options. Made by `number` or `choice`."""
 
     kind: Literal["float", "int", "categorical"]
-    #: bounds of a number or position; the upper one is a value of the grid, if there is a grid
+    #: bounds of a number, or of the index of an option; if there is a grid, both are values of the grid
     low: int | float = 0
     high: int | float = 0
     #: step of the grid from `low`; None for a float without a grid
     step: int | float | None = None
     log: bool = False
-    #: options of a choice, whose positions it draws, in order
+    #: options of a choice in order; a draw is the index of an option
     choices: tuple[Scalar, ...] = ()
 
     @property
@@ -66,7 +66,7 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def form(self) -> str:
-        """Text of what is the same in all trials. The texts of 1, 1.0 and True differ."""
+        """Text of the parts that must be the same in all trials. The options 1, 1.0 and True have different texts."""
         of = f" of {[*self.choices]}" if self.choices else ""
         return f"{self.kind} with log" if self.log else f"{self.kind}{of}"
 
@@ -78,7 +78,7 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         step, low, high = self.step, min(self.low, other.low), max(self.high, other.high)
         if step != other.step or (step and not _is_multiple(other.low - self.low, step)):
             step = 1 if self.kind == "int" else None
-        # The kept object makes the comparison of two schemas fast.
+        # The same object is returned if nothing changes, which makes the comparison of two schemas fast.
         known = self.step, self.low, self.high
         return self if (step, low, high) == known else replace(self, step=step, low=low, high=high)
 
@@ -93,7 +93,7 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return float(generator.uniform(self.low, self.high))
 
     def fitted(self, drawn: Any) -> Drawn | None:
-        """Return a proposed value as this law has it, on its grid, or None if it is outside of it."""
+        """Return a proposed value, moved to the grid if there is one; None if the value is outside of the bounds."""
         if isinstance(drawn, bool) or not isinstance(drawn, Real) or not math.isfinite(drawn):
             return None
         found: Any = drawn
@@ -127,7 +127,8 @@ class Law(Struct, frozen=True, kw_only=True, omit_defaults=True):
         low, high, half = self.low, self.high, (self.step or 0) / 2
         ends = [low - half, high + half]
         ends = [*map(math.log, ends)] if self.log else ends
-        # hyperopt refuses a range of one number, and its grids have a value at 0. The trial rounds to its own grid.
+        # hyperopt refuses a range of one number, and the values of its grids are multiples of the step. For other
+        # grids, the trial itself moves the value to the grid (`fitted`).
         is_range, is_grid = ends[0] < ends[1], half > 0 and _is_multiple(low, 2 * half)
         if self.kind == "int" and not (is_range and (self.log or (is_grid and self.step != 1))):
             return hp.randint(label, int(low), int(high) + 1)
@@ -205,11 +206,11 @@ def suggested(laws: Mapping[str, Law], values: Mapping[str, Any]) -> dict[str, S
 
 
 class _Met(Struct, frozen=True, kw_only=True):
-    """Labels for which the trials have asked in which a choice or count had a certain value."""
+    """Labels for which trials have asked. In all of these trials, a choice or count had the same value."""
 
-    #: those of any trial
+    #: labels for which at least one trial has asked
     ever: frozenset[str] = frozenset()
-    #: those of all COMPLETE trials; None without such trials
+    #: labels for which all COMPLETE trials have asked; None without such trials
     always: frozenset[str] | None = None
 
     def seen(self, asked: frozenset[str], *, is_complete: bool) -> _Met:
@@ -222,13 +223,14 @@ class Schema(Struct, frozen=True, kw_only=True):
     """The labels that the trials of a study have asked for, and what explains why a trial asks for a label.
 
     A choice explains a label that is asked for with some of its options in each trial, and with others in none. A count
-    explains a label that is asked for from a certain number on, as in a loop. Only a label that was first asked for
-    before can explain another one. Trials that ended COMPLETE count as having asked for all of their labels.
+    explains a label that is asked for from a certain number on, as in a loop. The label that explains another one was
+    first asked for earlier. Only trials that ended COMPLETE are assumed to have asked for all of their labels.
     """
 
     #: the law of each label, in the order in which they were first asked for
     laws: dict[str, Law] = {}
-    #: by choice or count, by the text of its value; "" has all trials, as if they had not asked for one more label
+    #: by label of a choice or count, by the text of its value. The entry "" has all trials under _NOT_ASKED, and is the
+    #: beginning of the entry of a new label
     met: dict[str, dict[str, _Met]] = {}
 
     def seen(self, asked: Mapping[str, Suggested], *, is_complete: bool) -> Schema:
@@ -307,7 +309,7 @@ class Schema(Struct, frozen=True, kw_only=True):
                 options = [{label: str(option), **labels} if labels else option for option, labels in pairs]
                 return {label: hp.choice(label, options)}
             node = law.expression(label)
-            # An index that is computed makes no subspaces, because these differ in the number alone.
+            # The index is computed, so that the counts make no subspaces, which would differ in the number alone.
             more = {f"{label}: labels": scope.switch(node - int(law.low), *below)} if any(below) else {}
             return {label: node, **more}
 
@@ -319,7 +321,7 @@ class Schema(Struct, frozen=True, kw_only=True):
         return known | {label: value for label, value in read_point(params).items() if label != FACTS}
 
     def proposed(self, params: Params) -> Params:
-        """Return the params that a trial would have; those of an enqueued point are its values with a known label."""
+        """Return the params that a trial would have. Those of an enqueued point are its values of known labels."""
         point = read_point(params)
         placed = {label: law.place(point[label]) for label, law in self.laws.items() if label in point}
         return {label: drawn for label, drawn in placed.items() if drawn is not None} if POINT in params else params
@@ -330,7 +332,7 @@ def read_point(params: Params) -> dict[str, Any]:
     try:
         found = json.loads(params.get(POINT, "{}"))
     except (ValueError, TypeError, RecursionError):
-        # A stranger may have written it.
+        # The record may come from a stranger.
         found = None
     return found if isinstance(found, dict) else {}
 

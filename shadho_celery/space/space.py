@@ -270,8 +270,8 @@ class Space:
         return f"{listed(floats, 3)}: drawn as float; hp.uniformint draws whole numbers as int"
 
     def _simplified(self, chains: set[Condition]) -> set[Condition]:
-        """Return simplified alternatives: alternatives for all options of a choice are replaced by that for the choice
-        itself.
+        """Return simplified alternatives. Alternatives for all options of a choice together are replaced by that under
+        which the choice itself is active.
         """
         if () in chains or len(chains) > MAX_CONDITIONS:
             return {()}

@@ -61,7 +61,7 @@ class Subspace:
         return next(self.space.allowed(proposals), None) or self.sample(generator, 1)[0]
 
     def at(self, masses: NDArray[np.float64]) -> dict[str, Value]:
-        """Return the params whose values are quantiles of the active labels. `masses`, in [0, 1], are by domain."""
+        """Return the params whose values are the quantiles at `masses`, numbers in [0, 1] in the order of `domains`."""
         params: dict[str, Value] = {**self.fixed}
         for column, (label, domain) in enumerate(self.domains.items()):
             params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
@@ -76,7 +76,7 @@ class Subspace:
 
     @cached_property
     def most_drawn(self) -> int:
-        """Greatest number of labels that are drawn for one trial, because only one option of a choice is active."""
+        """Maximum number of labels that are drawn for one trial: of a choice, those of a single option."""
         counts: dict[Block, int] = {}
         for block in postorder(self.space.block, lambda each: _inside(each, self.fixed)):
             taken = [_taken(branch, self.fixed) for branch in block.branches]
@@ -157,7 +157,7 @@ def undivided(space: Space) -> Subspace:
 def parts_of(subspace: Subspace) -> tuple[Subspace, ...]:
     """Return the subspaces of the whole space, as `split` does, but without the log line.
 
-    Of a subspace, return itself.
+    If choices are pinned in the given subspace, return only itself.
     """
     return (subspace,) if subspace.fixed else _Structure(subspace.space).split(DEFAULT_MAX_SUBSPACES)[0]
 

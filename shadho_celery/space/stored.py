@@ -213,7 +213,7 @@ class ValuesRecord:
         #: True if the space has a random function, which would draw other values here than for the objective
         self._is_random = any(isinstance(node, tree.Call) and "rng" in dict(node.kwargs) for node in order)
         calls = {label: {*each} for label, each in outermost_calls(space.root).items() if label not in space.switches}
-        #: by label with exactly one expression, which is more than a conversion by int() or float(): this expression
+        #: by label: its expression, if it has only one, which is more than a conversion by int() or float()
         self._calls = {
             label: call
             for label, each in calls.items()
