@@ -40,7 +40,7 @@ from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, fi
 #: files of the functions that embedded workers run
 FUNCTIONS = Path(".shadho/functions")
 
-#: bytes from which the data of an array are written once and mapped
+#: arrays of at least this number of bytes are written outside of the pickle, and mapped by each trial
 LARGE = 1_000_000
 
 #: maximum bytes of the pickles for the workers of this machine, without large arrays; and for those of a fleet
@@ -94,7 +94,7 @@ class ByValue:
             raise UsageError(f"{name} cannot be loaded here: {reason}{remedy}") from error
 
         def objective(params: Any, context: Any) -> Any:
-            # Each trial unpickles the function, so that it gets the data as they were.
+            # Each trial unpickles the function, so that it does not see what other trials have changed in the data.
             function = _unpickled(path)
             return function(params, context) if takes_context else function(params)
 

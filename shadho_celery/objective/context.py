@@ -52,7 +52,7 @@ class RankLost(ShadhoError):
 class Context(Protocol):
     """What an objective may know about its trial, and the functions that it may call.
 
-    It has more members than other roles, because an objective learns everything about its trial from it.
+    It has more members than other protocols of this package, because it has all facts about a trial.
     """
 
     #: name of the trial's study; "" outside of a study

@@ -68,7 +68,7 @@ def loss_pattern(name: str) -> re.Pattern[str]:
 
 
 class Printed:
-    """Reads the output and the file of reports of a command, makes its reports, and keeps its result."""
+    """Reads the output and the file of reports of a command, passes its reports on, and keeps its result."""
 
     def __init__(self, loss: str | re.Pattern[str] | None, context: LocalContext) -> None:
         """`loss` is the name or the pattern of the loss in standard output. If it is None, only JSON lines are read."""

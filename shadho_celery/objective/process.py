@@ -46,7 +46,7 @@ _READ, _READS = 1 << 16, 16
 VALUES, RESULT, ARCHIVE = "hyperparameters.json", "performance.json", "out.tar.gz"
 #: files in the folder of an attempt for which inputs with the same names are not copied
 _OWN = {VALUES, RESULT, ARCHIVE, REPORTS, STOP, WATCHED}
-#: module of the original SHADHO that runs a function, and its copy here
+#: file of a module of the original SHADHO that runs a function; this package has a copy
 _WORKER = "shadho_worker.py"
 
 
@@ -165,7 +165,7 @@ class _Attempt:
             waiting.register(process.stderr or -1, selectors.EVENT_READ, "stderr")
             closed = _END_SECONDS
             while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
-                # Most commands end as soon as they have closed their output.
+                # The first wait after the output was closed is short, because most commands then end at once.
                 seconds = _LOOK_SECONDS if waiting.get_map() else closed
                 closed = closed if waiting.get_map() else min(2 * closed, _LOOK_SECONDS)
                 self._receive(waiting, seconds)
@@ -225,7 +225,7 @@ class _Attempt:
 
 def _read_result(own: Path) -> Any:
     """Return the content of the file RESULT in an attempt's folder, else in its ARCHIVE; None if there is neither."""
-    # Other kinds of files, such as pipes, may block.
+    # Only regular files are read, because the reading of others, such as pipes, may block.
     name = next((each for each in (RESULT, ARCHIVE) if own.joinpath(each).is_file()), None)
     if name is None:
         return None

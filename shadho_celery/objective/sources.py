@@ -54,10 +54,10 @@ def read(module: str, origin: str) -> CodeVersion:
 
 
 def read_own(modules: Iterable[str], root: Path, *, are_imported: bool) -> CodeVersion:
-    """Read those of these modules that are in the folder `root` and are not libraries, and what they import there.
+    """Read the modules that a function uses, and what they import, if they are in `root` and are not libraries.
 
-    They are the modules that a function uses. The version does not include the function. If they `are_imported` here,
-    their imports use these sources.
+    The version does not include the function itself. If the modules `are_imported` in this process, their imports use
+    these sources.
     """
     content = _finder().content if are_imported else lambda _, path: _content(path)
     return _read(modules, [*_below(root), root], root, "", content)
@@ -70,7 +70,7 @@ def _read(
     study: str,
     content_of: Callable[[str, Path], bytes | None],
 ) -> CodeVersion:
-    """Read these modules, and what they import, from these folders. `study` is the module of the study, or ""."""
+    """Read `modules`, and what they import, from the folders `places`. `study` is the study's module, or ""."""
     folders = [*dict.fromkeys(places)]
     files: dict[str, str] = {}
     waiting, seen = [name for module in modules for name in _with_parents(module)], set()
@@ -93,8 +93,8 @@ def _read(
 def contents(code: CodeVersion) -> dict[str, bytes]:
     """Return the content of each file of `code`, by its path relative to ``code.root``.
 
-    It may be the content that this process has imported. A file whose content does not have its digest in `code` is
-    left out.
+    The content is what this process has imported, or what is on the disk. A file is left out if neither has its digest
+    in `code`.
     """
     known = dict(_finder().sources.values())
     paths = {name: Path(os.path.normpath(Path(code.root, name))) for name in code.files}

@@ -179,7 +179,9 @@ def choice(label: str, options: Iterable[object]) -> Law:
 
 
 def law_of(label: str, distribution: Any) -> Law:
-    """Return the law of a distribution of Optuna, or of a law, which has the same attributes. Raises SpaceError."""
+    """Return the law for a distribution of Optuna. It may also be a `Law`, which has the same attributes. Raises
+    SpaceError.
+    """
     if choices := getattr(distribution, "choices", ()):
         return choice(label, choices)
     low, high, step, log = (getattr(distribution, name) for name in ("low", "high", "step", "log"))
@@ -194,7 +196,7 @@ class Suggested(Struct, frozen=True, kw_only=True):
 
 
 def suggested(laws: Mapping[str, Law], values: Mapping[str, Any]) -> dict[str, Suggested]:
-    """Return what a trial that got these values has asked for. Raises SpaceError."""
+    """Return by label what a trial with these values has asked for. Raises SpaceError for an unknown label or value."""
     found = {}
     for label, value in values.items():
         if (law := laws.get(label)) is None:

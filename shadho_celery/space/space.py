@@ -167,7 +167,7 @@ class Space:
         """Draw `size` sets of params from the prior: raw draws of the active labels, as ints and floats.
 
         A label in `pins` has the value given there. The labels of a block are drawn at once for all sets of params in
-        which it is active. Then these are divided among the options of its branches. `where` is not called.
+        which it is active. Then the sets are divided among the options of its branches. `where` is not called.
         """
         drawn: list[dict[str, Value]] = [{} for _ in range(size)]
         seen: dict[Block, set[int]] = {block: set() for block in self._shared}

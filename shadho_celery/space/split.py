@@ -32,7 +32,7 @@ MOST_DRAWS, ENOUGH, FEW = 10_000, 100, 0.01
 UNDIVIDED = "all"
 #: values of a subspace's labels in order, None for an inactive label. A key identifies params in the subspace
 Key = tuple[Value | None, ...]
-#: the branches that are still open, the nearest first, as a linked list
+#: the branches that are still to be visited, the next one first, as a linked list
 _Pending = tuple[Branch, "_Pending"] | None
 
 

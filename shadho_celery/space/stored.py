@@ -284,7 +284,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _decoded(written: Any) -> tuple[Value, bool]:
-    """Return the value of a stored form, and True; or with False, if a part of it is only a text."""
+    """Return the value of a stored form, and whether it is complete: False if a part of it is only a text."""
     texts: list[str] = []
 
     def value(found: Any, levels: int) -> Value:
