@@ -179,9 +179,7 @@ def choice(label: str, options: Iterable[object]) -> Law:
 
 
 def law_of(label: str, distribution: Any) -> Law:
-    """Return the law for a distribution of Optuna. It may also be a `Law`, which has the same attributes. Raises
-    SpaceError.
-    """
+    """Return the law for a distribution of Optuna, or for a `Law`, whose attributes are the same. Raises SpaceError."""
     if choices := getattr(distribution, "choices", ()):
         return choice(label, choices)
     low, high, step, log = (getattr(distribution, name) for name in ("low", "high", "step", "log"))
