@@ -10,6 +10,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shadho_celery.core.system import load_hyperopt_late
+
 if TYPE_CHECKING:
     from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, hp, space_eval
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from shadho_celery.session.control import Control
 
 __version__ = "0.5.0"
+
+# This must run before hyperopt is imported, which a program that uses this package may do itself.
+load_hyperopt_late()
 
 __all__ = [
     "STATUS_FAIL",
@@ -79,6 +84,9 @@ if not TYPE_CHECKING:
                 raise (ImportError if is_from else AttributeError)(f"shadho_celery has no {name}; here it is {here}")
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
+            if _LAZY[name] == "hyperopt":
+                # This module imports hyperopt without networkx.
+                import_module("shadho_celery.space.compile")
             found = globals()[name] = getattr(import_module(_LAZY[name]), name)
         except (ImportError, AttributeError, TypeError) as error:
             from shadho_celery.core.libraries import failed_import

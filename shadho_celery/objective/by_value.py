@@ -31,7 +31,6 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.code import MAX_SOURCES, CodeVersion, Digest, digest_of
 from shadho_celery.core.files import below, is_locked, replacing
-from shadho_celery.core.system import load_hyperopt_late
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import wants_context
@@ -81,7 +80,6 @@ class ByValue:
             raise UsageError(f"{name} needs Python {header.python}, and this worker has Python {PYTHON}")
         # Read the sources before the modules are imported, so that the imports use the same sources.
         code = self.version(name)
-        load_hyperopt_late()
         try:
             with within("the import of the function's modules"):
                 space = pickle.loads(pickled_space)

@@ -31,7 +31,7 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
 from shadho_celery.core.names import BY_VALUE, FORMS, named
 from shadho_celery.core.settings import OF_COMMANDS, SETTINGS, read_settings
-from shadho_celery.core.system import load_hyperopt_late, overridden
+from shadho_celery.core.system import overridden
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
@@ -192,7 +192,6 @@ def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> I
             f"{edited} was edited after this Python imported it; restart Python (in a notebook, its kernel)"
         )
     here = Path.cwd()
-    load_hyperopt_late()
     try:
         with within(f"the import of {name}"):
             imported = importlib.import_module(name)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.hardware import ComputeClass
@@ -173,7 +173,7 @@ class CostPolicy(Policy):
         overdue = (waits >= 2.0) | ((waits >= 1.0) & (advantage == 0.0))
         if slot.seconds_left < math.inf:
             seconds = predicted.log_seconds - predicted.log_widths
-            chances = log_ndtr((math.log(max(slot.seconds_left, LEAST_SECONDS)) - seconds) / SPREAD)
+            chances = scipy.special.log_ndtr((math.log(max(slot.seconds_left, LEAST_SECONDS)) - seconds) / SPREAD)
             worth = (worth + self._within_subspaces(chances[:, column])).round(DIGITS)
             overdue &= chances[:, column] >= LATE
             self._pool.set_aside(chances.max(axis=1) < LATE)

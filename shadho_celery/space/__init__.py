@@ -9,8 +9,3 @@ and values in a store.
 hyperopt's own evaluation is slow and recursive, so a space is compiled once and sampled with vectorised numpy. The
 objective gets the same values as from hyperopt's `space_eval`.
 """
-
-from shadho_celery.core.system import load_hyperopt_late
-
-# This must run before any module of this package imports hyperopt.
-load_hyperopt_late()

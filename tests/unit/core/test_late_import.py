@@ -22,8 +22,21 @@ def test_hyperopts_module_is_whole_whoever_imports_it_first(first: str) -> None:
     assert said(f"{code}print(atpe.suggest.__module__, hyperopt.atpe.suggest is atpe.suggest)") == "hyperopt.atpe True"
 
 
-def test_without_its_use_a_process_does_not_load_what_only_it_needs() -> None:
-    assert said("import shadho_celery.space.compile, hyperopt, sys; print('scipy.stats' in sys.modules)") == "False"
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import shadho_celery.space.compile, hyperopt",
+        "import shadho_celery; from hyperopt import hp",
+        "from shadho_celery import hp, minimize",
+    ],
+)
+def test_without_its_use_a_process_does_not_load_what_only_it_needs(program: str) -> None:
+    assert said(f"{program}; import sys; print('scipy.stats' in sys.modules)") == "False"
+
+
+def test_a_program_that_uses_the_packages_names_loads_no_graphs() -> None:
+    loaded = said("from shadho_celery import hp, minimize; import sys; print(*sys.modules)").split()
+    assert not {"networkx", "scipy.special"} & set(loaded)
 
 
 def test_a_module_is_late_only_for_those_imported_with_its_placeholder() -> None:
