@@ -92,8 +92,10 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def budgets(self) -> list[float]:
-        """Budgets of the rungs, the lowest first."""
-        return [self.most / self.eta**below for below in range(self.top, -1, -1)]
+        """Budgets of the rungs, the lowest first. They are whole numbers, such as epochs, if `least` and `most` are."""
+        budgets = [self.most / self.eta**below for below in range(self.top, -1, -1)]
+        is_whole = self.least.is_integer() and self.most.is_integer()
+        return [float(round(budget)) for budget in budgets] if is_whole else budgets
 
     @property
     def top(self) -> int:

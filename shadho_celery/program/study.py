@@ -14,13 +14,14 @@ from functools import partial
 from threading import RLock, get_ident
 from typing import Any
 
+from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.code import Digest
 from shadho_celery.core.files import CHECKPOINTS, below
 from shadho_celery.core.settings import Resume, read_settings, refuse_unknown, with_settings
-from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Seconds, TrialState, whole
 from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, with_notes
@@ -60,6 +61,8 @@ class AskedTrial:
     seed: int
     #: budget of the trial; None for the full fidelity
     budget: float | None
+    #: number of the trial on a lower budget that this trial continues, and whose params it has; None if there is none
+    origin: int | None
     #: key of the trial's study
     study: str
 
@@ -227,6 +230,7 @@ class Study(ShownStudy):
             values=self._plan.space.evaluate(attempt.params),
             seed=attempt.seed,
             budget=whole(attempt.budget),
+            origin=attempt.origin,
             study=self.key,
         )
 
@@ -279,9 +283,10 @@ class Study(ShownStudy):
         """Record the result of a trial that `ask` has returned. Return the recorded trial.
 
         `result` is a value that an objective may return: a loss, or a dict with `loss` and further metrics (with
-        `losses` in a study that has `objectives`). An invalid result, such as NaN or None, counts as a failure. `error`
-        is the reason of a failure: an exception or a text. A pruned trial stays PRUNED. Raises UsageError for a trial
-        that already has a result, or that belongs to another study.
+        `losses` in a study that has `objectives`). The seconds that the evaluation took may stand beside the loss as
+        `seconds`: the search then spends less time on the proposals of short trials. An invalid result, such as NaN or
+        None, counts as a failure. `error` is the reason of a failure: an exception or a text. A pruned trial stays
+        PRUNED. Raises UsageError for a trial that already has a result, or that belongs to another study.
         """
         with self._changing():
             number = self._number_of(trial)
@@ -290,7 +295,8 @@ class Study(ShownStudy):
                     result = _NOTHING
                 if (result is _NOTHING) == (error is None):
                     raise UsageError(f"tell trial {number} either a result or an error")
-                self._by_hand.bring(number, with_notes(self._outcome(result, error), self._contexts[number]))
+                outcome = with_notes(self._outcome(result, error), self._contexts[number])
+                self._by_hand.bring(number, _timed(outcome))
                 self._turn()
             self._contexts.pop(number, None)
             return self.trial(number)
@@ -513,6 +519,17 @@ class Study(ShownStudy):
             if not (self._is_open or or_closed):
                 raise UsageError(f"study {self.name!r} is closed; open it again with Study(..., resume=True)")
             yield
+
+
+def _timed(outcome: Outcome) -> Outcome:
+    """Return the outcome with its metric `seconds` as its duration. Raises UsageError if it cannot be one."""
+    metrics = dict(outcome.metrics)
+    if (seconds := metrics.pop("seconds", None)) is None:
+        return outcome
+    try:
+        return replace(outcome, metrics=metrics, seconds=convert(seconds, Seconds))
+    except ValidationError:
+        raise UsageError(f"seconds: {short(seconds, 60)} is not a duration; tell a number from 0 to 1e10") from None
 
 
 def _listed(points: object) -> list[Any]:

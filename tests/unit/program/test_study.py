@@ -605,3 +605,30 @@ def test_what_a_trial_has_left_is_copied(tmp_path: Path) -> None:
     assert Path("second/model").read_text() == str(study.trial(1).loss)
     with pytest.raises(UsageError, match="best is not empty"):
         study.fetch("best")
+
+
+def test_seconds_beside_the_loss_are_those_of_the_trial() -> None:
+    with Study({"x": hp.uniform("x", 0, 1)}) as study:
+        told = study.tell(study.ask(), {"loss": 1, "seconds": 90, "accuracy": 0.5})
+        assert (told.loss, told.seconds, told.metrics) == (1.0, 90.0, {"accuracy": 0.5})
+        assert study.tell(study.ask(), {"loss": 1}).seconds is None
+        trial = study.ask()
+        for wrong in (-1, True, "fast", 1e11):
+            with pytest.raises(UsageError, match=r"seconds: .* is not a duration"):
+                study.tell(trial, {"loss": 1, "seconds": wrong})
+        assert study.tell(trial, 2.0).loss == 2.0
+
+
+def test_an_asked_trial_names_the_trial_that_it_continues() -> None:
+    ladder = {"most": 52, "how": "asha"}
+    with Study({"x": hp.uniform("x", 0, 1)}, fidelity=ladder) as study:
+        asked = {}
+        for _ in range(40):
+            trial = study.ask()
+            asked[trial.number] = trial
+            study.tell(trial, trial.values["x"])
+    assert {trial.budget for trial in asked.values()} == {2, 6, 17, 52}
+    assert all(isinstance(trial.budget, int) for trial in asked.values())
+    promoted = [trial for trial in asked.values() if trial.budget > 2]
+    assert all(trial.values == asked[trial.origin].values for trial in promoted)
+    assert {trial.origin for trial in asked.values() if trial.budget == 2} == {None}
