@@ -125,13 +125,17 @@ class _Late(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         # The import system, and tools that inspect `sys.modules`, look up such names. This must not load the module.
-        if name.startswith("__"):
+        # ``from MODULE import *`` looks up `__all__`.
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         loaded = importlib.import_module(self.__name__)
         vars(self).update(vars(loaded))
         return getattr(loaded, name)
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
 
 
 def load_late(module: str) -> None:

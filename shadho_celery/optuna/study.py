@@ -189,8 +189,10 @@ class Study:
     ) -> FrozenTrial:
         """Record the result of a trial that `ask` has returned: its values, or the state PRUNED or FAIL."""
         if (asked := self._asked.get(trial) if isinstance(trial, int) else trial) is None:
-            raise UsageError(f"trial {trial} was not asked for here")
-        return self._frozen([self._open().tell(asked, _told(state or TrialState.COMPLETE, values))])[0]
+            raise UsageError(f"trial {trial} was not asked for here, or has its result already")
+        told = self._open().tell(asked, _told(state or TrialState.COMPLETE, values))
+        self._asked.pop(told.number, None)
+        return self._frozen([told])[0]
 
     @refuse_unknown
     def enqueue_trial(

@@ -82,3 +82,18 @@ def test_a_module_that_is_loaded_stays_as_it_is() -> None:
 
     load_late("json")
     assert sys.modules["json"] is json
+
+
+def test_functions_that_use_a_late_module_can_be_pickled() -> None:
+    code = """
+import pickle, shadho_celery, cloudpickle
+from hyperopt import tpe
+found = pickle.loads(cloudpickle.dumps(lambda: tpe.suggest))()
+import hyperopt
+print(found is hyperopt.tpe.suggest)
+"""
+    assert said(code) == "True"
+
+
+def test_all_names_of_a_late_module_can_be_imported() -> None:
+    assert said("import shadho_celery; from hyperopt.tpe import *; print(suggest.__module__)") == "hyperopt.tpe"

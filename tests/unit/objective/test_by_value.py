@@ -57,7 +57,7 @@ def in_a_slot(name: str) -> study_file.StudyFile:
         return study_file.load(name)
 
 
-def test_a_function_runs_with_its_globals_and_its_context_and_leaves_nothing() -> None:
+def test_a_function_runs_with_its_globals_and_its_context_and_leaves_no_file() -> None:
     function = program("def objective(p, context): return p * N + context", N=3)
     with by_value.kept(function, SPACE) as file:
         assert Path(file.module).stat().st_mode & 0o777 == 0o600
@@ -340,10 +340,14 @@ def test_a_module_that_the_worker_lacks_is_named() -> None:
 def test_what_a_killed_program_has_left_is_removed_by_the_next_one_but_not_what_is_in_use() -> None:
     FILE.parent.mkdir(parents=True, exist_ok=True)
     for left in (FILE, FILE.with_name(".f.pickle.0123.part")):
-        left.touch()
+        left.write_text("pickle")
+    begun = FILE.with_name("begun.pickle")
+    begun.touch()
     with by_value.kept(lambda p: p, SPACE) as first, by_value.kept(lambda p: p, SPACE) as second:
         assert first.module != second.module
-        assert {path.name for path in FILE.parent.iterdir()} == {Path(first.module).name, Path(second.module).name}
+        used = {Path(first.module).name, Path(second.module).name, begun.name}
+        assert {path.name for path in FILE.parent.iterdir()} == used
+    assert list(FILE.parent.iterdir()) == [begun], "its program has not locked it yet"
 
 
 def test_where_locks_are_unknown_no_file_of_another_program_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,4 +374,4 @@ def test_the_name_of_the_file_shows_that_of_the_function() -> None:
         assert Path(file.module).name.startswith("training_")
     with by_value.kept(FunctionType(training.__code__, {}, "größe/.."), SPACE) as file:
         assert Path(file.module).name.startswith("function_")
-    assert not [*Path().iterdir()]
+    assert not [path for path in Path().rglob("*") if path.is_file()]
