@@ -149,17 +149,21 @@ def kept(objective: Callable[..., Any], space: object) -> Iterator[StudyFile]:
     header, pickles, code = _packed(objective, space, MAX_HERE, arrays)
     path = below(FUNCTIONS, f"{_name_of(objective)}_{secrets.token_hex(4)}.pickle")
     with ExitStack() as opened:
+        opened.callback(_remove, path)
         try:
-            FUNCTIONS.mkdir(parents=True, exist_ok=True)
-            # The folder stays, because another program may be about to write to it.
-            opened.callback(path.unlink, missing_ok=True)
             for left in FUNCTIONS.glob("*.pickle*"):
                 # The program that has written this file was killed if the file is not locked. A program locks its file
                 # before it writes to it.
                 with suppress(FileNotFoundError):
                     if left.stat().st_size and not is_locked(left, unknown=True):
                         left.unlink()
-            with replacing(path, 0o600) as file:
+            with ExitStack() as writing:
+                file = None
+                while file is None:
+                    FUNCTIONS.mkdir(parents=True, exist_ok=True)
+                    # Another program that ends may remove the empty folder before the file is in it.
+                    with suppress(FileNotFoundError):
+                        file = writing.enter_context(replacing(path, 0o600))
                 # The lock lasts until this copy of the descriptor is closed, although `file` is closed before.
                 opened.callback(os.close, lock := os.dup(file.fileno()))
                 with suppress(OSError):
@@ -304,3 +308,10 @@ def _name_of(objective: Callable[..., Any]) -> str:
     """Return the beginning of a file's name, by which a user recognises the function."""
     name = getattr(objective, "__name__", "")
     return name[:40] if re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) else "function"
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, and the folders that were made for it if they are empty."""
+    for remove in (path.unlink, FUNCTIONS.rmdir, FUNCTIONS.parent.rmdir):
+        with suppress(OSError):
+            remove()

@@ -78,7 +78,7 @@ def test_a_lambda_of_a_script_runs_on_two_workers_with_its_data_and_settings(des
     assert run.code == 0, desk.said()
     expected = {"states": ["COMPLETE"], "module": "", "classes": ["cpu"], "is_right": True}
     assert json.loads(run.out.splitlines()[-1]) == {**expected, "keep": {"best": 1}}
-    assert not list((desk.folder / ".shadho/functions").iterdir())
+    assert not (desk.folder / ".shadho/functions").exists()
     until(lambda: not (desk.folder / ".shadho/embedded").exists(), 20, desk.said)
 
 

@@ -10,9 +10,10 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ import pytest
 from hyperopt import hp
 from services.cases import cases
 
+from shadho_celery.core import files
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import by_value, study_file
@@ -57,7 +59,7 @@ def in_a_slot(name: str) -> study_file.StudyFile:
         return study_file.load(name)
 
 
-def test_a_function_runs_with_its_globals_and_its_context_and_leaves_no_file() -> None:
+def test_a_function_runs_with_its_globals_and_its_context_and_leaves_nothing() -> None:
     function = program("def objective(p, context): return p * N + context", N=3)
     with by_value.kept(function, SPACE) as file:
         assert Path(file.module).stat().st_mode & 0o777 == 0o600
@@ -350,6 +352,22 @@ def test_what_a_killed_program_has_left_is_removed_by_the_next_one_but_not_what_
     assert list(FILE.parent.iterdir()) == [begun], "its program has not locked it yet"
 
 
+def test_a_folder_that_another_program_removes_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    removals = iter(range(3))
+
+    @contextmanager
+    def replacing(path: Path, mode: int) -> Iterator[IO[bytes]]:
+        if next(removals, None) is not None:
+            FILE.parent.rmdir()
+        with files.replacing(path, mode) as file:
+            yield file
+
+    monkeypatch.setattr(by_value, "replacing", replacing)
+    with by_value.kept(lambda p: p, SPACE) as file:
+        assert Path(file.module).exists()
+    assert not Path(".shadho").exists()
+
+
 def test_where_locks_are_unknown_no_file_of_another_program_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
@@ -374,4 +392,4 @@ def test_the_name_of_the_file_shows_that_of_the_function() -> None:
         assert Path(file.module).name.startswith("training_")
     with by_value.kept(FunctionType(training.__code__, {}, "größe/.."), SPACE) as file:
         assert Path(file.module).name.startswith("function_")
-    assert not [path for path in Path().rglob("*") if path.is_file()]
+    assert not [*Path().iterdir()]
