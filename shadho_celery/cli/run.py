@@ -183,7 +183,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     state = state_at_rest(study.record, store.steered(study.record.key), study.counted)
     report = report_of(study, store, values, subspaces, state=state)
     refused = session.executor.refused() + study.refused
-    ended = study.counted - session.counted_before
+    ended = {state: study.count(state) - before for state, before in session.counts_before.items()}
     run = run_of(study, time.monotonic() - session.began, ended, session.slots, refused)
     if options.as_json:
         shared_options.print_json(study_json(report, run))

@@ -226,28 +226,26 @@ def failure_lines(failures: Sequence[FailureCount], when: str = "failed") -> lis
 def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
     """Return lines with the duration of the search, its machines, and the versions of its software and code."""
     if run is not None:
-        time = [time_line(run.seconds, run.trials, _kinds(report))]
+        time = [time_line(run.seconds, run.counts)]
     else:
-        time = [time_line(report.active_seconds, report.ended, _kinds(report), has_run=False)] if report.ended else []
+        time = [time_line(report.active_seconds, report.counts, has_run=False)] if report.ended else []
     spent = [report.money_words] if report.money else []
     spent += [report.deadline_words] if report.deadline_words else []
     versions = () if run is None else run.versions
     return [*time, *spent, *place_lines(report.hosts, report.codes, versions)]
 
 
-def _kinds(report: Overview) -> str:
-    """Return text in brackets that says which states ended trials have; "" if all of them are complete."""
-    found = [state.lower() for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED) if report.counts[state]]
-    return "" if found == ["complete"] else f" ({', '.join(found)})"
+def time_line(seconds: float, counts: Mapping[TrialState, int], *, has_run: bool = True) -> str:
+    """Return a line with a duration, the number of trials that ended in it, their states unless all are complete, and
+    their rate.
 
-
-def time_line(seconds: float, trials: int, kinds: str = "", *, has_run: bool = True) -> str:
-    """Return a line with a duration, the number of trials that ended in it, their states (`kinds`), and their rate.
-
-    `has_run` is True if the duration is that of this run, and False if it is that of all runs.
+    `counts` are the numbers of trials by state. `has_run` is True if the duration is that of this run, and False if it
+    is that of all runs.
     """
+    found = {state: counts[state] for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED) if counts.get(state)}
+    trials, kinds = sum(found.values()), f" ({', '.join(map(str.lower, found))})" if {*found} - {_S.COMPLETE} else ""
     rate = f", {rate_text(60 * trials / seconds)}" if trials and seconds > 0 else ""
-    words = f"{counted(trials, 'trial')}{kinds if trials else ''}{rate}"
+    words = f"{counted(trials, 'trial')}{kinds}{rate}"
     return f"{'this run took' if has_run else 'ran for about'} {took(seconds)}: {words}"
 
 

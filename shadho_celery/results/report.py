@@ -451,8 +451,8 @@ class Run:
     """Facts of a run that are not in the store, so only the process that runs the study knows them."""
 
     seconds: float
-    #: number of trials that have ended in this run
-    trials: int
+    #: number of trials that have ended in this run, by state
+    counts: Mapping[TrialState, int]
     #: maximum number of live slots by class
     slots: Mapping[str, int] = field(default_factory=dict)
     #: failures by kind, the most frequent first
@@ -522,18 +522,20 @@ def report_of(
     )
 
 
-def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, int], refused: int = 0) -> Run:
+def run_of(
+    study: StudyState, seconds: float, counts: Mapping[TrialState, int], slots: Mapping[str, int], refused: int = 0
+) -> Run:
     """Return the facts of a run.
 
-    The arguments after `study` are the seconds of the run, its number of ended trials, the maximum number of live slots
-    by class, and the number of refused results.
+    The arguments after `study` are the seconds of the run, its numbers of ended trials by state, the maximum number of
+    live slots by class, and the number of refused results.
     """
-    counts = {
+    found = {
         f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
         f"results refused, late or of other params; each trial counts once: {refused}": refused,
     }
-    notices = [line for line, count in counts.items() if count]
-    return Run(seconds=seconds, trials=trials, slots=slots, failures=study.failures.common(), notices=notices)
+    notices = [line for line, count in found.items() if count]
+    return Run(seconds=seconds, counts=counts, slots=slots, failures=study.failures.common(), notices=notices)
 
 
 def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:

@@ -29,7 +29,7 @@ from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, below, read_class_spec
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
-from shadho_celery.core.trial import Params, TrialState
+from shadho_celery.core.trial import COUNTED, Params, TrialState
 from shadho_celery.core.units import counted, money
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.embedded.plan import CONTROL_KEY
@@ -281,8 +281,8 @@ class Session:
         self.study.use_code(self.code.digest)
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
-        #: number of trials that had ended before this run
-        self.counted_before = self.study.counted
+        #: number of trials that had ended before this run, by state
+        self.counts_before = Counter({state: self.study.count(state) for state in COUNTED})
         if servers is None:
             # Delete folders of trials that the embedded workers, which use this folder, had not deleted before they
             # ended.
@@ -585,7 +585,7 @@ class Session:
         This happens if a file was edited just before the workers read it. No other workers can join, so the study would
         wait for ever.
         """
-        has_run = self.study.counted > self.counted_before + self._too_wide
+        has_run = self.study.counted > self.counts_before.total() + self._too_wide
         if self.embedded is None or has_run or self.executor.has_workers:
             return
         found = self.executor.workers.with_other_code()

@@ -56,7 +56,8 @@ def made(study: StudyState, space: Any = None, subspaces: Iterable[str] = ()) ->
 
 
 def show(study: StudyState, space: Any, screen: Console, again: str | None, refused: int = 0) -> None:
-    tables.summary(made(study, space), screen, again, run_of(study, 80.0, 10, {}, refused))
+    counts = {state: study.count(state) for state in S}
+    tables.summary(made(study, space), screen, again, run_of(study, 80.0, counts, {}, refused))
 
 
 # The table
@@ -242,7 +243,7 @@ def test_the_failures_of_a_resumed_run_say_which_ones_they_count() -> None:
     def lines(before: int, ours: int) -> list[str]:
         earlier, later = [failed(before + ours, 2)], [failed(ours, 71)] if ours else []
         report = SimpleNamespace(name="s", failures=earlier, counts={S.FAILED: before + ours})
-        return tables.wrong_lines(cast(StudyReport, report), Run(seconds=1.0, trials=9, failures=later))[1]
+        return tables.wrong_lines(cast(StudyReport, report), Run(seconds=1.0, counts={}, failures=later))[1]
 
     assert lines(before=2, ours=2) == [
         "failed in this run: 2 x ValueError: no; the first is trial 71",
@@ -292,20 +293,21 @@ def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how
     study, _, _ = searched()
     study.record = replace(study.record, in_force={"trials": 60})
     report = replace(made(study), hosts={"a": 3, "b": 7}, codes={"12ab": 10})
-    run = replace(run_of(study, 80.0, 10, {}), versions=["shadho_celery 1", "Python 3"])
+    run = replace(run_of(study, 80.0, {S.COMPLETE: 9, S.PRUNED: 1}, {}), versions=["shadho_celery 1", "Python 3"])
     lines = tables.run_lines(report, run)
     screen, text = console()
     tables.summary(report, screen, None, run)
     assert lines == [
-        "this run took 80 s: 10 trials (complete, failed), 7.5 trials a minute",
+        "this run took 80 s: 10 trials (complete, pruned), 7.5 trials a minute",
         "trials by host: b (7), a (3)",
         "versions: shadho_celery 1, Python 3, code 12ab",
     ]
     assert all(line in text.getvalue() for line in lines)
     assert "study s: 8 complete, 2 failed of 60 trials; best loss" in text.getvalue()
+    assert "10 trials (complete, failed)" in tables.run_lines(report)[0]
     assert tables.run_lines(report)[0].startswith("ran for about ")
-    assert tables.time_line(0.0, 0) == "this run took 0 s: 0 trials"
-    assert tables.time_line(0.531, 12).endswith("12 trials, 1356 trials a minute")
+    assert tables.time_line(0.0, {}) == "this run took 0 s: 0 trials"
+    assert tables.time_line(0.531, {S.COMPLETE: 12}).endswith("12 trials, 1356 trials a minute")
     hosts = {f"h{n}": 1 for n in range(tables.HOSTS + 2)}
     assert tables.place_lines(hosts, [])[0].endswith("and 2 more")
 
@@ -428,7 +430,7 @@ def test_the_summary_of_a_study_and_its_json_are_its_golden_texts(name: str) -> 
     """
     study, space = SUMMARIES[name]()
     report = made(study, space, [*study.subspaces, "never drawn"])
-    found = plain_json(study_json(report, run_of(study, 12.34567, 0, {"gpu": 1, "idle": 4})))
+    found = plain_json(study_json(report, run_of(study, 12.34567, {}, {"gpu": 1, "idle": 4})))
     # Digits that another processor may have otherwise are left out.
     rounded = json.loads(json.dumps(found, allow_nan=False), parse_float=lambda digits: float(f"{float(digits):.9g}"))
     check(f"json_{name}", "".join(f"{key}: {json.dumps(value)}\n" for key, value in rounded.items()))

@@ -136,7 +136,7 @@ def test_what_only_a_run_knows_is_added_to_the_same_object() -> None:
     study, _, _ = searched(SPACE, 10)
     assert isinstance(study.store, SqlStore)
     study.copied, study.rescued = 2, 1
-    report, run = report_of(study, study.store, Values(study.record)), run_of(study, 1.25, 10, {"gpu": 2, "idle": 3}, 4)
+    report, run = report_of(study, study.store, Values(study.record)), run_of(study, 1.25, {}, {"gpu": 2, "idle": 3}, 4)
     plainly, with_run = study_json(report), study_json(report, run)
     assert plainly.keys() == with_run.keys()
     assert with_run["seconds"] == 1.25

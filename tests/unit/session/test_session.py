@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +208,7 @@ def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reaso
         executor=executor,
         embedded=SimpleNamespace(workers={"a": 1, "b": 1}),
         study=SimpleNamespace(counted=3, count=lambda state: 0, name="s"),
-        counted_before=3,
+        counts_before=Counter({TrialState.COMPLETE: 3}),
         _too_wide=0,
         code=CodeVersion(),
         disk=DiskWatch(),
@@ -217,7 +218,7 @@ def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reaso
     with pytest.raises(UsageError, match="no embedded worker can run this study: a gets no trials: why"):
         Session._refuse_other_code(session)
     for name, value in {
-        "counted_before": 2,
+        "counts_before": Counter({TrialState.FAILED: 2}),
         "study": SimpleNamespace(counted=3, count=lambda state: 1),
         "embedded": None,
         "executor": SimpleNamespace(has_workers=True),
