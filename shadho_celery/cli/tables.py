@@ -173,7 +173,8 @@ def summary(
             for each in failures[:1]
         ),
         *notices,
-        *action_lines(report.actions),
+        # Drains have no fencing number, because no scheduler carries them out.
+        *action_lines([each for each in report.actions if each.fence in (None, report.fence)]),
         *([f"best: {best_values(report.best, report.name)}"] if report.best is not None else []),
         f"study {report.name}: {report.counts_words}; {best_line(report)}",
         *front_lines(report),
@@ -189,7 +190,7 @@ def summary(
 
 
 def action_lines(actions: Sequence[Action]) -> list[str]:
-    """Return a line for each of the latest ACTIONS requests of users, and a line with the number of earlier ones."""
+    """Return a line for each of the last ACTIONS requests in `actions`, and a line with the number of earlier ones."""
     lines = [
         f"{each.action}, asked by {one_line(each.by)} at {moment(each.at)}"
         f"{'' if each.answer.is_done else ', refused'}: {one_line(each.answer.text)}"

@@ -400,6 +400,8 @@ class StudyReport(Overview):
     codes: Mapping[str, int]
     #: actions that users have requested while it ran, with the answers
     actions: Sequence[Action]
+    #: fencing number of its latest scheduler; None if it was deleted
+    fence: int | None
     #: seconds from the first start to the last end of a trial, without the pauses between runs
     active_seconds: float
     #: number of trials of earlier studies from which the study learned
@@ -514,6 +516,7 @@ def report_of(
         hosts=dict(sorted(store.tally(key, "host").items())),
         codes=store.tally(key, "code"),
         actions=store.actions(key),
+        fence=store.fence(key),
         active_seconds=trials.active_seconds(),
         warm_start=len(known.warm_start),
         money=spent,

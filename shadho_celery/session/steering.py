@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
 from typing import Any, Protocol
-from uuid import uuid4
 
 from msgspec.structs import asdict, replace
 
@@ -73,9 +72,10 @@ class Steering:
             self.pending_answers.clear()
 
     def note_signal(self, number: int) -> None:
-        """Record that a signal has stopped the study, in the same form as a request."""
+        """Record that a signal has stopped the study, in the same form as a request. It is recorded once in a run."""
         study, by = self._run.study, requester()
-        request = Request(to=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=records.Stop())
+        once = f"{study.fence:028x}{number:04x}"
+        request = Request(to=study.record.key, fence=study.fence, id=once, expires=0, by=by, deed=records.Stop())
         self._record(request, Answer(is_done=True, text=f"stopped by {Signals(number).name}"))
 
     def _record(self, request: Request, answer: Answer) -> None:

@@ -512,6 +512,10 @@ class SqlStore:
         """Return the requests that the study got while it ran, sorted by time."""
         return [*self._read(ACTIONS, key)]
 
+    def fence(self, key: str) -> int | None:
+        """Return the fencing number of the study's latest scheduler; None if the study was deleted."""
+        return next((row.fence for row in self._fetched(sa.select(studies.c.fence).where(studies.c.key == key))), None)
+
     def steered(self, key: str) -> Collection[str]:
         """Return the names of the actions that the study's latest scheduler has carried out, the latest first."""
         fence = sa.select(studies.c.fence).where(studies.c.key == key).scalar_subquery()

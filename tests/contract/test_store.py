@@ -255,8 +255,9 @@ def test_what_a_scheduler_was_asked_is_over_with_it(store: SqlStore) -> None:
     store.write("k1", fence, NOW, Turn(asked=asked("stop", is_done=False)))
     assert store.steered("k1") == ["set", "pause"]
     store.unlock("k1", fence)
-    store.lock("k1", ELSEWHERE, NOW + 1)
+    assert store.lock("k1", ELSEWHERE, NOW + 1) == store.fence("k1") == fence + 1
     assert store.steered("k1") == []
+    assert store.fence("unknown") is None
 
 
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:

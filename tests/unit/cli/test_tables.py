@@ -356,6 +356,19 @@ def test_requests_beyond_those_that_are_listed_are_counted() -> None:
         assert lines[5:] == ([] if line is None else [f"{line} all: show --json"])
 
 
+def test_requests_to_earlier_runs_are_not_listed() -> None:
+    study, _, _ = searched()
+    done = Answer(is_done=True, text="done")
+    asked = [
+        Action(id=str(fence), at=0.0, by="me@one", action=name, arguments={}, answer=done, fence=fence)
+        for fence, name in ((study.fence - 1, "stop"), (study.fence, "pause"), (None, "drain"))
+    ]
+    screen, text = console()
+    tables.summary(replace(made(study), actions=asked), screen, None)
+    lines = text.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines if "asked by" in line] == ["pause", "drain"]
+
+
 # Golden texts
 
 

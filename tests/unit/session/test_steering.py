@@ -240,6 +240,16 @@ def test_what_was_refused_on_arrival_is_recorded_once_and_not_answered_again() -
     assert (run.answers, run.said) == ([], [])
 
 
+def test_signals_of_one_kind_are_recorded_once() -> None:
+    """Ctrl-C may send several, for instance to a process and to its group."""
+    run = Run().until(3)
+    for number in (2, 2, 15):
+        run.steering.note_signal(number)
+        run.study.commit()
+    found = run.search.store.actions(run.study.record.key)
+    assert [each.answer.text for each in found] == ["stopped by SIGINT", "stopped by SIGTERM"]
+
+
 def test_drains_since_the_study_began_are_recorded_once_whichever_scheduler_sees_them() -> None:
     run = Run().until(3)
     began = run.study.record.created_at
