@@ -23,6 +23,15 @@ def test_every_attribute_of_a_context_is_explained_once() -> None:
     assert sorted(names_in("`context.`")) == sorted(CONTEXT_NAMES)
 
 
+def test_the_example_of_a_checkpoint_writes_its_file(tmp_path: Path) -> None:
+    [example] = re.findall(r"`(\(context\.checkpoint_dir[^`]*)`", TEXT)
+    context = LocalContext(checkpoints=tmp_path / "new")
+    eval(example, {"context": context, "text": "{}"})
+    assert (context.checkpoint_dir / "model.json").read_text() == "{}"
+    assert isinstance(context.checkpoint_dir, Path)
+    assert "| `checkpoint_dir` | `pathlib.Path` of " in TEXT
+
+
 def test_every_key_of_a_study_is_explained_once() -> None:
     assert sorted(names_in("key")) == sorted(StudySettings.__struct_fields__)
 
