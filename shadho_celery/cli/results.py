@@ -195,9 +195,10 @@ def trials(
 
             print_json({"study": study.name, "trials": [trial_json(trial) for trial in found]})
             return
-        _print(_trials_table(found, with_errors=failed))
+        if found:
+            _print(_trials_table(found, with_errors=failed))
         more = f", of which {len(found)} are shown: see --limit" if total > len(found) else ""
-        say(f"study {study.name}: {counted(total, 'trial')}{more}")
+        say(f"study {study.name}: {counted(total, 'trial') if found else 'no such trial'}{more}")
 
 
 @shared_options.command("trial svm 3", "trial svm 3 --json")

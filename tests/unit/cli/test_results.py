@@ -198,6 +198,7 @@ def test_trials_are_filtered_and_sorted() -> None:
     assert numbers("--failed") == numbers("--state", "failed") == [3, 7, 11]
     assert numbers("--state", "failed", "--state", "complete") == list(range(TRIALS))
     assert numbers("--state", "running") == []
+    assert answer("trials", "svm-1a", "--state", "running") == "study svm-1a2b: no such trial\n"
     nets = [trial["number"] for trial in everything if trial["subspace"] == "model=net"]
     assert nets
     assert numbers("--subspace", "model=net") == nets
