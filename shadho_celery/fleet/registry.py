@@ -354,7 +354,8 @@ def unable(
     accepting = [worker for worker in workers.values() if code.is_shipped and worker.accepts_code]
     having = [worker for worker in workers.values() if module in worker.imports] + accepting
     if workers and not having:
-        name = min(worker.compute_class for worker in workers.values())
+        names = {worker.compute_class for worker in workers.values()}
+        name = compute_class if compute_class in names else min(names)
         return ServiceError(f"no live worker {needs(module)}; start one: {start_command(name, module)}")
     if having and all(worker.protocol != PROTOCOL for worker in having):
         return ServiceError(f"the workers that have {module} {of_other_protocols(workers, module)}")

@@ -73,6 +73,14 @@ def test_where_none_can_the_reason_and_the_remedy_are_told_in_one_line(
     assert "\n" not in told
 
 
+def test_the_remedy_names_the_class_of_the_study_if_such_workers_live() -> None:
+    live = {
+        name: Worker(protocol=PROTOCOL, compute_class=name, imports=["x"], slots=1) for name in ("cpu", "gpu_large")
+    }
+    for first, name in (("gpu_large", "gpu_large"), ("gpu_small", "cpu")):
+        assert str(unable(live, "my_study", compute_class=first)).endswith(f"-Q {name}")
+
+
 def test_workers_that_do_not_sign_with_our_key_are_the_reason_though_their_announcements_are_refused() -> None:
     told = str(unable({}, "my_study", "12345678", refused=1))
     assert "--signing-key-file" in told
