@@ -200,6 +200,9 @@ class Pace:
 #: seconds between two lines of `PlainView`, two updates of `LiveView`, and two updates of its lines about placement
 PLAIN_SECONDS, REFRESH_SECONDS, LOOK_SECONDS = 5.0, 0.25, 30.0
 
+#: maximum number of seconds after which `PlainView` repeats a line
+REPEAT_SECONDS = 60.0
+
 #: maximum number of running trials that `LiveView` lists, and of other studies in the row of a class
 RUNNING, STUDIES = 4, 2
 
@@ -384,20 +387,28 @@ def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:
 
 
 class PlainView(_View):
-    """View without a terminal: one line every few seconds."""
+    """View without a terminal: one line every few seconds. The same line is repeated ever more rarely."""
+
+    #: the latest line, when it was last made, and the seconds until it is repeated
+    _line, _made_at, _pause = "", -math.inf, PLAIN_SECONDS
 
     def __enter__(self) -> PlainView:
         return self
 
     def show(self, now: float) -> None:
-        """Print a line if PLAIN_SECONDS have passed since the last one."""
-        if now - self._shown_at >= PLAIN_SECONDS:
-            self._shown_at = now
+        """Print a line if PLAIN_SECONDS have passed since the last one, or more if it is the same."""
+        if now - max(self._shown_at, self._made_at) >= PLAIN_SECONDS:
+            self._made_at = now
             pace = pace_line(self._scheduler, self._pace, self._began)
             waiting = [*waiting_lines(self._scheduler), *waiting_gangs(self._scheduler.study, self._fleet)]
             cheapest = cheapest_lines(self._scheduler)
             still = filter(None, [overview_of(self._scheduler.study).still_words])
-            self.note("; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace, *cheapest, *still]))
+            line = "; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace, *cheapest, *still])
+            is_new = line != self._line
+            if is_new or now - self._shown_at >= self._pause:
+                self._pause = 2 * PLAIN_SECONDS if is_new else min(2 * self._pause, REPEAT_SECONDS)
+                self._line, self._shown_at = line, now
+                self.note(line)
 
 
 def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:

@@ -205,6 +205,19 @@ def test_without_a_terminal_a_line_comes_now_and_then_on_standard_error(capsys: 
     assert note == "a note"
 
 
+def test_the_same_line_is_repeated_ever_more_rarely_and_a_new_one_is_printed_soon() -> None:
+    study, scheduler, _ = searched(turns=0)
+    view, times = PlainView(scheduler), list[float]()
+    view.note = lambda _: times.append(clock.now() - began)  # type: ignore[method-assign]
+    clock, began = study.clock, study.clock.now()
+    for _ in range(40):
+        clock.sleep(PLAIN_SECONDS)
+        view.update()
+        if clock.now() - began == 140.0:
+            scheduler.pause()
+    assert times == [5.0, 15.0, 35.0, 75.0, 135.0, 145.0, 155.0, 175.0]
+
+
 def test_the_table_of_classes_counts_the_pruned_trials_beside_the_complete_ones() -> None:
     def play_pruned(attempt: Attempt, compute_class: str) -> Outcome:
         state = S.PRUNED if attempt.number % 2 else S.COMPLETE
