@@ -201,17 +201,17 @@ def action_lines(actions: Sequence[Action]) -> list[str]:
 
 
 def wrong_lines(report: StudyReport, run: Run | None) -> tuple[Sequence[FailureCount], list[str]]:
-    """Return the failures to show, and lines about them.
+    """Return the failures whose traceback is of interest, and lines about failures.
 
-    If trials failed in this run, only these failures are returned, because the code may have been fixed since earlier
-    runs. A line then has the number of earlier failures.
+    If trials failed in this run, the lines describe only these failures, because the code may have been fixed since
+    earlier runs. A line then has the number of earlier failures, whose trials may have been tried again with success.
     """
     ours = () if run is None else run.failures
     before = 0 if run is None else report.counts[_S.FAILED] - sum(each.trials for each in ours)
     if not before:
         return report.failures, failure_lines(report.failures)
     if not ours:
-        return report.failures, failure_lines(report.failures, "failed before this run")
+        return (), failure_lines(report.failures, "failed before this run")
     more = f"failed before this run: {counted(before, 'trial')}; all: shadho-celery show {shlex.quote(report.name)}"
     return ours, [*failure_lines(ours, "failed in this run"), more]
 
