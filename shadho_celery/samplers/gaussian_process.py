@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import scipy
@@ -29,11 +30,11 @@ from shadho_celery.space.features import INACTIVE, Array
 
 #: mean and standard deviation of the priors of the logarithms of length scale, variance and noise variance. Half the
 #: logarithm of the number of labels is added to the first mean
-LENGTH, VARIANCE, NOISE = (math.sqrt(2.0) - 3.0, math.sqrt(3.0)), (0.0, 1.0), (-9.0, 3.0)
+LENGTH, VARIANCE, NOISE = (math.sqrt(2.0) - 3.0, math.sqrt(3.0)), (0.0, 1.0), (-4.0, 3.0)
 #: bounds of these logarithms
 LENGTHS, VARIANCES, NOISES = (-4.0, 7.0), (-4.0, 4.0), (-14.0, 1.0)
-#: number of steps of the first fit, and of later fits, which start from the last estimates
-FIRST_STEPS, STEPS = 60, 15
+#: maximum number of steps of a fit
+STEPS = 60
 #: added to the diagonal, so that the matrix stays positive definite despite rounding errors
 JITTER = 1e-8
 ROOT_5 = math.sqrt(5.0)
@@ -54,17 +55,19 @@ class GaussianProcess:
         self._has_options = not all(self._is_numeric)
         self._middles = np.where(self._is_numeric, INACTIVE, -1.0)
         self._length_mean = LENGTH[0] + 0.5 * math.log(max(labels if active is None else active, 1))
-        self._is_fitted = False
         #: rows of the known trials, with NaN for inactive labels; and the same rows after `_placed`
         self.rows = self._known = np.empty((0, labels))
         self.values = np.empty(0)
-        logs = np.array([self._length_mean] * labels + [0.0, -6.0])
-        logs[self._apart] = LENGTHS[0]
-        self._estimate(logs)
+        #: logarithms from which each fit starts: long length scales, and a noise variance of 0.1
+        self._start = np.array([self._length_mean + 1.0] * labels + [0.0, -2.3])
+        self._start[self._apart] = LENGTHS[0]
+        self._estimate(self._start)
 
     def fit(self, rows: Array, values: Array) -> None:
-        """Estimate length scales and variances from n trials, shapes (n, labels) and (n,), starting from the last
-        estimates.
+        """Estimate length scales and variances from n trials, shapes (n, labels) and (n,).
+
+        The cost may have two minima: short length scales without noise, and long ones with noise. So each fit starts
+        from the latter and from the last estimates, and the better result is used.
         """
         from scipy.optimize import minimize  # slow to import, and not every search needs it
 
@@ -73,17 +76,9 @@ class GaussianProcess:
         bounds = [LENGTHS] * rows.shape[1] + [VARIANCES, NOISES]
         for place in self._apart:
             bounds[place] = (LENGTHS[0], LENGTHS[0])
-        found = minimize(
-            self._cost,
-            self._logs,
-            (squares, values),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-            options={"maxiter": STEPS if self._is_fitted else FIRST_STEPS},
-        )
-        self._estimate(found.x)
-        self._is_fitted = True
+        rest: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": {"maxiter": STEPS}}
+        found = [minimize(self._cost, start, (squares, values), **rest) for start in (self._start, self._logs)]
+        self._estimate(min(found, key=lambda each: each.fun).x)
 
     def learn(self, rows: Array, values: Array) -> None:
         """Learn the function from n trials, shapes (n, labels) and (n,), and forget earlier ones."""

@@ -98,13 +98,12 @@ def test_what_breaks_a_constraint_is_left_and_its_edge_is_found() -> None:
 
 @pytest.mark.slow
 def test_while_nothing_is_feasible_it_is_looked_for() -> None:
-    sampler = gp(NUMBERS)
+    sampler, found = gp(NUMBERS), []
     for _ in range(30):
         [params] = sampler.ask(1, [])
-        over = bowl(params) - 0.01
+        found.append(over := bowl(params) - 0.01)
         sampler.tell([replace(told(params, 0.0), outcome=Outcome(state=S.COMPLETE, loss=0.0, constraints={"c": over}))])
-    [params] = sampler.ask(1, [])
-    assert bowl(params) < 0.05
+    assert min(found) < 0
 
 
 @pytest.mark.slow
