@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import UsageError
 
 #: suffix of the first line of an error that says how a process ended, if the last lines of its output follow
 PRINTED = "; it last printed:"
+
+#: matches the first line of such an error if the last line of the output usually names the cause
+_EXITED = re.compile(rf".* ended with exit code \d+{PRINTED}")
 
 TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)', re.MULTILINE)
@@ -75,8 +78,10 @@ def read_failure(error: str | None) -> Failure:
     last = text.rpartition(TRACEBACK)[2] if TRACEBACK in text or text.startswith("...") else ""
     frames = [*_FRAME.finditer(last)]
     if not frames:
-        said = (text.splitlines() or [""])[-1 if last else 0].removesuffix(PRINTED)
-        return Failure(cause=without_values(said) or "no reason", headline=said or "no reason given")
+        lines = text.splitlines() or [""]
+        said = lines[-1 if last else 0].removesuffix(PRINTED)
+        shown = f"{said}: {one_line(lines[-1])}" if not last and _EXITED.fullmatch(lines[0]) else said
+        return Failure(cause=without_values(said) or "no reason", headline=shown or "no reason given")
     said = next((line for line in last[frames[-1].end() :].splitlines()[1:] if line[:1].strip()), text.splitlines()[-1])
     own = next((_location(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")
     return Failure(cause=f"{said.partition(':')[0][:100]} {_location(frames[-1])}", headline=said.strip(), location=own)

@@ -78,8 +78,12 @@ def test_what_failures_of_one_cause_share_is_the_exception_and_the_line() -> Non
     [
         (TRACE.format(folder="/a", line=3, error="ValueError: x is 0.5"), "ValueError: x is 0.5"),
         (
-            "the trial's process ended with exit code 3; it last printed:\nsome words",
-            "the trial's process ended with exit code 3",
+            "the command ended with exit code 2; it last printed:\nusage: t.py\nt.py: error: \x1b[1mno --lr\n",
+            "the command ended with exit code 2: t.py: error: \\x1b[1mno --lr",
+        ),
+        (
+            "the trial's process was killed by signal 9; it last printed:\nsome words",
+            "the trial's process was killed by signal 9",
         ),
         ("", "no reason given"),
         (None, "no reason given"),
@@ -89,6 +93,12 @@ def test_of_a_traceback_the_exception_tells_most_and_of_other_errors_the_first_l
     error: str | None, line: str
 ) -> None:
     assert headline(error) == line
+
+
+def test_the_last_line_of_a_command_tells_apart_failures_of_one_cause() -> None:
+    one, same, other = (f"the command ended with exit code 2; it last printed:\nno {each}" for each in ("3", "4", "x"))
+    assert read_failure(one).kind == read_failure(same).kind != read_failure(other).kind
+    assert cause_of(one) == cause_of(other) == "the command ended with exit code …"
 
 
 def test_of_a_message_of_several_lines_the_first_is_shown() -> None:
