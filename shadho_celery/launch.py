@@ -294,10 +294,10 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
         check_continues(study.name, is_simulated=study.is_simulated)
         module, found = shared_options.file_of(study), study.name
     if module.endswith(tuple(FORMS)):
-        raise UsageError(
-            f"study {found!r} runs a command, which is taken from your own file: shadho-celery run "
-            f"{shlex.quote(module)} --resume {found}"
-        )
+        from shadho_celery.objective.toml_study import resume_words  # imports msgspec: not for --help
+
+        again = shlex.join(resume_words(module, found))
+        raise UsageError(f"study {found!r} runs a command, which is taken from your own file: {again}")
     # The name follows after =, because it may begin with a dash.
     words = [module, f"--resume={found}", f"--store={store}", *options]
     main.main(words, prog_name="shadho-celery run", standalone_mode=False)

@@ -112,6 +112,7 @@ def failed_params(study: StudyResults, numbers: Sequence[str]) -> list[Any]:
 def enqueued(study: StudyResults, store: str, points: Sequence[object]) -> Answer:
     """Enqueue known points (params to run first) for the next run of a study that does not run. Raises ShadhoError."""
     from shadho_celery.objective import study_file
+    from shadho_celery.objective.toml_study import resume_words
     from shadho_celery.scheduler import known_points
     from shadho_celery.session.opening import Opening, Request
     from shadho_celery.study.state import named
@@ -123,6 +124,6 @@ def enqueued(study: StudyResults, store: str, points: Sequence[object]) -> Answe
     with closing(Opening(request).open()) as opened:
         numbers = known_points.enqueue(opened.study, opened.plan, points)
         limit, least = opened.plan.limits.trials, opened.study.counted + len(opened.study.pending())
-    more = f" --trials {least}" if limit is not None and limit < least else ""
-    then = f"shadho-celery run {shlex.quote(file.module)} --resume {study.name}{more}"
+    more = ("--trials", str(least)) if limit is not None and limit < least else ()
+    then = shlex.join(resume_words(file.module, study.name, *more))
     return Answer(is_done=True, text=f"enqueued {named(numbers)} for the next run: {then}")

@@ -25,6 +25,7 @@ from shadho_celery.core.records import Action
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, took
 from shadho_celery.fidelity.ladder import ladder_of
+from shadho_celery.objective.toml_study import resume_words
 from shadho_celery.results.report import Overview, Preference, Run, StudyReport
 from shadho_celery.results.trial import TrialResult, given
 from shadho_celery.space.describe import brief
@@ -104,11 +105,9 @@ def resume_command(module: str, name: str, store: str, trials: int, workers: Map
 
     `store` is the store's URL without a password. `workers` is the option --workers: the number of slots by class.
     """
-    words = ["shadho-celery", "run", module, "--resume", name]
-    if store != DEFAULT_STORE:
-        words += ["--store", store]
-    words += [word for name, slots in (workers or {}).items() for word in ("--workers", f"{name}={slots}")]
-    return shlex.join([*words, "--trials", str(trials)])
+    options = [] if store == DEFAULT_STORE else ["--store", store]
+    options += [word for name, slots in (workers or {}).items() for word in ("--workers", f"{name}={slots}")]
+    return shlex.join(resume_words(module, name, *options, "--trials", str(trials)))
 
 
 def rate_text(a_minute: float) -> str:

@@ -77,7 +77,10 @@ class Printed:
         self._most = MAX_LINE if isinstance(loss, str) else MAX_MATCHED
         self.lines = {stream: Lines() for stream in ("stdout", "stderr", REPORTS)}
         what = f"a number after {loss!r}" if isinstance(loss, str) else "what the pattern of loss matches"
-        line = 'a loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as STUDY["loss"] = "val_loss"'
+        line = (
+            'a loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as --loss val_loss for a command '
+            'after --, which begins a new study, or loss = "val_loss" in a study file'
+        )
         #: error message for a command that has succeeded without a loss
         self.missing = f"the command has not printed {line if loss is None else what}"
         #: the last line with a loss; a line without a step is preferred

@@ -89,6 +89,17 @@ def _declare(word: str, forms: list[tuple[str, Any]]) -> str:
     return _DECLARED.sub(lambda found: found[0] if found[1] is None else f"{{{found[1]}}}", word)
 
 
+def resume_words(module: str, study: str, *options: str) -> list[str]:
+    """Return the command that continues a study of this file, with `options`. A command after -- is given again."""
+    # The file of a command was written by this package, so the user does not know its name.
+    if Path(module).is_relative_to(COMMANDS):
+        with suppress(KeyError, TypeError, UsageError):
+            given: dict[str, Any] = read_toml(study_file.path_of(module), module, dict)
+            words = [*(["--loss", given["loss"]] if "loss" in given else []), "--", *given["command"]]
+            return ["shadho-celery", "run", "--resume", study, *options, *map(str, words)]
+    return ["shadho-celery", "run", module, "--resume", study, *options]
+
+
 def write_command(words: Sequence[str], loss: str | None = None) -> str:
     """Write a command with domains in its placeholders as a study in TOML. Return the path of the file.
 

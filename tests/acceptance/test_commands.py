@@ -14,6 +14,7 @@ from services.cases import cases
 
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
+from shadho_celery.objective.toml_study import resume_words
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -104,8 +105,11 @@ def test_a_command_without_a_file_is_a_study_that_only_the_same_command_continue
     assert name.startswith("train-")
     again = desk.launch("--trials", "6", "-q", "--workers", "cpu=2", "--resume", name, "--", *WORDS).wait()
     assert again.code == 0, desk.said()
-    words = [*hint(again.out)[:-1], "8", "-q"]
+    words = ["run", "--resume", name, "--workers", "cpu=2", "--trials", "12", "--", *WORDS]
+    assert hint(again.out) == words
+    words[words.index("12")] = "8"
     assert desk.start(sys.executable, "-m", "shadho_celery", *words).wait().code == 0, desk.said()
+    assert hint(desk.told("show", name).out) == ["run", "--resume", name, "--trials", "16", "--", *WORDS]
     assert desk.states() == {"COMPLETE": 8}
     others = [[*WORDS, "--layers=2"], [word.replace("1e-1", "1") for word in WORDS]]
     for words in others:
@@ -113,7 +117,7 @@ def test_a_command_without_a_file_is_a_study_that_only_the_same_command_continue
         [line] = told.messages
         assert line.startswith(f"Error: study '{name}' was begun with another command, --loss or domains: ")
     assert "a command is given again: run --resume NAME -- COMMAND" in desk.told("run", "--resume", name).err
-    assert f"train.toml --resume {name}" in desk.told("resume", name).err
+    assert f": shadho-celery run --resume {name} -- {shlex.join(WORDS)}" in desk.told("resume", name).err
     assert desk.states() == {"COMPLETE": 8}
 
 
@@ -145,11 +149,17 @@ def test_what_is_wrong_with_a_command_is_one_line_before_anything_starts(
     assert not (desk.folder / "shadho.db").exists()
 
 
-def test_the_name_of_the_loss_belongs_to_a_command_without_a_file(desk: Desk) -> None:
+def test_the_name_of_the_loss_belongs_to_a_command_without_a_file(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     told = desk.told("run", "--loss", "val_loss", "--", "python", "{x:int:2:1}")
     assert told.messages[-1].endswith("command.x.int: 2 is not below 1; give the lower end first")
     [path] = desk.folder.glob(".shadho/commands/*/python.toml")
     assert 'loss = "val_loss"' in path.read_text()
+    again = ["--loss", "val_loss", "--", "python", "{x:int:2:1}"]
+    monkeypatch.chdir(desk.folder)
+    name = path.relative_to(desk.folder).as_posix()
+    assert resume_words(name, "mine", "-q") == ["shadho-celery", "run", "--resume", "mine", "-q", *again]
+    path.unlink()
+    assert resume_words(name, "mine") == ["shadho-celery", "run", name, "--resume", "mine"]
 
 
 def test_a_file_that_is_edited_during_a_run_is_another_version_at_once(desk: Desk) -> None:

@@ -157,6 +157,7 @@ def test_a_command_that_reports_without_end_is_stopped(runs: Runs) -> None:
     ("script", "error"),
     [
         ("echo hi", "the command has not printed a loss; print a JSON line such as"),
+        ("echo val_loss=1", "such as --loss val_loss for a command after --, which begins a new study, or"),
         ("echo '{\"loss\": 1}'; echo bad >&2; exit 3", "exit code 3; it last printed:\nbad"),
         ("kill -TERM $$", "the command was killed by signal: Terminated"),
         ("echo '{\"loss\": NaN}'", "'loss' is nan"),
