@@ -63,7 +63,7 @@ def cost_of(price: float, since: float, until: float) -> float:
 def size_text(size: float) -> str:
     """Return a number of bytes in the largest unit of which there is at least one, such as "3.4 GB" or "12 kB"."""
     place = next((place for place in (4, 3, 2, 1) if size >= 1000**place), 0)
-    return f"{size / 1000**place:.3g} {['bytes', 'kB', 'MB', 'GB', 'TB'][place]}"
+    return f"{size / 1000**place:.3g} {['byte' if size == 1 else 'bytes', 'kB', 'MB', 'GB', 'TB'][place]}"
 
 
 def counted(number: int, one: str, several: str = "") -> str:

@@ -51,7 +51,8 @@ def maker(name: str, known: Mapping[str, Known]) -> Callable[..., dict[str, Any]
         given = {each: value for each, value in given.items() if value is not None and value != "auto"}
         _refuse(*given)
         if lost := [each for each in given if not names.get(each)]:
-            warn(f"{name}: {', '.join(lost)} have no effect, because here it is {next(iter(settings.values()))}")
+            have = "has" if len(lost) == 1 else "have"
+            warn(f"{name}: {', '.join(lost)} {have} no effect, because here it is {next(iter(settings.values()))}")
         return {**settings, **{names[each]: value for each, value in given.items() if each not in lost}}
 
     return make

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadho_celery.core.units import counted, digits, duration, money, seconds_of, took
+from shadho_celery.core.units import counted, digits, duration, money, seconds_of, size_text, took
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("amount", "shown"), [(0.0, "0.00"), (0.0123, "0.012"), (0.999, "1.00"), (1234.5, "1,234.50")])
 def test_money_has_two_decimals_or_two_digits(amount: float, shown: str) -> None:
     assert money(amount) == shown
+
+
+def test_one_byte_is_not_in_the_plural() -> None:
+    assert [*map(size_text, (0, 1, 5, 3400))] == ["0 bytes", "1 byte", "5 bytes", "3.4 kB"]

@@ -346,7 +346,9 @@ def test_what_is_not_there_is_refused_by_its_name(do: Callable[[], Any], error: 
 
 
 def test_options_of_a_sampler_without_effect_are_named() -> None:
-    with pytest.warns(UserWarning, match="TPESampler: multivariate have no effect, because here it is tpe"):
+    with pytest.warns(UserWarning, match="TPESampler: multivariate has no effect, because here it is tpe"):
         here.samplers.TPESampler(multivariate=True)
-    with pytest.warns(UserWarning, match="CmaEsSampler: x0 have no effect, because here it is cma"):
+    with pytest.warns(UserWarning, match="TPESampler: multivariate, group have no effect"):
+        here.samplers.TPESampler(multivariate=True, group=True)
+    with pytest.warns(UserWarning, match="CmaEsSampler: x0 has no effect, because here it is cma"):
         assert here.samplers.CmaEsSampler({"x": 1}, seed=3) == {"sampler": "cma", "seed": 3}
