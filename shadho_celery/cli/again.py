@@ -45,7 +45,9 @@ def again(name: str, number: int, store: str) -> None:
     from shadho_celery.space.compile import compile_space
 
     with shared_options.opened(store, name) as study:
-        found, module, record = study.trial(number), shared_options.file_of(study), study.record
+        shown = f"shadho-celery trial {shlex.quote(study.name)} {number}"
+        module = shared_options.file_of(study, f"there, call the objective with the params that {shown} shows")
+        found, record = study.trial(number), study.record
         trial = found.record
         recorded: Mapping[str, float | None] = found.losses or {"loss": found.loss}
     file = study_file.load(module)

@@ -375,13 +375,14 @@ def new_file(output: Path, content: str = "") -> Iterator[IO[bytes]]:
         say(f"{content} written to {output}", err=True)
 
 
-def file_of(study: StudyResults) -> str:
-    """Return the name of a recorded study's file. Raises UsageError if there is none, or if it may name any module."""
+def file_of(study: StudyResults, instead: str = "continue it there with minimize(..., resume=True)") -> str:
+    """Return the name of a recorded study's file. Raises UsageError if it may name any module.
+
+    If there is none, raises UsageError with the remedy `instead`.
+    """
     module, found = study.module, study.name
     if not module:
-        raise UsageError(
-            f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"
-        )
+        raise UsageError(f"study {found!r} has no study file, because a program ran it; {instead}")
     is_of_python = module.partition(".")[0] in sys.stdlib_module_names and not module.endswith(tuple(FORMS))
     if is_of_python or not re.match(MODULE_NAME, module):
         raise UsageError(

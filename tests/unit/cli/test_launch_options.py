@@ -276,7 +276,10 @@ def test_a_study_is_resumed_by_its_name_alone(monkeypatch: pytest.MonkeyPatch, w
     assert seen[0].given == ({"trials": 9} if words else {})
     result = CliRunner().invoke(commands, ["resume", "of-a-program"])
     assert result.exit_code == 2
-    assert "has no study file" in result.stderr
+    assert "has no study file, because a program ran it; continue it there with minimize(" in result.stderr
+    result = CliRunner().invoke(commands, ["again", "of-a-program", "3"])
+    assert result.exit_code == 2
+    assert "call the objective with the params that shadho-celery trial of-a-program 3 shows" in result.stderr
     assert CliRunner().invoke(commands, ["resume", "missing"]).exit_code == 2
     assert len(seen) == 1
 
