@@ -203,7 +203,7 @@ def test_enqueued_points_survive_the_end_of_the_process(store: str) -> None:
 def test_a_study_is_kept_and_found(store: str) -> None:
     first = here.create_study(study_name="one", storage=store, load_if_exists=True)
     first.optimize(parabola, n_trials=4)
-    with pytest.raises(StudyExists):
+    with pytest.raises(StudyExists, match="load_if_exists=True in shadho_celery"):
         here.create_study(study_name="one", storage=store)
     same = here.create_study(study_name="one", storage=store, load_if_exists=True)
     assert len(same.trials) == 4
