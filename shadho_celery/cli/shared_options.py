@@ -22,7 +22,7 @@ import click
 
 from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.messages import readable_warnings, say
-from shadho_celery.core.checks import mask, printable, printable_json, short
+from shadho_celery.core.checks import mask, printable, printable_json, short, similar
 from shadho_celery.core.files import read_text, replacing
 from shadho_celery.core.names import FORMS, elsewhere
 from shadho_celery.core.payload import MODULE_NAME
@@ -81,8 +81,10 @@ class Command(click.Command):
             flags = {name: each.flag for name, each in SETTINGS.items()}
             names = flags if any(each.name in flags for each in self.params) else {}
             names |= {flag.lstrip("-").replace("-", "_"): flag for each in self.params for flag in each.opts}
-            if here := elsewhere(error.option_name.lstrip("-"), names):
-                hint = f"here it is {names.get(here, here)}"
+            here = elsewhere(error.option_name.lstrip("-"), names)
+            # click would sort its guesses by name.
+            near = similar(error.option_name, (flag for each in self.params for flag in each.opts)).strip()
+            if hint := f"here it is {names.get(here, here)}" if here else near:
                 raise click.UsageError(f"No such option {error.option_name}; {hint}", ctx) from None
             raise
         for place, parameter in enumerate(given):

@@ -109,9 +109,10 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
     forms: list[tuple[str, Any]] = []
     template = [_declare(word, forms) for word in words]
     if not forms:
-        unclosed = [f"{short(word)} has an open brace; " for word in words if re.search(r"\{[^{}]*\Z", word)]
+        wrong = [f"{short(word)} has an open brace; " for word in words if re.search(r"\{[^{}]*\Z", word)]
+        wrong += [f"{short(word)} has no domain; " for word in words if re.search(r"(?<!\{)\{[^{}]+\}", word)]
         raise UsageError(
-            f"{''.join(unclosed[:1])}after -- follows a command with a domain in at least one placeholder, such as "
+            f"{''.join(wrong[:1])}after -- follows a command with a domain in at least one placeholder, such as "
             "shadho-celery run -- python train.py --lr {lr:log:1e-4:1e-1} --opt {opt:choice:adam:sgd}"
         )
     for label, form in forms:

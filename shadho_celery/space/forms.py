@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record
+from shadho_celery.core.checks import as_record, check_name
 from shadho_celery.core.trial import Finite, Positive
 from shadho_celery.errors import UsageError
 
@@ -25,7 +25,7 @@ DOMAIN = "such as {uniform = [0, 1]}, {log = [1e-4, 1e-1]}, {int = [1, 9]} or {c
 _TWO = Meta(min_length=2, max_length=2)
 _SOME = Meta(min_length=1, max_length=MOST_OPTIONS)
 _Range = Annotated[list[Finite], _TWO]
-_Positive = Annotated[list[Positive], _TWO]
+_Log = Annotated[Annotated[list[Positive], _TWO] | None, Meta(description="a logarithm needs two bounds above 0")]
 #: plain options of a choice, or named options, each with its labels
 _Options = Annotated[list[str | bool | int | Finite], _SOME] | Annotated[dict[str, dict[str, Any]], _SOME]
 
@@ -34,9 +34,9 @@ class Domain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Short form of one label's domain: a distribution with its two ends, or a choice. Exactly one of them is given."""
 
     uniform: _Range | None = None
-    log: _Positive | None = None
+    log: _Log = None
     int: _Range | None = None
-    logint: _Positive | None = None
+    logint: _Log = None
     choice: _Options | None = None
     #: distance between two values: the values are multiples of it
     step: Positive | None = None
@@ -95,8 +95,9 @@ def _node(label: str, form: Any, where: str, known: Known) -> Any:
 
 
 def form_of(text: str) -> dict[str, Any]:
-    """Return the short form of a domain in a placeholder, such as ``log:1e-4:1e-1``."""
+    """Return the short form of a domain in a placeholder, such as ``log:1e-4:1e-1``. Raises UsageError."""
     law, *given = text.split(":")
+    check_name("domain", law, [name for name in Domain.__struct_fields__ if name != "step"])
     if law == "choice":
         return {law: [*map(_option_of, given)]}
     numbers = [*map(_plain, given)]

@@ -57,6 +57,9 @@ def test_the_hint_at_an_option_of_another_tool_names_one_that_the_command_has() 
     assert {each.exit_code for each in said.values()} == {2}
     assert "No such option --n-trials; here it is --trials" in said["run"].stderr
     assert "--trials" not in said["best"].stderr.replace("--n-trials", "")
+    said = {name: CliRunner().invoke(commands, [name, "s", "--trails", "3"]) for name in ("run", "best")}
+    assert "No such option --trails; did you mean --trials?" in said["run"].stderr
+    assert "--trials" not in said["best"].stderr
 
 
 @cases("name", COMMANDS)
