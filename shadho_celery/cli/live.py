@@ -73,7 +73,7 @@ class ShownOutput:
     def update(self) -> None:
         """Print the output since the last call.
 
-        It must be called in every turn of the scheduler's loop. Otherwise it may miss an attempt that ends quickly.
+        It must be called in every pass of the scheduler's loop. Otherwise it may miss an attempt that ends quickly.
         """
         now = time.monotonic()
         for attempt in self._study.attempts:
@@ -130,7 +130,8 @@ class WorkerLines:
         self.update()
 
 
-#: minimum time in seconds, and minimum number of trials ended in it, over which the rate is computed
+#: the rate is the mean over a recent period. The period has at least this many seconds, and at least this many trials
+#: have ended in it. In a shorter run, the period is the whole run
 PACE_SECONDS, PACE_TRIALS = 120.0, 40
 
 #: the remaining time is shown when this many trials of the run, or this part of them, have ended
@@ -298,14 +299,14 @@ class _View:
         self._looked_at = self._shown_at = self._began
         self._pace = Pace(scheduler.study, lambda: scheduler.limits)
         self._lost = LostTrials(scheduler.study)
-        #: printers of output and log lines, which are updated in each turn
+        #: printers of output and log lines, which are updated in each pass of the scheduler's loop
         self.also: list[ShownOutput | WorkerLines] = []
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def update(self) -> None:
-        """Show the current state, and print lines about lost trials. Called in each turn of the scheduler's loop."""
+        """Show the current state, and print lines about lost trials. Called in each pass of the scheduler's loop."""
         study = self._scheduler.study
         now = study.clock.now()
         if now - self._looked_at >= REFRESH_SECONDS or study.lost_attempts:

@@ -1,4 +1,4 @@
-"""The command `status`, which shows what runs on the fleet or in this folder."""
+"""The command `status`, which shows the running studies and the workers of a fleet, or those of this folder."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class FleetState:
     studies: Mapping[str, StudyWants]
     #: number of announcements that are malformed or not signed with this machine's key
     refused: int
-    #: by place (`place_of`), or by name for one worker: the record of a drain; None if Redis has lost the record
+    #: by place (CLASS@HOST, see `place_of`), or by name for one worker: the record of a drain; None if Redis has
+    #: lost the record
     drained: Mapping[str, Drain | None]
     #: number of waiting messages, by compute class and by name of the queue; None if the queue does not exist
     depths: Mapping[str, Mapping[str, int | None]]

@@ -1,9 +1,10 @@
 """Records in Redis of drained workers, and of the workers that a scaler has started.
 
-A drained worker finishes its running trials and takes no others. ``shadho:drains`` is a hash: the place of a worker
-(`registry.place_of`) -> its latest `Drain` as JSON, preceded by a signature if there is a key. A drain has no time to
-live. It also applies to workers that start at the place later, until somebody undrains the place. An undrain is
-recorded as a `Drain` too. A record under the full name of a worker is for that worker alone, and may tell it to end.
+A drained worker finishes its running trials and takes no others. The place of a worker is the part CLASS@HOST of its
+name, which stays the same when the worker restarts (`registry.place_of`). ``shadho:drains`` is a hash: place -> latest
+`Drain` as JSON, preceded by a signature if there is a key. A drain has no time to live. It also applies to workers that
+start at the place later, until somebody undrains the place. An undrain is recorded as a `Drain` too. A record under the
+full name of a worker is for that worker alone, and may tell it to end.
 Each record of a place has a greater sequence number than the record before it, so that a worker can refuse an old
 record that another client has written again.
 
@@ -26,7 +27,7 @@ from shadho_celery.fleet.signing import Sealed, Signer
 
 KEY = "shadho:drains"
 
-#: maximum number of characters of a sealed drain
+#: maximum number of characters of a `Drain` in Redis: its JSON and the signature
 MAX_DRAIN = 2000
 
 
@@ -134,7 +135,8 @@ def _about(place: str) -> str:
     return f"{KEY}:{place}"
 
 
-#: maximum number of characters of a sealed `Starts`, which has the names of up to 10,000 workers
+#: maximum number of characters of a `Starts` in Redis: its JSON, with the names of thousands of workers, and the
+#: signature
 MAX_RECORD = 3_000_000
 
 #: maximum of the counter of failed starts

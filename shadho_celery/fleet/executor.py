@@ -35,7 +35,8 @@ from shadho_celery.study.recorder import Recorder
 #: seconds after which a study's sources are shipped again, in case Redis has lost them
 SHIP_SECONDS = 30.0
 
-#: maximum number of queues whose messages are counted
+#: maximum number of queues whose messages are counted for the metrics, because each count is a request to the broker.
+#: Further queues, in the order of their names, are left out
 MOST_QUEUES = 100
 
 
@@ -90,8 +91,8 @@ class QueueExecutor:
         self._ship = None if sources is None else partial(Shipping(client, signer).send, key, sources, study.inputs)
         #: True until the first poll; attempts that are submitted before it were sent by an earlier scheduler
         self._is_new = True
-        #: True if the last `poll` returned all events from before the last look at leases. The caller handles these
-        #: events before it polls again
+        #: True if the last `poll` returned all events from before the last check of the leases. The caller handles
+        #: these events before it polls again
         self._is_informed = False
         #: pending calls that take attempts back; they are repeated until Redis answers
         self._unwanted: list[Callable[[], object]] = []

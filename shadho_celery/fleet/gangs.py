@@ -35,7 +35,8 @@ IDLE_SECONDS = 2.0
 #: maximum seconds until a seat whose replica has failed or died is published again; the first pause is two seconds
 MAX_PAUSE = 60.0
 
-#: factor by which a gang may wait longer once all its seats are taken: its replicas still import modules and load data
+#: factor by which `wait_seconds` is longer for a gang whose seats are all taken, because its replicas must still import
+#: modules and load data before they reach the coordinator
 READY_FACTOR = 10
 
 

@@ -36,7 +36,7 @@ LEFT_SECONDS = 120.0
 #: maximum number of characters of an announcement
 MAX_ANNOUNCEMENT = 1_000_000
 
-#: maximum virtual time of a study's turns: slot seconds divided by its weight
+#: maximum virtual time of a study (`fleet.workers`): slot seconds divided by its weight
 MAX_VIRTUAL = 1e18
 
 #: maximum number of slots in an announcement
@@ -117,15 +117,15 @@ class Worker(Struct, frozen=True, kw_only=True):
     draining: bool = False
     #: True if the worker takes no messages until somebody undrains it
     drained: bool = False
-    #: sequence numbers of the latest records (`drains.Drain`) that the worker obeys: first of the record for its place,
-    #: then of the record for this worker alone; 0 for no record
+    #: sequence numbers of the latest records (`drains.Drain`) that the worker obeys: first of the record for its place
+    #: (`place_of`), then of the record for this worker alone; 0 for no record
     drain_sequence: Number = 0
     own_drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
     #: problems that slow the worker down although its trials run, as texts for people, without duplicates
     complaints: Annotated[list[_Complaint], Meta(max_length=MAX_COMPLAINTS)] = []
-    #: price of each slot; None if the price is not known
+    #: money that one slot costs per hour; None if it is not known
     price: Price | None = None
 
     @property
@@ -154,7 +154,8 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
-    """A study's announcement: the slots that it wants, its weight and its turns. Name and progress are only displayed.
+    """A study's announcement: the slots that it wants, its weight and its virtual times. Name and progress are only
+    displayed.
 
     Older versions of the package announce only some of these.
     """

@@ -49,8 +49,8 @@ _Place = tuple[str, str | None]
 #: edited files again
 OTHER_CODE_SECONDS = 5.0
 
-#: if a class has had a free slot for this many seconds, a waiting study may use it although other studies have their
-#: turn
+#: if a class has had a free slot for this many seconds, a waiting study may use it although the slot is due to other
+#: studies
 UNUSED_TURN_SECONDS = 15.0
 
 #: slot seconds by which a study may be ahead of another study before it waits. The other study learns only from
@@ -118,9 +118,9 @@ class Workers:
         self.weight = self.study.weight
         self._workers = Registry(self.servers.client, Worker, self.servers.signer)
         self._studies = Registry(self.servers.client, StudyWants, self.servers.signer)
-        #: number of announcements that the last look refused, because they were unsigned or malformed
+        #: number of announcements that the last `look` refused, because they were unsigned or malformed
         self.refused = 0
-        #: the study's turns in each class
+        #: computes how many of the slots shared with other studies this study may use now, by class
         self.turns = Turns(self.weight)
         #: announcements of all live workers, including those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
@@ -143,7 +143,7 @@ class Workers:
         self._complaints: dict[str, str] = {}
         #: compute classes of the able workers
         self.classes: list[ComputeClass] = []
-        #: class -> virtual times of other studies that did not use their turns; they are ignored until they change
+        #: class -> virtual times of other studies that left slots free; such a study is ignored until its time changes
         self._unused: dict[str, Mapping[str, float]] = {}
         #: classes in which all workers are quarantined
         self._closed: set[str] = set()
@@ -151,7 +151,7 @@ class Workers:
         self._free_since: dict[tuple[str, str | None, int], float] = {}
         #: time at which a class or machine last had a live worker
         self._seen_at: dict[_Place, float] = {}
-        #: time of the last complete look, and time since which no look has failed and Redis has lost no data
+        #: time of the last complete `look`, and time since which no `look` has failed and Redis has lost no data
         self._looked_at = self._known_since = -math.inf
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
@@ -220,7 +220,7 @@ class Workers:
         self._looked_at = now
 
     def set_weight(self, weight: float, sent: Iterable[Sent], now: float) -> None:
-        """Share slots by another weight from the next look on. `sent` are the study's attempts in flight."""
+        """Share slots by another weight from the next `look` on. `sent` are the study's attempts in flight."""
         self.turns.set_weight(weight, sent, now)
         self.weight = weight
 
@@ -248,7 +248,10 @@ class Workers:
         return all(worker.machine.host != host for worker in self.announced.values())
 
     def take_turns(self, now: float, sent: Iterable[Sent]) -> Sequence[ComputeClass]:
-        """Return the classes with the current turns, which depend on the slot seconds that the attempts `sent` used."""
+        """Update `ComputeClass.turn`, the number of shared slots that the study may use now. Return the classes.
+
+        The number depends on the slot seconds that each study has used. `sent` are this study's attempts in flight.
+        """
         turns = self.turns.extras(sent, now)
         if turns or [known for known in self.classes if known.turn is not None]:
             self.classes = [replace(known, turn=turns.get(known.name)) for known in self.classes]
@@ -297,8 +300,8 @@ class Workers:
         return now - max(at, self._free_since.get((compute_class, host, slots), now)) > seconds
 
     def _rivals(self, name: str, fellows: Mapping[str, StudyWants], now: float) -> list[tuple[float, float]]:
-        """Return a (weight, virtual time) pair for each other study that wants more slots of a class and uses its
-        turns.
+        """Return a (weight, virtual time) pair for each other study that wants more slots of a class, except studies
+        that leave slots free.
         """
         virtual = {study: fellow.turns[name] for study, fellow in fellows.items() if name in fellow.turns}
         if self.had_free_slot(name, -math.inf, now, UNUSED_TURN_SECONDS):
@@ -337,7 +340,7 @@ class Workers:
                 self._note((known.name, host), max(each), now, slots)
 
     def _is_late(self, now: float) -> bool:
-        """Return whether the last look is so long ago that announcements of live workers may have expired since."""
+        """Return whether the last `look` is so long ago that announcements of live workers may have expired since."""
         return now - self._looked_at > ANNOUNCE_SECONDS / 2
 
     def _class(
@@ -383,7 +386,7 @@ class Workers:
 
 @dataclass
 class _Turn:
-    """State of the study's turns in one class, as of the last look."""
+    """State of the study in one class, as of the last `look`."""
 
     #: slot seconds of the attempts that have ended
     ended: float = 0.0
@@ -401,8 +404,9 @@ class _Turn:
 
 
 class Turns:
-    """One study's turns in each class (start-time fair queueing). Studies take turns at the slots that remain when each
-    study has the whole slots of its share.
+    """Virtual times of one study in each class (start-time fair queueing).
+
+    Each study uses the whole slots of its share all the time. The studies use the remaining slots alternately.
     """
 
     def __init__(self, weight: float) -> None:
@@ -410,7 +414,7 @@ class Turns:
         self._turns: dict[str, _Turn] = defaultdict(_Turn)
 
     def set_weight(self, weight: float, sent: Iterable[Sent], now: float) -> None:
-        """Use another weight for the study's turns from now on. `sent` are its attempts in flight.
+        """Use another weight of the study from now on. `sent` are its attempts in flight.
 
         The virtual times do not change: slot seconds used so far count by the weight at that time.
         """
@@ -436,7 +440,7 @@ class Turns:
         *,
         is_wanting: bool,
     ) -> float:
-        """Update the turns in the class `known`. Return the study's virtual time there.
+        """Update the state of the class `known`. Return the study's virtual time there.
 
         `others` has a (weight, virtual time) pair for each other study that wants more slots. `sent` are this study's
         attempts in flight.

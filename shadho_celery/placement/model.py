@@ -179,7 +179,8 @@ class Prediction(NamedTuple):
     mean: Array
     #: standard deviation of the effect of the pair of subspace and class, which few trials leave uncertain
     spread: Array
-    #: number of trials of the subspace on the class that have ended or are extrapolated
+    #: number of trials of the subspace on the class that have ended, or whose total seconds are extrapolated from their
+    #: reports
     evidence: Array
     #: variance of the log seconds of single trials about the mean, shape (n, 1)
     noise: Array
@@ -535,7 +536,8 @@ class CostModel:
     def costs(self, trials: Sequence[Trial], classes: Sequence[str], optimism: float = 0.0) -> Costs:
         """Return what trials cost on classes at the best width, charged for preemption.
 
-        Widths on which no trial of the subspace has ended or is extrapolated do not count, except the widest. With
+        A width is left out until a trial of the subspace has ended with it, or the total seconds of a running trial
+        are extrapolated from its reports. The widest is never left out, because it is tried first (see `Widths`). With
         `optimism`, a pair counts as faster by that many standard deviations, so that pairs with little evidence are
         tried (a confidence bound).
         """

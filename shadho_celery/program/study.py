@@ -237,7 +237,8 @@ class Study(ShownStudy):
     def _ask(self) -> Attempt:
         self._by_hand.is_asked = True
         try:
-            # The scheduler's first pass may only find trials of an earlier run that have no result.
+            # A pass of the scheduler's loop may send no trial although there is one. It may only take back trials of an
+            # earlier run that have no result, or extend the space by new labels. So up to three passes are made.
             for _ in range(3):
                 self._turn()
                 if (attempt := self._by_hand.fetch()) is not None:

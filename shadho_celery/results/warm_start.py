@@ -50,7 +50,7 @@ _STREAM = 0x77
 _LISTED = 4
 #: numbers that differ relatively by at most this count as equal
 _EQUAL = 1e-9
-#: prefix of the column of a constraint
+#: prefix of the name of a CSV column with the values of a constraint
 _CONSTRAINT = "constraint."
 
 

@@ -34,7 +34,8 @@ from shadho_celery.runner.process_tree import MARK, PR_SET_PDEATHSIG, UNMARKED, 
 
 log = logging.getLogger(__name__)
 
-#: modules that trials need; psutil is needed after a trial, threadpoolctl to set the number of threads
+#: modules that the fork server imports in advance, because trials need them. psutil finds the processes that a trial
+#: has left behind; threadpoolctl sets the number of threads
 _MODULES = (
     "numpy",
     "scipy",

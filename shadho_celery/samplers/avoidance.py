@@ -182,7 +182,8 @@ class MemoryBound:
 
 #: prior probability that a trial fails, used once a first trial has failed
 FAILS = 0.2
-#: number of draws from the prior among which one that is likely to succeed is chosen
+#: number of draws from the prior. One by one, each is accepted with its probability of success, and the first accepted
+#: one is chosen. If none is accepted, the one with the highest probability is chosen
 DRAWS = 32
 #: proposals may ignore failures until there are this fraction of the failures that random search would have had. So
 #: regions beyond failing ones are reached, but slowly

@@ -181,7 +181,8 @@ class TpeSampler(Learner):
         """Return for each generator the candidate with the greatest l / g, which has the greatest expected improvement.
 
         See [B], equation 3. Terms for failures are added to log(l / g). `waiting` are the params of pending trials. The
-        densities are estimated once. Each proposal is added to the bad trials for the next proposals.
+        densities l and g are estimated once per call. After each proposal, only its kernel is added to g, so that the
+        next proposals differ from it.
         """
         keys = dict.fromkeys(map(self._subspace.key, waiting))
         good, bad = self._split(generators[0], keys, part)
@@ -496,7 +497,10 @@ class _Picks:
 
 
 class _Line:
-    """Axis of a numeric label. Kernels are Gaussians in the unit variable, truncated to its range [0, 1]."""
+    """Axis of a numeric label. Values are mapped to a unit variable, whose range is [0, 1].
+
+    Kernels are Gaussians in the unit variable, truncated to its range.
+    """
 
     def __init__(self, domain: Continuous | RandInt) -> None:
         self._domain = domain
@@ -530,7 +534,7 @@ class _Line:
 def _widths(units: Array) -> Array:
     """Return the widths of the kernels of each label, shape (labels,).
 
-    `units` are the values of trials as units, shape (labels, trials), with NaN for inactive labels.
+    `units` are the values of trials, mapped to [0, 1], shape (labels, trials), with NaN for inactive labels.
     """
     known = ~np.isnan(units)
     # If all labels are active in the same trials, they are computed as one array, with fewer calls of numpy.
@@ -605,7 +609,7 @@ class _Gaussians(_Truncated):
         return np.asarray(powers.reshape(rows, -1).T @ factors.reshape(rows, -1))
 
     def _units(self, values: Array) -> Array:
-        """Return values of shape (n, labels) as units, shape (labels, n)."""
+        """Map values of shape (n, labels) to numbers in [0, 1], shape (labels, n)."""
         units = np.empty(values.T.shape)
         for place, axis in enumerate(self._axes):
             units[place] = axis.to_unit(values[:, place])

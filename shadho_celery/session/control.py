@@ -185,7 +185,8 @@ class Control:
 
         `worker` is a place, which is the part of a worker's name that stays the same when the worker restarts, such as
         cpu@node7. It then means all workers of that place, including workers that start later. `worker` may also be a
-        full name; if several workers have the same place, only that worker is meant.
+        full name. If other live workers have the same place, only the named worker is drained. Otherwise the place is
+        drained.
         """
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker)

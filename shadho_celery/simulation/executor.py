@@ -228,8 +228,8 @@ class SimulatedExecutor:
 
         With shared checkpoints, all machines have one storage, otherwise each has its own. If any class has workers
         with several slots, all slots of a trial are on one worker. The times of preemptions do not depend on the
-        trials. `recorder` records the machines, each with one worker. `interrupted` is called for each attempt that
-        ends because its worker ends.
+        trials. `recorder` records each machine as one worker that has the machine's name. `interrupted` is called for
+        each attempt that ends because its worker ends.
         """
         self._fleet = fleet
         self._play = play

@@ -674,7 +674,8 @@ class StudyState(StudyTrials):
         """Return a trial with the params for which its objective has asked, and the outcome. Extend the schema by them.
 
         A trial that is not COMPLETE may have ended before it asked for all labels, so it also keeps the proposed values
-        of other labels. The outcome is FAILED if its labels contradict those of other trials.
+        of other labels. The outcome is FAILED if the trial asked for a label with another type, scale or options than
+        earlier trials did. Its bounds may differ.
         """
         if self.schema is None or outcome.asked is None:
             return trial, outcome

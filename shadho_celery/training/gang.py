@@ -159,9 +159,12 @@ class Gang:
         step.
 
         Use this if `fit` cannot do what you need. The arguments are those of `fit`, except schedule, warmup, clip and
-        scale_with_replicas. Failures, checkpoints and replay work as with `fit`. While replicas are missing, the
-        gradient is scaled down in proportion. After the loop, the attribute `report` has the report. Raises the errors
-        of `fit`.
+        scale_with_replicas. Failures, checkpoints and replay work as with `fit`. After the loop, the attribute `report`
+        has the report. Raises the errors of `fit`.
+
+        With `Sync`, while only k of the N replicas are present, `fit` multiplies the learning rates by k / N, because
+        the batch is smaller. `steps` multiplies the gradient by k / N instead, because the caller sets the learning
+        rates. `scale_with_replicas` is another factor, the constant N.
         """
         centre = self._begin(plan)
         if not self._averages:
