@@ -26,8 +26,7 @@ from shadho_celery.store import engine, sql
 
 #: folders in the order in which their tests run: fast ones first, so that a failure shows early
 FOLDERS = ("unit", "contract", "integration", "acceptance")
-#: the longest files. They begin first among those of their folder, and with ``-m ""`` first of all, so that no process
-#: waits for the other ones at the end
+#: the longest files begin first among those of their folder, so that no process waits for the other at the end
 LONGEST = (
     "test_readme_training",
     "test_readme_long",
@@ -92,18 +91,16 @@ def _from_another_file(worker: str, count: int) -> list[str]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests in the order in which they run, and mark the slow ones.
 
     Slow are those of the folder acceptance and those that use `SLOW`, except the ones marked `sample`.
     """
 
-    has_slow = not config.option.markexpr
-
     def place(item: pytest.Item) -> tuple[int, int, str]:
         folder = next((FOLDERS.index(name) for name in item.path.parts if name in FOLDERS), -1)
         rank = LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
-        return (rank, folder, str(item.path)) if has_slow else (folder, rank, str(item.path))
+        return folder, rank, str(item.path)
 
     items.sort(key=place)
     for item in items:

@@ -104,8 +104,7 @@ class SqlStore:
         self._engine = make_engine(url, read_only=read_only)
         self._is_read_only = read_only
         #: remedy in the error message for a study that does not exist
-        begins = "leave out --resume, in a program resume, to begin one"
-        self._instead = "shadho-celery studies lists its studies" if read_only else begins
+        self._instead = "shadho-celery studies lists its studies" if read_only else "leave out resume to begin one"
         weakref.finalize(self, self._engine.dispose)
         #: True after an outage, because it is not known whether the last turn was recorded
         self._is_unsure = False
@@ -147,7 +146,7 @@ class SqlStore:
                     connection.execute(sa.insert(warm_starts), rows)
         except sa.exc.IntegrityError:
             raise StudyExists(
-                f"a study named {record.name!r} is in {self.safe_url} already; resume it (--resume, in a program "
+                f"a study named {record.name!r} is in {self.safe_url} already; resume it (in a program "
                 'resume="if-exists", or load_if_exists=True in shadho_celery.optuna), or choose another name (study)'
             ) from None
 

@@ -158,11 +158,13 @@ def test_the_name_of_the_loss_belongs_to_a_command_without_a_file(desk: Desk, mo
     [path] = desk.folder.glob(".shadho/commands/*/python.toml")
     assert 'loss = "val_loss"' in path.read_text()
     again = ["--loss", "val_loss", "--", "python", "{x:int:2:1}"]
-    monkeypatch.chdir(desk.folder)
     name = path.relative_to(desk.folder).as_posix()
-    assert resume_words(name, "mine", "-q") == ["shadho-celery", "run", "--resume", "mine", "-q", *again]
-    path.unlink()
-    assert resume_words(name, "mine") == ["shadho-celery", "run", name, "--resume", "mine"]
+    # At the end of a test, what still runs in its folder is killed.
+    with monkeypatch.context() as context:
+        context.chdir(desk.folder)
+        assert resume_words(name, "mine", "-q") == ["shadho-celery", "run", "--resume", "mine", "-q", *again]
+        path.unlink()
+        assert resume_words(name, "mine") == ["shadho-celery", "run", name, "--resume", "mine"]
 
 
 def test_a_file_that_is_edited_during_a_run_is_another_version_at_once(desk: Desk) -> None:

@@ -402,7 +402,7 @@ def test_a_second_scheduler_on_a_study_is_refused_and_a_changed_space_names_the_
     second = desk.told("run", "my_study", "--resume", "mine", "--trials", "10")
     refused(second, "this study is run by the scheduler on", str(first.pid))
     taken = desk.told("run", "my_study", "--study", "mine", "--trials", "10")
-    refused(taken, "'mine'", "already", "resume it (--resume, ", "or choose another name")
+    refused(taken, "'mine'", "already", "resume it (in a program ", "or choose another name")
     assert first.code is None
     first.interrupt()
     first.wait(20)
@@ -451,7 +451,7 @@ MISTAKES = {
     "good --store mysql://somebody:secret@host/name": ["mysql"],
     "good --store sqlite:////nowhere/at/all.db": ["/nowhere/at/all.db", "(store)"],
     "good --workers cpu": ["'cpu'", "CLASS=SLOTS"],
-    "good --resume never_begun": ["'never_begun'", "leave out --resume"],
+    "good --resume never_begun": ["'never_begun'", "leave out resume"],
     "good --study ../up": ["../up"],
     "good --url-file nowhere.urls": ["nowhere.urls"],
 }

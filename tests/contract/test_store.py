@@ -262,7 +262,7 @@ def test_what_a_scheduler_was_asked_is_over_with_it(store: SqlStore) -> None:
 
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:
     store.create(RECORD)
-    with pytest.raises(StudyExists, match=r"'first' .* resume it \(--resume, .* resume=\"if-exists\""):
+    with pytest.raises(StudyExists, match=r"'first' .* resume it \(in a program resume=\"if-exists\""):
         store.create(record("k2", name="first"))
     assert store.find("first") == RECORD
 

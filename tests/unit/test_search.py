@@ -199,7 +199,7 @@ def test_a_name_is_given_once_and_resumed_only_where_it_exists() -> None:
     shadho_celery.minimize(x_squared, SPACE, study="s", **options)
     with pytest.raises(StudyExists):
         shadho_celery.minimize(x_squared, SPACE, study="s", **options)
-    with pytest.raises(StudyNotFound, match=r"'t' .* leave out --resume, in a program resume"):
+    with pytest.raises(StudyNotFound, match=r"'t' .* leave out resume"):
         shadho_celery.minimize(x_squared, SPACE, study="t", resume=True, **options)
     assert shadho_celery.minimize(x_squared, SPACE, resume=True, **options).name == "s"
 

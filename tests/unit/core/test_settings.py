@@ -106,8 +106,7 @@ def test_an_option_given_twice_misspelt_or_of_another_type_is_named(command: str
         if setting.choices or setting.kinds & {int, float}:
             assert "nothing" in refused(flag, "nothing")
     misspelt = refused(f"{flag}x")
-    assert f"{flag}x" in misspelt
-    assert f"'{flag}'" in misspelt
+    assert f"No such option {flag}x; did you mean {flag}?" in misspelt
 
 
 @ALL
