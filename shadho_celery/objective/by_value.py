@@ -38,6 +38,8 @@ from shadho_celery.objective.study_file import IN_A_TRIAL, WITHIN, StudyFile, fi
 
 #: files of the functions that embedded workers run
 FUNCTIONS = Path(".shadho/functions")
+#: number of times that the folder is made again if another program removes it before the file is in it
+RETRIES = 100
 
 #: arrays of at least this number of bytes are written outside of the pickle, and mapped by each trial
 LARGE = 1_000_000
@@ -151,19 +153,22 @@ def kept(objective: Callable[..., Any], space: object) -> Iterator[StudyFile]:
     with ExitStack() as opened:
         opened.callback(_remove, path)
         try:
-            for left in FUNCTIONS.glob("*.pickle*"):
-                # The program that has written this file was killed if the file is not locked. A program locks its file
-                # before it writes to it.
-                with suppress(FileNotFoundError):
+            # Other programs may remove these files, and the folder when it is empty, at any moment.
+            with suppress(FileNotFoundError):
+                for left in FUNCTIONS.glob("*.pickle*"):
+                    # The program that has written this file was killed if the file is not locked. A program locks its
+                    # file before it writes to it.
                     if left.stat().st_size and not is_locked(left, unknown=True):
                         left.unlink()
             with ExitStack() as writing:
-                file = None
-                while file is None:
-                    FUNCTIONS.mkdir(parents=True, exist_ok=True)
-                    # Another program that ends may remove the empty folder before the file is in it.
-                    with suppress(FileNotFoundError):
+                for retries in range(RETRIES, -1, -1):
+                    try:
+                        FUNCTIONS.mkdir(parents=True, exist_ok=True)
                         file = writing.enter_context(replacing(path, 0o600))
+                        break
+                    except (FileNotFoundError, FileExistsError):
+                        if not retries:
+                            raise
                 # The lock lasts until this copy of the descriptor is closed, although `file` is closed before.
                 opened.callback(os.close, lock := os.dup(file.fileno()))
                 with suppress(OSError):
