@@ -402,7 +402,10 @@ class Names:
         self._codes.put(places, np.array(codes, np.int32), count)
 
     def first(self, count: int, order: Indices | slice) -> Codes:
-        """Return the first `count` texts in this order. Names are sorted, whatever the order in which they arrived."""
+        """Return the first `count` texts, permuted by `order`, as codes: places in the sorted list of distinct texts.
+
+        The order in which texts arrived has no influence on the codes.
+        """
         names = [*self._places]
         sorted_ = sorted(range(len(names)), key=names.__getitem__)
         new = np.full(len(names) + 1, -1, np.int32)

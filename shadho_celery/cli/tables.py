@@ -400,8 +400,9 @@ def _placed(found: OnClass) -> str:
 
 def share_lines(report: StudyReport) -> list[str]:
     """Return a line if the subspaces' shares of the trials depend on timing, as with `paper`."""
-    is_timed = report.in_force.get("shares") == "paper" and len(report.subspaces) > 1
-    return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"] * is_timed
+    if report.in_force.get("shares") != "paper" or len(report.subspaces) < 2:
+        return []
+    return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
 
 
 def choice_lines(report: Overview) -> list[str]:

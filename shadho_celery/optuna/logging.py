@@ -9,8 +9,9 @@ __all__ = ["CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "WARN", "WARNING"]
 get_logger = getLogger
 
 
-def set_verbosity(*_: object) -> None:
-    """Do nothing."""
+def _have_no_effect(*_: object) -> None:
+    pass
 
 
-enable_propagation = disable_propagation = enable_default_handler = disable_default_handler = set_verbosity
+set_verbosity = enable_propagation = disable_propagation = _have_no_effect
+enable_default_handler = disable_default_handler = _have_no_effect

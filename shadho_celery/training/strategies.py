@@ -113,7 +113,7 @@ class Strategy(Protocol):
 
     @property
     def lockstep(self) -> bool:
-        """Whether replicas work in lockstep.
+        """True for a synchronous strategy, False for an asynchronous one.
 
         If True, the first N vectors of a step make the step, and later ones are dropped. All replicas then get the new
         parameters. If False, each vector makes a step of its own, however stale it is, and only its sender gets the new
