@@ -119,9 +119,10 @@ class TpeSampler(Learner):
         return [asked[index] for index in indices]
 
     def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
-        """Return a weight for each part: the root of the expected improvement of draws from it ([B], equation 3).
+        """Return a weight for each part, from the expected improvement of draws from it ([B], equation 3).
 
-        The root makes shares less extreme, because the densities may be wrong.
+        Half of the trials are divided by its root, because the densities may be wrong. The other half is divided by its
+        square, because the improvement is bounded ([B]: by 1 / GOOD_SHARE), so its root differs little among parts.
         """
         if not self._axes or len(self._ranked) < self._random:
             return self._sequence.outlook(parts, self._told + pending)
@@ -142,7 +143,9 @@ class TpeSampler(Learner):
         ratios = (good.log_factors(candidates) - bad.log_factors(candidates)).sum(axis=1)
         means = ratios.reshape(len(parts), size).mean(axis=1)
         gains = -np.logaddexp(math.log(share), math.log(1.0 - share) - means)
-        return dict(zip((part.name for part in parts), np.exp(0.5 * (gains - gains.max())).tolist(), strict=True))
+        gains, even = np.exp(gains - gains.max()), np.array([part.probability for part in parts])
+        weights = sum(each / (even @ each) for each in (np.sqrt(gains), gains**2))
+        return dict(zip((part.name for part in parts), (weights / weights.max()).tolist(), strict=True))
 
     def _start(self, index: int, places: Iterable[int], part: Subspace, taken: Collection[Key] | None = None) -> Params:
         """Return the first point at these places of the quasi-random sequence; with `taken`, the first point that is

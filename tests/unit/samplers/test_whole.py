@@ -113,6 +113,16 @@ def test_the_outlook_of_the_best_subspace_is_the_best(name: str) -> None:
     assert search.whole.outlook(search.subspaces, 0) is outlook
 
 
+def test_by_the_outlook_of_tpe_the_best_of_three_subspaces_gets_more_than_half_of_the_trials() -> None:
+    """By the root of the improvement alone, which is bounded, it would get less than half."""
+    search = Search("tpe", bowl)
+    for _ in range(10):
+        for subspace in search.subspaces:
+            search.run(subspace, 1)
+    outlook = search.whole.outlook(search.subspaces, 0)
+    assert outlook[search.subspaces[-1].name] > 0.55 * sum(outlook.values())
+
+
 def test_a_worse_subspace_that_still_improves_gets_trials_once_the_best_one_has_converged() -> None:
     """Its losses may fall below the best one later, although the process does not expect it of the next trial."""
 
