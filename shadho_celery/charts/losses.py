@@ -6,6 +6,7 @@ failures: their kinds, and the params with which trials fail.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -179,7 +180,7 @@ _ONE_LOSS = "This study has one loss. A study with several objectives has a fron
 
 
 def on_front(trials: TrialColumns) -> list[int]:
-    """Return the numbers of the feasible COMPLETE trials that no other trial dominates, sorted by the first loss.
+    """Return the numbers of the `_feasible` trials that no other one dominates, sorted by the first loss.
 
     Of trials with equal losses, only the first one is returned. In a study with one loss, the list is empty.
     """
@@ -193,12 +194,14 @@ def on_front(trials: TrialColumns) -> list[int]:
 
 
 def _feasible(trials: TrialColumns) -> tuple[Indices, Array]:
-    """Return the places of the feasible COMPLETE trials, and their losses, negated if maximised, shape (trials,
-    losses).
+    """Return the places of the feasible COMPLETE trials with their highest budget, and their losses, negated if
+    maximised, shape (trials, losses).
     """
     signs = [-1.0 if trials.objectives[name] == "maximize" else 1.0 for name in trials.losses]
     losses = np.column_stack([sign * values for sign, values in zip(signs, trials.losses.values(), strict=True)])
     places = np.flatnonzero(trials.is_complete & ~trials.is_infeasible & np.isfinite(losses).all(axis=1))
+    budgets = np.where(np.isnan(trials.budget), math.inf, trials.budget)[places]
+    places = places[budgets == budgets.max(initial=-math.inf)]
     return places, losses[places]
 
 
@@ -226,9 +229,10 @@ def front(trials: TrialColumns) -> Chart:
         for name, values in zip(names, (x, y), strict=True)
     )
     is_front = np.isin(trials.number, on_front(trials)) & trials.is_complete
+    is_shown = np.isin(np.arange(len(trials)), _feasible(trials)[0])
     series, notes = [], []
     for label, colour, form, within in (
-        ("other trials", "other", "filled", trials.is_complete & ~is_front & ~trials.is_infeasible),
+        ("other trials", "other", "filled", is_shown & ~is_front),
         ("infeasible", "other", "dash", trials.is_complete & trials.is_infeasible),
         ("front", "best", "filled", is_front),
     ):

@@ -321,7 +321,8 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
         yield f"reports: {len(reports)}{shown}"
         name = next(iter(study.objectives), "loss")
         for report in reports[-REPORTS:]:
-            yield f"  attempt {report.attempt}, step {report.step}: {name} {report.loss:.6g}"
+            told = ", ".join(f"{each} {loss:.6g}" for each, loss in (report.losses or {name: report.loss}).items())
+            yield f"  attempt {report.attempt}, step {report.step}: {told}"
     if found.warning:
         yield f"warning: {found.warning}"
     if found.error and found.state == TrialState.CANCELLED:

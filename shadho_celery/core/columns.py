@@ -225,3 +225,9 @@ def feasible_loss(trial: Trial) -> float:
     if trial.state is not TrialState.COMPLETE or loss is None or math.isnan(loss) or trial.outcome.violation:
         return math.inf
     return float(loss)
+
+
+def feasible_losses(trial: Trial) -> tuple[float, ...]:
+    """Return all losses of a trial that has several, else its loss, under the conditions of `feasible_loss`."""
+    losses, loss = trial.outcome.losses, feasible_loss(trial)
+    return tuple(losses.values()) if len(losses) > 1 and loss < math.inf else (loss,)

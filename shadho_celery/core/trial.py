@@ -371,9 +371,13 @@ class Report(_Event, frozen=True, kw_only=True):
     """An objective has reported an intermediate loss, which may be NaN or infinite."""
 
     step: Int64
+    #: the loss, or the first of several losses, negated if it is maximised
     loss: float
     #: seconds since the epoch
     at: Moment
+    #: losses by name in a study with several objectives, negated if they are maximised, without those that are NaN or
+    #: infinite; None in other studies
+    losses: Losses | None = None
 
 
 class Retry(Struct, frozen=True, kw_only=True):

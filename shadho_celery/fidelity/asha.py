@@ -11,9 +11,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from shadho_celery.core.columns import feasible_loss
+from shadho_celery.core.columns import feasible_loss, feasible_losses
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.fidelity.brackets import rung_of
+from shadho_celery.fidelity.brackets import Result, best_of, rung_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Rounds, Wanted
 from shadho_celery.study.table import LATEST, agreement
@@ -33,12 +33,17 @@ class Rung:
         self.losses: dict[int, float] = {}
         #: by origin: number of its trial on the next rung
         self.promoted: dict[int, int] = {}
+        #: results with several losses; and the candidates, with the numbers on which they depend
+        self._several: list[Result] = []
+        self._best: tuple[tuple[int, int, int], list[int]] = (0, 0, 0), []
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def tell(self, origin: int, loss: float) -> None:
-        """Add the loss of a trial on this rung. `origin` is its origin."""
+    def tell(self, origin: int, loss: float, losses: tuple[float, ...] = ()) -> None:
+        """Add the loss of a trial on this rung, and its `losses` if it has several. `origin` is its origin."""
+        if len(losses) > 1:
+            self._several.append((losses, origin))
         insort(self._all, (loss, origin))
         self.losses[origin] = loss
         if origin not in self.promoted:
@@ -51,6 +56,11 @@ class Rung:
         """
         if count < 1 or not self.stayed:
             return []
+        if self._several:
+            now = len(self._several), len(self.promoted), count
+            if self._best[0] != now:
+                self._best = now, best_of(self._several, count, self.promoted)[:MOST_OFFERED]
+            return [origin for origin in self._best[1] if origin not in self.promoted]
         worst = self._all[min(count, len(self._all)) - 1]
         end = min(bisect_right(self.stayed, worst), MOST_OFFERED)
         return [origin for loss, origin in self.stayed[:end] if loss < math.inf]
@@ -123,7 +133,7 @@ class Asha(Rounds):
             return
         origin = trial.number if trial.origin is None else trial.origin
         if trial.state is not TrialState.CANCELLED:
-            self._rungs[place].tell(origin, feasible_loss(trial))
+            self._rungs[place].tell(origin, feasible_loss(trial), feasible_losses(trial))
         elif place:
             self._rungs[place - 1].take_back(origin, trial.number)
 

@@ -11,12 +11,30 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from msgspec.structs import replace
 
-from shadho_celery.core.columns import feasible_loss
+from shadho_celery.core.columns import feasible_losses
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Rounds, Wanted
+from shadho_celery.study.front import order_of
+
+#: the losses of a trial, see `feasible_losses`, and its origin
+Result = tuple[tuple[float, ...], int]
+
+
+def best_of(results: Collection[Result], most: int, gone: Collection[int] = ()) -> list[int]:
+    """Return the origins of the best results, at most `most`, without those that are `gone`. The best come first.
+
+    Failed trials are left out. Trials with several losses are in the order of `study.front.order_of`: those of the
+    first front come first.
+    """
+    known = sorted(each for each in results if each[0][0] < math.inf)
+    if known and len(known[0][0]) > 1:
+        losses, is_gone = np.array([each[0] for each in known]), np.array([each[1] in gone for each in known])
+        known = [known[place] for place in order_of(losses, np.zeros(len(known)), most, is_gone)]
+    return [origin for _, origin in known[:most] if origin not in gone]
 
 
 @dataclass
@@ -32,8 +50,8 @@ class _Rung:
     chosen: list[int] | None = None
     #: by number of a trial on this rung: its origin
     origins: dict[int, int] = field(default_factory=dict)
-    #: pairs (loss, origin) in the order of the results; the loss of a failed trial is infinite
-    losses: list[tuple[float, int]] = field(default_factory=list)
+    #: pairs (losses, origin) in the order of the results; the loss of a failed trial is infinite
+    losses: list[Result] = field(default_factory=list)
     #: True once no more trials are added, because trials of it were promoted, or a finite search has no more points
     is_closed: bool = False
 
@@ -50,7 +68,7 @@ class _Rung:
         """Return the origins of at most `most` of the best among the first `wanted` results. Failed trials are left
         out.
         """
-        return [origin for loss, origin in sorted(self.losses[: self.wanted])[:most] if loss < math.inf]
+        return best_of(self.losses[: self.wanted], most)
 
 
 class Bracket:
@@ -111,14 +129,14 @@ class Bracket:
             # drawn. If the rung is closed, it may have waited only for this trial.
             del rung.origins[trial.number]
         else:
-            rung.losses.append((feasible_loss(trial), rung.origins[trial.number]))
+            rung.losses.append((feasible_losses(trial), rung.origins[trial.number]))
         self._advance()
 
     @property
     def promotable(self) -> set[int]:
         """Origins that its current rung, or a higher one, may continue."""
         rung = self.rung
-        over = {origin for loss, origin in rung.losses if loss == math.inf or rung is self.rungs[-1]}
+        over = {origin for losses, origin in rung.losses if losses[0] == math.inf or rung is self.rungs[-1]}
         return {*(rung.chosen or ()), *rung.origins.values()} - over
 
     def end_draws(self) -> None:

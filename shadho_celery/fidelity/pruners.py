@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import merge
 from operator import itemgetter
 from typing import Annotated, ClassVar, Protocol
 
+import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from shadho_celery.core.checks import as_record, short, unknown
 from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, named
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState, turned_first
 from shadho_celery.errors import UsageError
+from shadho_celery.study.front import dominates
 
 #: after this number of COMPLETE trials without any report, a notice says that no trial can be pruned
 ENOUGH = 5
@@ -31,10 +33,10 @@ _Steps = Annotated[int, Meta(ge=0, le=2**62)]
 class Pruner(Protocol):
     """Decides from a trial's reports whether it should be stopped."""
 
-    def tell(self, trial: int, step: int, loss: float) -> bool:
+    def tell(self, trial: int, step: int, losses: Sequence[float]) -> bool:
         """Record a report of a trial. Return whether the trial should be stopped.
 
-        The steps of a trial must increase. A `loss` that was NaN is passed as infinity.
+        The steps of a trial must increase. If one of the losses was NaN, all of them are passed as infinity.
         """
 
     def end(self, trial: int, *, complete: bool) -> None:
@@ -136,7 +138,7 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     """
     if given in (None, NO_PRUNER, {"how": NO_PRUNER}):
         return None
-    is_turned = turned_first(1.0, objectives) < 0
+    is_turned, several = turned_first(1.0, objectives) < 0, len(objectives or ()) > 1
     if isinstance(given, str):
         name, colon, number = given.partition(":")
         settings: dict[str, object] = {"how": name}
@@ -156,6 +158,8 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
         reason = unknown(how, (*PRUNERS, NO_PRUNER), FIDELITIES, _GIVES)
         raise UsageError(f"pruner: {reason}; {_FORM}")
     kind: type[PrunerSettings] = named(PRUNERS[how])
+    if several and kind in (Patience, Threshold):
+        raise UsageError(f"pruner {how} judges one loss, but this study has several; choose asha, median or percentile")
     read = as_record(settings, kind, f"pruner {how}", _FORM)
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
@@ -178,36 +182,73 @@ def _number(given: str, number: str) -> float:
         raise UsageError(f"pruner {short(given, 60)}: {short(number, 30)} is not a number; {_FORM}") from None
 
 
+class _Peers:
+    """Trials with which others are compared: by their loss, or by their rank if they have several losses.
+
+    The rank of a trial is the number of trials that dominate it, as no loss of them is worse and one is better. Source:
+    Fonseca, Fleming, "Genetic Algorithms for Multiobjective Optimization", ICGA 1993, section 3.
+    """
+
+    def __init__(self) -> None:
+        #: one loss of each trial, sorted
+        self._sorted: list[float] = []
+        #: several losses of each trial, shape (trials, losses), and its rank
+        self._points, self._ranks = np.empty((0, 0)), np.empty(0)
+
+    def add(self, losses: Sequence[float]) -> None:
+        """Add a trial."""
+        if len(losses) == 1:
+            insort(self._sorted, losses[0])
+            return
+        rank, points = self._rank(losses), self._points.reshape(-1, len(losses))
+        self._ranks = np.append(self._ranks + dominates(np.array(losses), points), rank)
+        self._points = np.vstack([points, losses])
+
+    def _rank(self, losses: Sequence[float]) -> float:
+        return float(dominates(self._points.reshape(-1, len(losses)), np.array(losses)).sum())
+
+    def are_better(self, losses: Sequence[float], percent: float) -> bool:
+        """Return whether these losses are worse than this percentile of the trials; False if there are none.
+
+        Losses that no trial dominates never are.
+        """
+        mine, ordered = losses[0], self._sorted
+        if len(losses) > 1:
+            mine, ordered = self._rank(losses), sorted(self._ranks.tolist())
+        # The best loss so far is never worse, even if the percentile is rounded.
+        return bool(ordered) and mine > max(ordered[0], percentile(ordered, percent))
+
+
 class PercentilePruner:
     """Compares a trial's best loss so far with the best losses of the COMPLETE trials up to the same step.
 
     Source: the median stopping rule in Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017,
-    which compares running averages instead of the best losses.
+    which compares running averages instead of the best losses. With several losses, the best values of each loss so far
+    are compared.
     """
 
     def __init__(self, settings: Percentile | Median) -> None:
         self._settings = settings
-        #: by running trial: the best loss up to each reported step
-        self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        #: by step: the best losses of the COMPLETE trials up to this step, sorted
-        self._complete: defaultdict[int, list[float]] = defaultdict(list)
+        #: by running trial: the best losses up to each reported step
+        self._curves: defaultdict[int, dict[int, Sequence[float]]] = defaultdict(dict)
+        #: by step: the COMPLETE trials, with their best losses up to this step
+        self._complete: defaultdict[int, _Peers] = defaultdict(_Peers)
         self._count = 0
 
-    def tell(self, trial: int, step: int, loss: float) -> bool:
+    def tell(self, trial: int, step: int, losses: Sequence[float]) -> bool:
         curve = self._curves[trial]
-        best = min(loss, next(reversed(curve.values()), math.inf))
+        best = tuple(map(min, losses, next(reversed(curve.values()), losses)))
         curve[step] = best
         if self._count < self._settings.startup_trials or step < self._settings.warmup_steps:
             return False
-        others = self._complete.get(step, ())
-        return bool(others) and best > percentile(others, self._settings.percentile)
+        return step in self._complete and self._complete[step].are_better(best, self._settings.percentile)
 
     def end(self, trial: int, *, complete: bool) -> None:
         curve = self._curves.pop(trial, {})
         if complete and curve:
             self._count += 1
             for step, best in curve.items():
-                insort(self._complete[step], best)
+                self._complete[step].add(best)
 
 
 class PatiencePruner:
@@ -218,8 +259,8 @@ class PatiencePruner:
         #: by running trial: its best loss, and the step of that
         self._best: dict[int, tuple[float, int]] = {}
 
-    def tell(self, trial: int, step: int, loss: float) -> bool:
-        best, since = self._best.get(trial, (math.inf, step))
+    def tell(self, trial: int, step: int, losses: Sequence[float]) -> bool:
+        loss, (best, since) = losses[0], self._best.get(trial, (math.inf, step))
         if trial not in self._best or loss < best - self._settings.least_gain:
             self._best[trial] = min(loss, best), step
             return False
@@ -235,8 +276,8 @@ class ThresholdPruner:
     def __init__(self, settings: Threshold) -> None:
         self._settings = settings
 
-    def tell(self, trial: int, step: int, loss: float) -> bool:
-        lower, upper = self._settings.lower, self._settings.upper
+    def tell(self, trial: int, step: int, losses: Sequence[float]) -> bool:
+        loss, lower, upper = losses[0], self._settings.lower, self._settings.upper
         # An infinite loss may have been NaN, so it counts as outside the bounds.
         return step >= self._settings.warmup_steps and not (lower <= loss <= upper and loss < math.inf)
 
@@ -255,12 +296,12 @@ class AshaPruner:
 
     def __init__(self, settings: Asha) -> None:
         self._settings = settings
-        #: by step of a rung: the sorted losses of all trials that have reached it
-        self._rungs: defaultdict[int, list[float]] = defaultdict(list)
+        #: by step of a rung: all trials that have reached it
+        self._rungs: defaultdict[int, _Peers] = defaultdict(_Peers)
         #: by running trial: step of the last rung that it has reached
         self._reached: dict[int, int] = {}
 
-    def tell(self, trial: int, step: int, loss: float) -> bool:
+    def tell(self, trial: int, step: int, losses: Sequence[float]) -> bool:
         # Find the highest rung up to this step.
         rung = self._settings.least
         while rung * self._settings.eta <= step:
@@ -268,10 +309,8 @@ class AshaPruner:
         if step < rung or rung <= self._reached.get(trial, 0):
             return False
         self._reached[trial] = rung
-        there = self._rungs[rung]
-        insort(there, loss)
-        # The trial with the best loss so far always continues, even if the quantile is rounded.
-        return loss > max(there[0], percentile(there, 100.0 / self._settings.eta))
+        self._rungs[rung].add(losses)
+        return self._rungs[rung].are_better(losses, 100.0 / self._settings.eta)
 
     def end(self, trial: int, *, complete: bool) -> None:
         self._reached.pop(trial, None)
@@ -284,8 +323,20 @@ class Pruning:
     repeats steps. No trial is stopped at the greatest step of the COMPLETE trials, because that would save no time.
     """
 
-    def __init__(self, settings: PrunerSettings, *, is_command: bool = False, needs_reports: bool = True) -> None:
-        """`is_command` is True if the trials run a command. Without `needs_reports`, no notice says that none comes."""
+    def __init__(
+        self,
+        settings: PrunerSettings,
+        objectives: Collection[str] = (),
+        *,
+        is_command: bool = False,
+        needs_reports: bool = True,
+    ) -> None:
+        """`objectives` are the names of the losses. `is_command` is True if the trials run a command.
+
+        Without `needs_reports`, no notice says that none comes.
+        """
+        #: names of several losses; () for one loss
+        self._names = tuple(objectives) if len(objectives) > 1 else ()
         #: how a trial makes a report, in words
         self._how = 'print lines such as {"step": 1, "loss": 0.3}' if is_command else "call context.report(step, loss)"
         #: by budget: its pruner
@@ -327,10 +378,15 @@ class Pruning:
         if number in self._stopped or step <= self._steps.get(number, step - 1):
             return number in self._stopped
         self._steps[number] = step
-        is_bad = self._pruners[trial.budget].tell(number, step, math.inf if math.isnan(report.loss) else report.loss)
+        is_bad = self._pruners[trial.budget].tell(number, step, self._losses(report))
         if is_bad and step < self._longest.get(trial.budget, math.inf):
             self._stopped.add(number)
         return number in self._stopped
+
+    def _losses(self, report: Report) -> tuple[float, ...]:
+        named = report.losses or {}
+        losses = tuple(named.get(name, math.nan) for name in self._names) or (report.loss,)
+        return (math.inf,) * len(losses) if any(map(math.isnan, losses)) else losses
 
     def _note_growth(self, report: Report) -> None:
         """Note the first trial with an attempt whose steps do not increase. Another attempt of a trial may repeat

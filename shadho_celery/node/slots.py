@@ -451,7 +451,8 @@ class Slots:
 
         def on_report(said: Reported) -> None:
             nonlocal unsent
-            report = Report(number=number, attempt=which, step=said.step, loss=said.loss, at=self._clock.wall())
+            at, losses = self._clock.wall(), said.losses
+            report = Report(number=number, attempt=which, step=said.step, loss=said.loss, losses=losses, at=at)
             lease.has_reported = seat is None
             try:
                 answer = self._claims.channel.report(payload.study, report)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from shadho_celery.core.checks import short
 from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.names import LAUNCH, elsewhere, named
-from shadho_celery.core.trial import ReplicaSeat, turned_first
+from shadho_celery.core.trial import ReplicaSeat, turned
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.result import Unreadable, number, scalar
 
@@ -87,13 +87,14 @@ class Context(Protocol):
     def checkpoint_dir(self) -> Path:
         """Folder for this trial's checkpoints. A later attempt of the trial finds them there."""
 
-    def report(self, step: int, loss: float) -> None:
+    def report(self, step: int, loss: float | Mapping[str, float]) -> None:
         """Send the loss at `step` to the scheduler. Steps are whole numbers that increase. May be called from any
         thread.
 
-        The loss has the same sign as the one that the objective returns; with several losses, it is the first one. If
-        an attempt makes more than MAX_REPORTS reports, only a part of them is sent, and the trial gets a warning.
-        Raises TypeError or ValueError if the step is not a whole number or the loss is not a number.
+        The loss has the same sign as the one that the objective returns. In a study with several objectives, it is a
+        dict with all losses by name. If an attempt makes more than MAX_REPORTS reports, only a part of them is sent,
+        and the trial gets a warning. Raises TypeError or ValueError if the step is not a whole number, or the loss is
+        not a number, or not a dict with the names of the objectives.
         """
 
     def should_stop(self) -> bool:
@@ -229,8 +230,9 @@ class LocalContext:
     #: True if this attempt has called the ranks of a process group
     has_group: bool = False
     encrypted: bool = False
-    on_report: Callable[[int, float], None] = lambda step, loss: None
-    #: directions of the study's losses by name; a report is a value of the first one, in its own direction
+    #: gets the step and the loss of a report, or all losses by name if there are several; they are minimised
+    on_report: Callable[[int, float | Mapping[str, float]], None] = lambda step, loss: None
+    #: directions of the study's losses by name
     objectives: Mapping[str, str] | None = None
     reports: Reports = field(default_factory=Reports)
     #: lines that are added to the warning of the trial
@@ -270,12 +272,11 @@ class LocalContext:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def report(self, step: int, loss: float) -> None:
+    def report(self, step: int, loss: float | Mapping[str, float]) -> None:
         self.reports.look(step, loss)
-        # The loss may be NaN, so that a pruner can stop a training that diverges.
-        step, loss = _step(step, loss), _number(loss, "context.report: the loss", finite=False)
+        step, losses = _step(step, loss), turned(_reported(loss, self.objectives), self.objectives)
         if self.reports.keeps_next():
-            self.on_report(step, turned_first(loss, self.objectives))
+            self.on_report(step, losses if len(losses) > 1 else next(iter(losses.values())))
 
     @property
     def stop_reason(self) -> str:
@@ -307,6 +308,14 @@ class LocalContext:
         self.on_gang_assembled()
 
 
+def reported(loss: float | Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields `loss` and `losses` of a `Report` of one loss, or of several losses by name, as minimised."""
+    if not isinstance(loss, Mapping):
+        return {"loss": loss}
+    finite = {name: value for name, value in loss.items() if math.isfinite(value)}
+    return {"loss": next(iter(loss.values())), "losses": finite}
+
+
 def _step(step: Any, loss: Any) -> int:
     """Return the step as an int of 64 bits. Raises TypeError or ValueError with a message for the user."""
     what = "context.report: the step"
@@ -321,6 +330,24 @@ def _step(step: Any, loss: Any) -> int:
     if not -(2**63) <= whole < 2**63:
         raise ValueError(f"{what} is too large: {short(step)}")
     return whole
+
+
+def _reported(loss: Any, objectives: Mapping[str, str] | None) -> dict[str, float]:
+    """Return the losses of a report by name. Raises TypeError or ValueError with a message for the user."""
+    what, names = "context.report: the loss", objectives or {"loss": "minimize"}
+    if not isinstance(loss, Mapping):
+        if len(names) > 1:
+            form = ", ".join(f"{name!r}: ..." for name in names)
+            raise TypeError(
+                f"{what} is not a dict but {short(loss)}; the study has several objectives: report {{{form}}}"
+            )
+        loss = dict.fromkeys(names, loss)
+    if loss.keys() != names.keys():
+        given = ", ".join(map(short, loss)) or "no names"
+        remedy = f"the study's objectives are {', '.join(names)}" if len(names) > 1 else "report a number"
+        raise ValueError(f"{what} is a dict with {given}; {remedy}")
+    # A loss may be NaN, so that a pruner can stop a training that diverges.
+    return {name: _number(loss[name], what if len(names) < 2 else f"{what} {name}", finite=False) for name in names}
 
 
 def _number(value: object, what: str, *, finite: bool = True) -> float:

@@ -118,8 +118,6 @@ class Printed:
             self._last = record
         if (step := record.get("step")) is None:
             return
-        if isinstance(losses, Mapping):
-            losses = losses.get(next(iter(self._context.objectives or losses), ""))
         try:
             self._context.report(step, record.get("loss", losses))
         except (TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,15 @@ def params() -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def report(step: int, loss: float) -> None:
+def report(step: int, loss: float | Mapping[str, float]) -> None:
     """Report the loss at `step`, as `Context.report` does. Without another result, the last report is the result."""
+    told: dict[str, Any] = (
+        {"losses": {name: float(each) for name, each in loss.items()}}
+        if isinstance(loss, Mapping)
+        else {"loss": float(loss)}
+    )
     # A step with a fraction is written as it is, so that the trial fails with an error that shows the line.
-    line = json.dumps({"step": int(step) if step == int(step) else float(step), "loss": float(loss)})
+    line = json.dumps({"step": int(step) if step == int(step) else float(step), **told})
     path = os.environ.get(REPORTS)
     with nullcontext(sys.stdout) if path is None else Path(path).open("a", encoding="utf-8") as file:
         print(line, file=file, flush=True)

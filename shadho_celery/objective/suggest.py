@@ -81,7 +81,7 @@ class Trial:
         """Return one of several options: texts, numbers, True, False or None."""
         return self.suggest(name, choice(name, choices))
 
-    def report(self, value: float, step: int) -> None:
+    def report(self, value: float | Mapping[str, float], step: int) -> None:
         """Report the loss reached at `step`; see `Context.report`, whose arguments are in the other order."""
         self.context.report(step, value)
 

@@ -252,10 +252,11 @@ class Study(ShownStudy):
         self._turn()
         return attempt
 
-    def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
+    def report(self, trial: AskedTrial, step: int, loss: float | Mapping[str, float]) -> bool:
         """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
 
-        The trial has then ended as PRUNED, and `tell` does not change it. `step` is an integer that must increase. If a
+        With several objectives, `loss` is a dict with all losses by name. A trial that is stopped has ended as PRUNED,
+        and `tell` does not change it. `step` is an integer that must increase. If a
         trial has more than a thousand reports, only evenly spaced ones are kept, with a warning; the pruner may then
         stop the trial a few reports later. Raises UsageError like `tell`, and for invalid numbers.
         """
@@ -269,7 +270,7 @@ class Study(ShownStudy):
                 raise UsageError(str(error)) from None
             return number not in self._by_hand.fetched
 
-    def _report(self, number: int, step: int, loss: float) -> None:
+    def _report(self, number: int, step: int, loss: float | Mapping[str, float]) -> None:
         """Let the pruner judge a report of a trial that the caller evaluates."""
         with self._changing():
             if number in self._by_hand.fetched:

@@ -97,7 +97,7 @@ class RankContext(LocalContext):
     lock: threading.Lock = field(default_factory=threading.Lock)
     _reason: str = ""
 
-    def report(self, step: int, loss: float) -> None:
+    def report(self, step: int, loss: float | Mapping[str, float]) -> None:
         # The call only checks the arguments.
         super().report(step, loss)
         if not self.rank:

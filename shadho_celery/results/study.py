@@ -415,7 +415,10 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
 
 def reports_json(trial: TrialResult) -> list[dict[str, Any]]:
     """Return the reports of a trial as plain values for JSON."""
-    return [{name: getattr(each, name) for name in ("attempt", "step", "loss", "at")} for each in trial.reports]
+    reports = [
+        {name: getattr(each, name) for name in ("attempt", "step", "loss", "losses", "at")} for each in trial.reports
+    ]
+    return [{name: value for name, value in each.items() if name != "losses" or value is not None} for each in reports]
 
 
 def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,9 +159,19 @@ class TrialResult(TrialFacts):
 
     @cached_property
     def reports(self) -> Sequence[Report]:
-        """Reports of the objective, each with `.attempt`, `.step`, `.loss` (as it was reported) and the time `.at`."""
-        reports, objectives = self._store.reports(self._record.key, [self.number]), self._record.objectives
-        return tuple(replace(each, loss=turned_first(each.loss, objectives)) for each in reports)
+        """Reports of the objective, each with `.attempt`, `.step`, `.loss` (as it was reported) and the time `.at`.
+
+        With several objectives, `.loss` is the first one, and `.losses` has those that are finite, by name.
+        """
+        reports, ways = self._store.reports(self._record.key, [self.number]), self._record.objectives
+        return tuple(
+            replace(
+                each,
+                loss=turned_first(each.loss, ways),
+                losses=each.losses and turned({n: each.losses[n] for n in ways if n in each.losses}, ways),
+            )
+            for each in reports
+        )
 
     @property
     def folder(self) -> str:

@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -31,7 +31,7 @@ from shadho_celery.core.trial import GangCall, Memory, Outcome, Params, TrialSta
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, PeakMemory, call, describe, joined, shared_memory, wants_context
-from shadho_celery.objective.context import INTERRUPT, LocalContext, ReplicaDone, TrialStopped, TrialTimeout
+from shadho_celery.objective.context import INTERRUPT, LocalContext, ReplicaDone, TrialStopped, TrialTimeout, reported
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.runner import protocol
 from shadho_celery.runner.process_state import Cleanup, identity, seed_generators
@@ -209,10 +209,10 @@ class Child:
         attempt, payload, seat = order.attempt, order.payload, order.payload.replica
         called: list[GangCall] = []
 
-        def report(step: int, loss: float) -> None:
+        def report(step: int, loss: float | Mapping[str, float]) -> None:
             # Of a gang, only the coordinator sends reports.
             if seat is None:
-                self._send(protocol.Reported(order=order.order, step=step, loss=loss))
+                self._send(protocol.Reported(order=order.order, step=step, **reported(loss)))
 
         def call_replicas(address: str, token: str, backups: int) -> None:
             if seat is not None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import decoder, encoded
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome
+from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Losses, Outcome
 
 #: seconds after a trial's time limit after which its process is killed, if the trial has not returned
 HARD_SECONDS = 5.0
@@ -99,6 +99,8 @@ class Reported(_Record, frozen=True, kw_only=True):
     order: int
     step: Int64
     loss: float
+    #: as in `Report`
+    losses: Losses | None = None
 
 
 class Gang(_Record, frozen=True, kw_only=True):

@@ -91,7 +91,8 @@ class OptunaSampler:
         if trial.state not in WELL or loss is None or not math.isfinite(loss):
             return states.FAIL, None, {}
         if trial.state is TrialState.PRUNED:
-            return states.PRUNED, None, {max(0, trial.step or 0): loss}  # Optuna refuses negative steps
+            # Optuna refuses negative steps, and reports in a study with several losses.
+            return states.PRUNED, None, {} if self._is_of_several else {max(0, trial.step or 0): loss}
         return states.COMPLETE, [*trial.outcome.losses.values()] if self._is_of_several else [loss], {}
 
     def _asked(self) -> Params:

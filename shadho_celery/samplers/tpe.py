@@ -168,7 +168,7 @@ class TpeSampler(Learner):
             is_complete = trial.state is TrialState.COMPLETE
             stayed = math.inf if is_complete else float(trial.step or 0)
             ranked = outcome.violation, -stayed, float(outcome.loss), place
-            if len(outcome.losses) > 1:
+            if len(outcome.losses) > 1 and is_complete:
                 self._several.add(ranked, tuple(outcome.losses.values()), outcome.violation)
         self._completed.append(ranked[1] == -math.inf)
         rank = bisect_left(self._ranked, ranked)

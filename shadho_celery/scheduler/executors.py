@@ -21,7 +21,7 @@ from shadho_celery.core.records import MachineRecord, Present, own_versions
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Params, Report, Result, Started, TrialState, whole
 from shadho_celery.objective.call import Objective, call
-from shadho_celery.objective.context import LocalContext
+from shadho_celery.objective.context import LocalContext, reported
 from shadho_celery.study.recorder import Recorder
 
 
@@ -127,9 +127,9 @@ class LocalExecutor:
         at = self._clock.wall()
         self._events.append(Started(number=attempt.number, attempt=attempt.attempt, host=HOST, at=at, worker=HOST))
 
-    def _report(self, attempt: Attempt, step: int, loss: float) -> Report:
+    def _report(self, attempt: Attempt, step: int, loss: float | Mapping[str, float]) -> Report:
         at = self._clock.wall()
-        report = Report(number=attempt.number, attempt=attempt.attempt, step=step, loss=loss, at=at)
+        report = Report(number=attempt.number, attempt=attempt.attempt, step=step, at=at, **reported(loss))
         self._events.append(report)
         return report
 
@@ -180,7 +180,7 @@ class InlineExecutor(LocalExecutor):
         self._start(attempt)
         is_stopped = False
 
-        def report(step: int, loss: float) -> None:
+        def report(step: int, loss: float | Mapping[str, float]) -> None:
             nonlocal is_stopped
             is_stopped = self.prunes(attempt, self._report(attempt, step, loss)) or is_stopped
 
@@ -249,7 +249,7 @@ class ByHandExecutor(LocalExecutor):
         """End a fetched attempt with its outcome. Raises KeyError if it was not fetched."""
         self._end(self.fetched.pop(number), outcome)
 
-    def report(self, number: int, step: int, loss: float) -> None:
+    def report(self, number: int, step: int, loss: float | Mapping[str, float]) -> None:
         """Report an intermediate loss of a fetched attempt. Raises KeyError if it was not fetched."""
         self._report(self.fetched[number], step, loss)
 

@@ -101,7 +101,10 @@ class Plan:
     def make_pruning(self, *, needs_reports: bool = True) -> Pruning | None:
         """Return a new `Pruning` for one run of the study, or None if the study has no pruner."""
         is_command = self.settings.command is not None
-        return None if self.pruner is None else Pruning(self.pruner, is_command=is_command, needs_reports=needs_reports)
+        if self.pruner is None:
+            return None
+        objectives = self.settings.objectives or ()
+        return Pruning(self.pruner, objectives, is_command=is_command, needs_reports=needs_reports)
 
     @property
     def spans_space(self) -> bool:
@@ -121,10 +124,6 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
         raise UsageError("shares 'paper' are those of policy paper, which has ranks; choose even, uniform or promise")
     pruner = read_pruner(settings.pruner, settings.objectives)
     ladder = _ladder(settings, pruner)
-    if settings.has_several and pruner is not None:
-        raise UsageError("a pruner judges reports of one loss, but this study has several; leave out one of the two")
-    if settings.has_several and ladder is not None:
-        raise UsageError("fidelity promotes trials by one loss, and this study has several; leave out one of them")
     _check_money(settings, limits)
     budgets = () if ladder is None else ladder.budgets
     setting, slots = settings.width
@@ -159,6 +158,8 @@ def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | 
             f"how: {ladder.how} promotes trials and pruner asha stops them, by the same rule; leave out one of the "
             "two, or choose pruner none if the study began with it"
         )
+    if ladder.how == "dehb" and settings.has_several:
+        raise UsageError("how: dehb learns one loss, but this study has several; choose asha, hyperband or halving")
     if ladder.how == "dehb" and settings.sampler != "auto":
         raise UsageError("how: dehb proposes the trials itself; leave out sampler, or choose auto")
     return ladder

@@ -212,6 +212,18 @@ def note_version(engine: sa.Engine) -> None:
         connection.execute(sa.insert(schema_version).values(version=VERSION))
 
 
+def lacks_losses(engine: sa.Engine) -> bool:
+    """Return whether an earlier version has created the table `reports`, without the column `losses`."""
+    return "losses" not in {column["name"] for column in sa.inspect(engine).get_columns(reports.name)}
+
+
+def add_columns(engine: sa.Engine) -> None:
+    """Add the column that a store of an earlier version lacks."""
+    if lacks_losses(engine):
+        with engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE reports ADD COLUMN losses JSON")
+
+
 R = TypeVar("R")
 K = TypeVar("K", bound=msgspec.Struct)
 
@@ -443,6 +455,8 @@ ATTEMPTS = Reader(attempts, AttemptRecord.__struct_fields__, lambda row: msgspec
 SESSIONS = _of(SessionRecord, sessions, ["since", "worker"])
 MACHINES = _of(MachineRecord, machines)
 REPORTS = _of(Report, reports, loss=math.nan)
+#: reads the reports of a store of an earlier version, see `add_columns`
+EARLIER_REPORTS = Reader(reports, [name for name in Report.__struct_fields__ if name != "losses"], REPORTS.make)
 ACTIONS = Reader(actions, actions.c.keys(), as_action, ["at", "id"])
 LESSONS = Reader(warm_starts, warm_starts.c.keys(), as_lesson)
 STUDIES = Reader(studies, [each.name for each in fields(StudyRecord)], as_study, ["name"])

@@ -34,6 +34,7 @@ from shadho_celery.store.rows import (
     ATTEMPTS,
     BRIEF,
     COLUMNS,
+    EARLIER_REPORTS,
     FULL,
     JSON,
     LESSONS,
@@ -46,8 +47,10 @@ from shadho_celery.store.rows import (
     Reader,
     action_row,
     actions,
+    add_columns,
     attempts,
     damage,
+    lacks_losses,
     machines,
     note_version,
     readable,
@@ -475,7 +478,9 @@ class SqlStore:
 
     def reports(self, key: str, numbers: Collection[int] | None = None) -> list[Report]:
         """Return the reports of all trials, or of the trials with these numbers, sorted by trial, attempt and step."""
-        return [*self._read(REPORTS, key, numbers)]
+        with self._errors():
+            is_earlier = self._is_read_only and lacks_losses(self._engine)
+        return [*self._read(EARLIER_REPORTS if is_earlier else REPORTS, key, numbers)]
 
     def change(self, key: str) -> int:
         """Return the study's latest change number. Each transaction that writes trials or attempts increases it."""
@@ -638,6 +643,7 @@ class SqlStore:
             try:
                 self._refuse_damage()
                 schema.create_all(self._engine)
+                add_columns(self._engine)
                 note_version(self._engine)
                 return
             except sa.exc.DBAPIError as error:

@@ -195,23 +195,30 @@ def sizes(losses: Array) -> NDArray[np.intc]:
     return np.asarray(np.frexp(np.abs(losses).max(axis=0))[1])
 
 
+def dominates(points: Array, others: Array) -> NDArray[np.bool_]:
+    """Return whether a point dominates another one, for one point and many, or for many and one, shape (n,)."""
+    return np.asarray((points <= others).all(axis=1) & (points < others).any(axis=1))
+
+
 def _is_as_good(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def order_of(losses: Array, violations: Array, most: int) -> NDArray[np.intp]:
+def order_of(losses: Array, violations: Array, most: int, is_gone: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
     """Return the indexes of the best trials, `most` at most, the best first.
 
     Feasible trials come first: those of the first front in the order of `spread`, then those of the front without the
     first one, and so on ([D], section III; [B]). Infeasible trials follow, sorted by violation. `losses` has shape (n,
-    losses), `violations` (n,): 0 for a feasible trial.
+    losses), `violations` (n,): 0 for a feasible trial. To save time, a front of which all trials are returned is not
+    ordered if they are all gone (`is_gone`, shape (n,)).
     """
     feasible = np.flatnonzero(violations <= 0)
     found: list[int] = []
     while len(feasible) and len(found) < most:
         is_first = first_front(losses[feasible])
         front, feasible = feasible[is_first], feasible[~is_first]
-        found += front[spread(losses[front])].tolist()
+        is_unordered = is_gone is not None and len(found) + len(front) <= most and is_gone[front].all()
+        found += (front if is_unordered else front[spread(losses[front])]).tolist()
     if len(found) < most:
         rest = np.flatnonzero(violations > 0)
         found += rest[np.lexsort((losses[rest, 0], violations[rest]))].tolist()

@@ -38,8 +38,7 @@ class Keeper:
 
     def unneeded(self, study: StudyTrials, promotable: Collection[int]) -> bytes:
         """Return the trials whose folders are not needed, as `core.files` has sets of trials."""
-        # With several losses, no trial is promoted.
-        best = [trial.number for trial in study.trials.front] or self._best
+        best = [origin_of(trial) for trial in study.trials.front] or self._best
         needed = {*best, *study.open_origins, *promotable}
         bits = np.ones(study.trials.last_number + 1, bool)
         bits[[number for number in needed if number < len(bits)]] = False

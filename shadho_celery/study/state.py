@@ -33,6 +33,7 @@ from shadho_celery.core.trial import (
     WELL,
     Attempt,
     Event,
+    Losses,
     Lost,
     Outcome,
     Params,
@@ -752,7 +753,11 @@ class StudyState(StudyTrials):
         """Return the outcome of a trial that was stopped because of its reports, with the loss of its last report."""
         last = self._courses[trial.number].report
         loss = last.loss if last is not None and math.isfinite(last.loss) else None
-        losses = {} if loss is None else dict.fromkeys([*self.record.objectives][:1], loss)
+        losses: Losses = {} if loss is None else dict.fromkeys([*self.record.objectives][:1], loss)
+        if last is not None and last.losses is not None:
+            # If one of several losses is not finite, the trial has none.
+            is_whole = last.losses.keys() == self.record.objectives.keys()
+            loss, losses = (loss, last.losses) if is_whole else (None, {})
         return replace(outcome, state=_S.PRUNED, loss=loss, losses=losses, error=None)
 
     def _last_step(self, trial: Trial) -> int | None:

@@ -244,8 +244,9 @@ class FinishedTrials:
         #: least number. With several losses, it is the trial with the least first loss. If no trial is feasible, it is
         #: the one with the least violation
         self.best: Trial | None = None
-        #: front of the feasible trials with several losses
+        #: front of the feasible trials with several losses at their highest budget, and this budget
         self._front = Front()
+        self._front_budget = -math.inf
         #: number of trials on the front
         self.on_front = 0
         #: by number: losses and constraints by name, for trials that have them
@@ -345,11 +346,14 @@ class FinishedTrials:
 
     @property
     def front(self) -> list[Trial]:
-        """Trials on the Pareto front of several losses, sorted by the first loss. Only feasible trials are on it."""
+        """Trials on the Pareto front of several losses, sorted by the first loss.
+
+        Only the feasible trials with their highest budget are on it.
+        """
         return self.of(self._front.numbers)
 
     def losses(self, names: Collection[str]) -> tuple[Indices, Array]:
-        """Return two arrays about the feasible COMPLETE trials, in the order of their results.
+        """Return two arrays about the feasible COMPLETE trials with their highest budget, in the order of the results.
 
         The first one has for each trial the number of trials that had ended with it or before, without cancelled
         trials. The second one has the named losses, shape (trials, losses).
@@ -357,6 +361,8 @@ class FinishedTrials:
         table = self._table()
         ended = np.cumsum(table["state"] != _INDEX_OF[TrialState.CANCELLED])
         is_feasible = (table["state"] == _INDEX_OF[TrialState.COMPLETE]) & (table["violation"] == 0)
+        budgets = np.where(np.isnan(table["budget"]), math.inf, table["budget"])
+        is_feasible &= budgets == budgets[is_feasible].max(initial=-math.inf)
         known = zip(ended[is_feasible].tolist(), table["number"][is_feasible].tolist(), strict=True)
         found = [(at, losses) for at, number in known if (losses := self._numbers.get(number, ({}, {}))[0])]
         values = np.array([[losses[name] for name in names] for _, losses in found], float)
@@ -560,8 +566,13 @@ class FinishedTrials:
 
     def _is_on_front(self, trial: Trial) -> bool:
         """Add a COMPLETE trial to the front if it belongs there. Return whether it does."""
-        losses = [*trial.outcome.losses.values()]
-        is_on_front = len(losses) > 1 and not trial.outcome.violation and self._front.add(trial.number, losses)
+        losses, budget = [*trial.outcome.losses.values()], math.inf if trial.budget is None else trial.budget
+        if len(losses) < 2 or trial.outcome.violation or budget < self._front_budget:
+            return False
+        if budget > self._front_budget:
+            # Losses at lower budgets cannot be compared with it.
+            self._front, self._front_budget = Front(), budget
+        is_on_front = self._front.add(trial.number, losses)
         self.on_front = len(self._front.numbers)
         return is_on_front
 

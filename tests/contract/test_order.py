@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from shadho_celery.cli.results import SORTED
-from shadho_celery.core.columns import feasible_loss, merit
+from shadho_celery.core.columns import feasible_loss, feasible_losses, merit
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.asha import Rung
 from shadho_celery.results.study import StudyResults
@@ -81,6 +81,10 @@ def is_complete(trial: Trial) -> bool:
     return trial.state is S.COMPLETE
 
 
+def budget_of(trial: Trial) -> float:
+    return math.inf if trial.budget is None else trial.budget
+
+
 def dominates(one: Trial, other: Trial) -> bool:
     mine, theirs = [*one.outcome.losses.values()], [*other.outcome.losses.values()]
     return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
@@ -140,7 +144,10 @@ def test_the_best_trial_is_the_same_while_a_study_runs_when_it_is_resumed_and_wh
 
 
 def test_the_front_has_the_feasible_trials_that_no_other_one_dominates(trials: list[Trial]) -> None:
+    """Losses at different budgets cannot be compared, so only trials with their highest budget are on the front."""
     able = [each for each in trials_with_losses(trials) if not each.outcome.violation]
+    top = max(budget_of(each) for each in able) if able else 0.0
+    able = [each for each in able if budget_of(each) == top]
     expected = [each.outcome.losses for each in able if not any(dominates(other, each) for other in able)]
     found = [each.outcome.losses for each in FinishedTrials(trials).front]
     assert len(found) == len({*map(str, expected)})
@@ -156,6 +163,23 @@ def test_a_rung_promotes_so_and_nothing_but_feasible_complete_trials(trials: lis
     assert {*found} == {each.number for each in able}
     alone = {each.number: merit(each.evolve(budget=None)) for each in able}
     assert found == sorted(found, key=lambda number: (alone[number], number))
+
+
+def test_a_rung_promotes_none_of_several_losses_that_a_trial_which_stays_dominates(trials: list[Trial]) -> None:
+    """This holds for each number of promotions, and for trials that are left after some were promoted."""
+    rung = Rung()
+    for each in trials:
+        rung.tell(each.number, feasible_loss(each), feasible_losses(each))
+    able = [each for each in trials_with_losses(trials) if is_complete(each) and not each.outcome.violation]
+    for count in range(1, len(able) + 1):
+        chosen = {*rung.candidates(count)}
+        assert len(chosen) == count
+        stayed = [each for each in able if each.number not in chosen]
+        assert not any(dominates(other, each) for each in able if each.number in chosen for other in stayed)
+    if able:
+        best, second = rung.candidates(2)
+        rung.promote(best, 100)
+        assert rung.candidates(2) == [second]
 
 
 def test_the_examples_have_every_kind() -> None:

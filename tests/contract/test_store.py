@@ -35,6 +35,8 @@ from shadho_celery.store.engine import file_system
 from shadho_celery.store.rows import trials
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 
+#: losses of a report by name: none, two, one that is finite, and none that is finite
+SEVERAL: list[dict[str, float] | None] = [None, {"a": 0.5, "b": -1e300}, {"b": 2.0}, {}]
 #: a moment, in seconds since the epoch
 NOW = 1_700_000_000.0
 
@@ -588,6 +590,30 @@ def test_a_diverging_trials_reports_are_kept(store: SqlStore, loss: float) -> No
     fence = begun(store)
     store.write("k1", fence, NOW, Turn(reported=[report(1, loss=loss)]))
     assert [repr(r.loss) for r in store.reports("k1")] == [repr(loss)]
+
+
+def test_several_losses_of_a_report_are_kept_by_name(store: SqlStore) -> None:
+    """A report without finite losses differs from a report of one loss."""
+    fence, reports = begun(store), [replace(report(step), losses=losses) for step, losses in enumerate(SEVERAL)]
+    store.write("k1", fence, NOW, Turn(reported=reports))
+    assert store.reports("k1") == reports
+
+
+def test_reports_are_read_from_tables_without_losses_and_a_writer_adds_the_column(shared_url: str) -> None:
+    """An earlier version has created such tables."""
+    with closing(SqlStore(shared_url)) as store:
+        store.write("k1", begun(store), NOW, Turn(reported=[report(1)]))
+        store.unlock("k1", 1)
+    engine = database.make_engine(shared_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE reports DROP COLUMN losses"))
+    engine.dispose()
+    with closing(SqlStore(shared_url, read_only=True)) as store:
+        assert store.reports("k1") == store.reports("k1", [0]) == [report(1)]
+    with closing(SqlStore(shared_url)) as store:
+        more = replace(report(2), losses={"a": 0.5})
+        store.write("k1", store.lock("k1", "here 1 2", NOW), NOW, Turn(reported=[more]))
+        assert store.reports("k1") == [report(1), more]
 
 
 def test_a_step_may_count_tokens(store: SqlStore) -> None:

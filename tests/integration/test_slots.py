@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from acceptance.commands import until
 from hyperopt import hp
+from msgspec.structs import replace
 
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
@@ -30,11 +32,13 @@ from shadho_celery.space.compile import compile_space
 
 STUDY = """
 from hyperopt import hp
+from msgspec.structs import replace
 
 def objective(params, context):
+    several = context.study == "several"
     for step in range(20):
-        context.report(step, 0.5)
-    return 0.25
+        context.report(step, {"a": float("nan"), "b": 0.5, "c": step} if several else 0.5)
+    return {"losses": {"a": 1.0, "b": 0.5, "c": 2}} if several else 0.25
 
 SPACE = hp.uniform("x", 0, 1)
 """
@@ -121,6 +125,15 @@ def test_a_trial_says_how_many_of_its_reports_redis_refused(
     assert isinstance(result, Result)
     assert result.outcome.loss == 0.25, result.outcome.error
     assert "13 reports were lost" in str(result.outcome.warning)
+
+
+def test_the_losses_of_a_report_reach_the_scheduler_by_name(slots: Slots, client: Any) -> None:
+    """They are minimised, and those that are not finite are left out."""
+    ways = {"a": "minimize", "b": "maximize", "c": "minimize"}
+    slots.run(replace(message(attempt()), name="several", objectives=ways))
+    reports = [event for event in heard(client) if isinstance(event, Report)]
+    assert [event.losses for event in reports] == [{"b": -0.5, "c": step} for step in range(20)]
+    assert all(math.isnan(event.loss) for event in reports)
 
 
 def test_a_trial_that_a_worker_has_failed_is_declined_there_once_another_may_have_become_free(

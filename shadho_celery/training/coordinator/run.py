@@ -302,7 +302,8 @@ class Run:
             self.plan.on_step(self.step, self.log.steps[-1].loss)
         if last or self.step % self._every == 0:
             self.loss = self._current_loss()
-            if self.loss is not None:
+            # In a study with several objectives, a report needs all of them, and this is the loss of the training only.
+            if self.loss is not None and len(getattr(self.context, "objectives", None) or ()) < 2:
                 self.context.report(self.step, self.loss)
         every = self.plan.checkpoint_every
         if every and (self.step % every == 0 or (self.is_complete and self._keeps_checkpoint)):

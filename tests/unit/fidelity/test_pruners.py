@@ -51,6 +51,29 @@ def reach(judge: Pruning, number: int, losses: list[float], budget: float | None
     return None
 
 
+def of_several(number: int, step: int, *losses: float) -> Report:
+    return Report(number=number, attempt=1, step=step, loss=losses[0], losses=finite(*losses), at=0.0)
+
+
+def finite(*losses: float) -> dict[str, float]:
+    return {name: loss for name, loss in zip("ab", losses, strict=True) if math.isfinite(loss)}
+
+
+@pytest.mark.parametrize("given", ["asha:2", "median:3", "percentile:50"])
+def test_with_several_losses_a_trial_is_stopped_by_the_number_of_trials_that_dominate_it(given: str) -> None:
+    """Trials that none dominates go on, equal ones too; a loss that is not finite makes a trial worse than others."""
+    settings = read_pruner({"how": "percentile", "percentile": 50, "startup_trials": 3} if "per" in given else given)
+    assert settings is not None
+    judge = Pruning(settings, ["a", "b"])
+    for number, losses in enumerate([(0.0, 9.0), (9.0, 0.0), (2.0, 2.0)]):
+        assert not any(judge.tell(trial(number), of_several(number, step, *losses)) for step in (1, 2))
+        judge.end(trial(number, TrialState.COMPLETE))
+    for number, (*losses, is_stopped) in enumerate(
+        [(1.0, 3.0, False), (2.0, 2.0, False), (3.0, 3.0, True), (math.nan, 0.0, True), (-1.0, math.inf, True)], 3
+    ):
+        assert judge.tell(trial(number), of_several(number, 1, *losses)) is is_stopped, losses
+
+
 def test_below_the_median_of_the_complete_trials_at_its_step_a_trial_is_stopped() -> None:
     judge = pruning("median")
     for number in range(5):

@@ -125,12 +125,15 @@ def test_lines_with_a_step_are_reports() -> None:
     assert "step" not in found.result
 
 
-def test_of_several_losses_the_first_one_is_reported() -> None:
-    told: list[float] = []
-    objectives = {"error": "minimize", "ms": "minimize"}
-    line = '{"step": 1, "losses": {"ms": 5, "error": 0.5}}'
+def test_all_of_several_losses_are_reported() -> None:
+    """A line with a step and losses by name is a report of all losses, in the order of the objectives, minimised."""
+    told: list[Any] = []
+    objectives = {"error": "minimize", "accuracy": "maximize"}
+    line = '{"step": 1, "losses": {"accuracy": 5, "error": 0.5}}'
     printed(line, objectives=objectives, on_report=lambda _, loss: told.append(loss))
-    assert told == [0.5]
+    assert told == [{"error": 0.5, "accuracy": -5.0}]
+    with pytest.raises(CommandFailed, match=r"the loss is not a dict but 3; .* report {'error': ..., 'accuracy': ...}"):
+        printed('{"step": 1, "loss": 3}', objectives=objectives)
 
 
 def test_a_named_loss_is_that_of_the_only_objective() -> None:

@@ -94,9 +94,103 @@ def test_a_report_that_is_none_is_refused_in_one_line() -> None:
             study.report(trial, 1, 1.0)
 
 
-def test_a_pruner_of_several_losses_is_refused() -> None:
-    with pytest.raises(UsageError, match="judges reports of one loss"):
-        shadho_celery.Study(SPACE, pruner="asha", objectives={"a": "minimize", "b": "minimize"})
+TWO = {"quality": "maximize", "cost": "minimize"}
+
+
+def two(params: dict[str, float], context: Context) -> dict[str, dict[str, float]]:
+    """Quality and cost have a trade-off in `x`, and `waste` makes both worse."""
+    losses: dict[str, float] = {}
+    for step in range(1, STEPS + 1):
+        quality = (params["x"] - params["waste"]) * step / STEPS
+        losses = {"cost": params["x"] + params["waste"], "quality": quality}
+        context.report(step, losses)
+        if context.should_stop():
+            break
+    return {"losses": losses}
+
+
+@pytest.mark.parametrize("pruner", ["asha", "median", "percentile:30"])
+def test_of_several_losses_those_that_many_trials_dominate_are_stopped(pruner: str, tmp_path: Path) -> None:
+    """No trial that ends on the front is stopped; losses to maximise have their own signs; a resumed study prunes as
+    before.
+    """
+    space = {"x": hp.uniform("x", 0, 1), "waste": hp.uniform("waste", 0, 1)}
+    options: dict[str, Any] = {"seed": 0, "sampler": "random", "progress": False}
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path / 'a.db'}", "study": "s"}
+    settings: dict[str, Any] = {"pruner": pruner, "objectives": TWO}
+    every = shadho_celery.minimize(two, space, trials=40, objectives=TWO, **options)
+    found = shadho_celery.minimize(two, space, trials=40, **settings, **options)
+    pruned = {trial.number: trial for trial in found.trials if trial.state == "PRUNED"}
+    assert len(pruned) > 8
+    assert not pruned.keys() & {trial.number for trial in every.front}
+    assert [trial.losses for trial in found.front] == [trial.losses for trial in every.front]
+    for trial in pruned.values():
+        assert trial.losses == trial.reports[-1].losses
+        assert trial.losses["quality"] == trial.reports[-1].loss
+        assert trial.losses["cost"] > 0
+    shadho_celery.minimize(two, space, trials=15, **settings, **options, **where)
+    again = shadho_celery.minimize(two, space, trials=40, resume=True, progress=False, **where)
+    assert [(t.params, t.state, t.step) for t in again.trials] == [(t.params, t.state, t.step) for t in found.trials]
+
+
+def test_a_report_of_other_names_than_the_objectives_is_refused_in_one_line() -> None:
+    with shadho_celery.Study(SPACE, seed=0, pruner="median:1", objectives=TWO) as study:
+        trial = study.ask()
+        for loss, said in (
+            ({"quality": 1.0}, "is a dict with 'quality'; the study's objectives are quality, cost"),
+            ({"quality": 1.0, "cost": 2.0, "ms": 3.0}, "'ms'; the study's objectives are quality, cost"),
+            (0.5, "is not a dict but 0.5; .* report {'quality': ..., 'cost': ...}"),
+            ({"quality": 1.0, "cost": "low"}, "the loss cost is not a number but str"),
+        ):
+            with pytest.raises(UsageError, match=f"^context.report: .*{said}") as caught:
+                study.report(trial, 1, loss)  # type: ignore[arg-type]
+            assert "\n" not in str(caught.value)
+        assert not study.report(trial, 1, {"quality": 1.0, "cost": 2.0})
+        study.report(trial, 2, {"quality": 1.0, "cost": 2.0})
+        study.tell(trial, {"losses": {"quality": 1.0, "cost": 2.0}})
+        worse = study.ask()
+        assert study.report(worse, 1, {"quality": math.nan, "cost": 0.0}), "a diverged trial is worse than all others"
+        told = study.trials[worse.number]
+        assert (told.state, told.loss, told.losses) == ("PRUNED", None, {})
+        assert told.reports[0].losses == {"cost": 0.0}
+
+
+@pytest.mark.parametrize("objectives", [None, {"quality": "maximize"}])
+def test_one_loss_may_be_reported_by_its_name(objectives: dict[str, str] | None) -> None:
+    name = next(iter(objectives or {"loss": ""}))
+    with shadho_celery.Study(SPACE, seed=0, objectives=objectives) as study:
+        trial = study.ask()
+        study.report(trial, 1, {name: 0.5})
+        with pytest.raises(UsageError, match="is a dict with 'other'; report a number"):
+            study.report(trial, 2, {"other": 0.5})
+        assert [(each.loss, each.losses) for each in study.tell(trial, 1.0).reports] == [(0.5, None)]
+
+
+@pytest.mark.parametrize("pruner", ["patience", "threshold:3"])
+def test_a_pruner_that_judges_one_loss_is_refused_for_several(pruner: str) -> None:
+    with pytest.raises(UsageError, match=r"judges one loss, .* choose asha, median or percentile"):
+        shadho_celery.Study(SPACE, pruner=pruner, objectives=TWO)
+
+
+@pytest.mark.parametrize("how", ["asha", "auto", "hyperband", "halving"])
+def test_with_several_losses_feasible_trials_are_promoted_and_the_front_has_the_highest_budget(how: str) -> None:
+    """Quality grows with the budget, so trials at lower budgets would be on no front, and those by cost on all."""
+
+    def objective(params: dict[str, float], context: Context) -> dict[str, dict[str, float]]:
+        quality = (params["x"] - params["waste"]) * (context.budget or 0.0)
+        losses = {"quality": quality, "cost": params["x"] + params["waste"]}
+        return {"losses": losses, "constraints": {"waste": params["waste"] - 0.8}}
+
+    space = {"x": hp.uniform("x", 0, 1), "waste": hp.uniform("waste", 0, 1)}
+    options: dict[str, Any] = {"seed": 0, "sampler": "random", "progress": False, "objectives": TWO}
+    found = shadho_celery.minimize(objective, space, trials=39, fidelity={**BUDGETS, "how": how}, **options)
+    promoted = {trial.origin for trial in found.trials if trial.origin is not None}
+    first = [trial for trial in found.trials if trial.budget == 1.0]
+    assert len(promoted) >= 3
+    assert all(trial.is_feasible for trial in first if trial.number in promoted)
+    assert {trial.budget for trial in found.front} == {9.0}
+    assert found.best is not None
+    assert found.best.number == found.front[0].number
 
 
 BUDGETS: dict[str, Any] = {"least": 1, "most": 9, "eta": 3, "how": "asha"}
@@ -172,7 +266,7 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
     [
         ({"fidelity": {**BUDGETS, "backups": 2}}, "fidelity.backups"),
         ({"fidelity": BUDGETS, "pruner": "asha"}, "leave out one of the two, or choose pruner none"),
-        ({"fidelity": BUDGETS, "objectives": {"a": "minimize", "b": "minimize"}}, "fidelity promotes"),
+        ({"fidelity": {**BUDGETS, "how": "dehb"}, "objectives": TWO}, "how: dehb learns one loss"),
         ({"fidelity": {**BUDGETS, "how": "bohb"}}, "hyperband"),
         ({"fidelity": {**BUDGETS, "how": "dehb"}, "sampler": "tpe"}, "how: dehb proposes the trials itself"),
         ({"fidelity": {**BUDGETS, "eta": 1}}, "fidelity.eta: 1 is not allowed"),

@@ -192,7 +192,7 @@ def test_losses_that_are_not_those_of_the_study_are_failures() -> None:
         ({"objectives": ["error"]}, "objectives: this is not a table but a list"),
         ({"objectives": TWO, "target": 0.5}, "a target is for one loss"),
         ({"objectives": TWO, "sampler": "gp"}, "sampler gp learns one loss"),
-        ({"objectives": TWO, "fidelity": {"least": 1, "most": 9}}, "fidelity promotes trials by one loss"),
+        ({"objectives": TWO, "fidelity": {"least": 1, "most": 9, "how": "dehb"}}, "how: dehb learns one loss"),
     ],
 )
 def test_objectives_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], words: str) -> None:
