@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 
 from shadho_celery.core.columns import feasible_loss, feasible_losses
 from shadho_celery.core.trial import Trial, TrialState
@@ -88,9 +89,12 @@ class Asha(Rounds):
     MLSys 2020, algorithm 2.
     """
 
-    def __init__(self, ladder: Ladder) -> None:
+    def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
+        """With a `limit` on trials, new ones start on the lowest rung whose round of ``1 + eta + ...`` trials fits."""
         self._budgets: Sequence[float] = ladder.budgets
         self._eta = ladder.eta
+        rounds = accumulate(ladder.eta**above for above in range(ladder.top + 1))
+        self._start: int = ladder.top + 1 - max(sum(limit is None or size <= limit for size in rounds), 1)
         #: True once no more new trials are drawn
         self._is_finite = False
         self._rungs = [Rung() for _ in self._budgets]
@@ -112,7 +116,7 @@ class Asha(Rounds):
 
     def _first(self) -> int:
         """Return the index of the rung on which a new trial starts."""
-        return 0
+        return self._start
 
     def add(self, trial: Trial) -> None:
         place = rung_of(trial, self._budgets)

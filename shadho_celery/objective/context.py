@@ -312,8 +312,10 @@ def reported(loss: float | Mapping[str, float]) -> dict[str, Any]:
     """Return the fields `loss` and `losses` of a `Report` of one loss, or of several losses by name, as minimised."""
     if not isinstance(loss, Mapping):
         return {"loss": loss}
-    finite = {name: value for name, value in loss.items() if math.isfinite(value)}
-    return {"loss": next(iter(loss.values())), "losses": finite}
+    return {
+        "loss": next(iter(loss.values())),
+        "losses": {n: value for n, value in loss.items() if math.isfinite(value)},
+    }
 
 
 def _step(step: Any, loss: Any) -> int:
@@ -343,9 +345,8 @@ def _reported(loss: Any, objectives: Mapping[str, str] | None) -> dict[str, floa
             )
         loss = dict.fromkeys(names, loss)
     if loss.keys() != names.keys():
-        given = ", ".join(map(short, loss)) or "no names"
         remedy = f"the study's objectives are {', '.join(names)}" if len(names) > 1 else "report a number"
-        raise ValueError(f"{what} is a dict with {given}; {remedy}")
+        raise ValueError(f"{what} is a dict with {', '.join(map(short, loss)) or 'no names'}; {remedy}")
     # A loss may be NaN, so that a pruner can stop a training that diverges.
     return {name: _number(loss[name], what if len(names) < 2 else f"{what} {name}", finite=False) for name in names}
 

@@ -32,13 +32,10 @@ def params() -> Any:
 
 def report(step: int, loss: float | Mapping[str, float]) -> None:
     """Report the loss at `step`, as `Context.report` does. Without another result, the last report is the result."""
-    told: dict[str, Any] = (
-        {"losses": {name: float(each) for name, each in loss.items()}}
-        if isinstance(loss, Mapping)
-        else {"loss": float(loss)}
-    )
+    told = {name: float(each) for name, each in (loss if isinstance(loss, Mapping) else {"loss": loss}).items()}
+    losses: dict[str, Any] = {"losses": told} if isinstance(loss, Mapping) else {**told}
     # A step with a fraction is written as it is, so that the trial fails with an error that shows the line.
-    line = json.dumps({"step": int(step) if step == int(step) else float(step), **told})
+    line = json.dumps({"step": int(step) if step == int(step) else float(step), **losses})
     path = os.environ.get(REPORTS)
     with nullcontext(sys.stdout) if path is None else Path(path).open("a", encoding="utf-8") as file:
         print(line, file=file, flush=True)

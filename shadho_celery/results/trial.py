@@ -164,14 +164,8 @@ class TrialResult(TrialFacts):
         With several objectives, `.loss` is the first one, and `.losses` has those that are finite, by name.
         """
         reports, ways = self._store.reports(self._record.key, [self.number]), self._record.objectives
-        return tuple(
-            replace(
-                each,
-                loss=turned_first(each.loss, ways),
-                losses=each.losses and turned({n: each.losses[n] for n in ways if n in each.losses}, ways),
-            )
-            for each in reports
-        )
+        own = [(each, each.losses and turned(each.losses, ways)) for each in reports]
+        return tuple(replace(each, loss=turned_first(each.loss, ways), losses=losses) for each, losses in own)
 
     @property
     def folder(self) -> str:

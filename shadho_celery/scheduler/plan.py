@@ -100,11 +100,8 @@ class Plan:
 
     def make_pruning(self, *, needs_reports: bool = True) -> Pruning | None:
         """Return a new `Pruning` for one run of the study, or None if the study has no pruner."""
-        is_command = self.settings.command is not None
-        if self.pruner is None:
-            return None
-        objectives = self.settings.objectives or ()
-        return Pruning(self.pruner, objectives, is_command=is_command, needs_reports=needs_reports)
+        how: dict[str, bool] = {"is_command": self.settings.command is not None, "needs_reports": needs_reports}
+        return None if self.pruner is None else Pruning(self.pruner, self.settings.objectives or (), **how)
 
     @property
     def spans_space(self) -> bool:
@@ -176,16 +173,19 @@ def _check_money(settings: StudySettings, limits: Limits) -> None:
         raise UsageError("deadline is the time for a number of trials; give trials, too")
 
 
-def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
+def make_rounds(
+    ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None, *, several: bool = False
+) -> Rounds:
     """Return the rounds for a ladder; without a ladder, one endless round.
 
     `space` and `seed` are needed by rounds that propose trials themselves. `limit` is the maximum number of trials,
-    which is needed by rounds that choose their rungs.
+    which is needed by rounds that choose their rungs. With `several` losses, `auto` is `asha` within this limit.
     """
     if ladder is None:
         return Rounds()
     more = {"dehb": (space, seed), "auto": (limit,)}.get(ladder.how, ())
-    rounds: Rounds = named(FIDELITIES[ladder.how])(ladder, *more)
+    how = "asha" if several and ladder.how == "auto" else ladder.how
+    rounds: Rounds = named(FIDELITIES[how])(ladder, *more)
     return rounds
 
 
@@ -213,7 +213,9 @@ def make_scheduler(
         subspaces,
         policy=policy,
         shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
-        rounds=make_rounds(plan.ladder, plan.space, study.record.seed, plan.limits.trials),
+        rounds=make_rounds(
+            plan.ladder, plan.space, study.record.seed, plan.limits.trials, several=settings.has_several
+        ),
         samplers=samplers,
         sampler=settings.sampler if isinstance(settings.sampler, str) else name_of(settings.sampler),
         limits=plan.limits,

@@ -217,13 +217,6 @@ def lacks_losses(engine: sa.Engine) -> bool:
     return "losses" not in {column["name"] for column in sa.inspect(engine).get_columns(reports.name)}
 
 
-def add_columns(engine: sa.Engine) -> None:
-    """Add the column that a store of an earlier version lacks."""
-    if lacks_losses(engine):
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE reports ADD COLUMN losses JSON")
-
-
 R = TypeVar("R")
 K = TypeVar("K", bound=msgspec.Struct)
 
@@ -455,7 +448,7 @@ ATTEMPTS = Reader(attempts, AttemptRecord.__struct_fields__, lambda row: msgspec
 SESSIONS = _of(SessionRecord, sessions, ["since", "worker"])
 MACHINES = _of(MachineRecord, machines)
 REPORTS = _of(Report, reports, loss=math.nan)
-#: reads the reports of a store of an earlier version, see `add_columns`
+#: reads the reports of a store of an earlier version, see `lacks_losses`
 EARLIER_REPORTS = Reader(reports, [name for name in Report.__struct_fields__ if name != "losses"], REPORTS.make)
 ACTIONS = Reader(actions, actions.c.keys(), as_action, ["at", "id"])
 LESSONS = Reader(warm_starts, warm_starts.c.keys(), as_lesson)

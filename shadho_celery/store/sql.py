@@ -47,7 +47,6 @@ from shadho_celery.store.rows import (
     Reader,
     action_row,
     actions,
-    add_columns,
     attempts,
     damage,
     lacks_losses,
@@ -643,7 +642,9 @@ class SqlStore:
             try:
                 self._refuse_damage()
                 schema.create_all(self._engine)
-                add_columns(self._engine)
+                if lacks_losses(self._engine):
+                    with self._engine.begin() as connection:
+                        connection.exec_driver_sql("ALTER TABLE reports ADD COLUMN losses JSON")
                 note_version(self._engine)
                 return
             except sa.exc.DBAPIError as error:
