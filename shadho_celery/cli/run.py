@@ -37,6 +37,7 @@ from shadho_celery.results.trial import Values
 from shadho_celery.scheduler import known_points
 from shadho_celery.session.opening import Opening
 from shadho_celery.session.session import Options, Session, check_command, request_of
+from shadho_celery.store.memory import database
 
 #: seconds that the dashboard may take to end before it is killed
 END_SECONDS = 5.0
@@ -176,7 +177,7 @@ def view_of(session: Session, console: Console) -> LiveView | PlainView:
 def _show_result(session: Session, options: RunOptions, console: Console) -> None:
     """Print the report as tables or as a JSON object, and the reason if the study has ended early."""
     session.study.commit()
-    store, study = session.opened.store, session.study
+    store, study = database(session.opened.store), session.study
     # JSON has the values as they are in the store, so that later commands print the same JSON.
     values = Values(study.record, None if options.as_json else session.opened.space)
     subspaces = session.scheduler.subspaces if options.as_json else ()

@@ -182,14 +182,17 @@ def _predicted(attempts: Sequence[Attempt], classes: Sequence[str], model: CostM
     if not model.has_learned:
         return found
     known = [place for place, attempt in enumerate(attempts) if attempt.subspace in model.row_of]
-    asked: list[Trial | Attempt] = [attempts[place] for place in known]
     if len(classes) == 1:
-        typical = dict(zip(model.row_of, model.typical(), strict=True))
-        is_short = np.exp(model.predict([*typical.values()], classes).mean[:, 0]) < SHORT_SECONDS
-        short = {name for name, each in zip(typical, is_short.tolist(), strict=True) if each}
-        asked = [typical[a.subspace] if a.subspace in short and a.budget is None else a for a in asked]
-    for place, seconds in zip(known, np.exp(model.predict(asked, classes).mean).tolist(), strict=True):
-        found[place] = seconds
+        typical = np.exp(model.predict(model.typical(), classes).mean).tolist()
+        short = {name: each for name, each in zip(model.row_of, typical, strict=True) if each[0] < SHORT_SECONDS}
+        for place in known:
+            if attempts[place].budget is None:
+                found[place] = short.get(attempts[place].subspace, found[place])
+        known = [place for place in known if found[place] == (None,)]
+    if known:
+        predicted = np.exp(model.predict([attempts[place] for place in known], classes).mean).tolist()
+        for place, seconds in zip(known, predicted, strict=True):
+            found[place] = seconds
     return found
 
 

@@ -254,7 +254,6 @@ class ParamEffects:
         self._untold.append((params, column, log_seconds))
         return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
 
-    @one_blas_thread()
     def suppose(self, running: Sequence[tuple[Params, int, float, bool]], classes: int) -> bool:
         """Replace the log seconds of all running trials. Return whether another fit is due.
 
@@ -266,9 +265,10 @@ class ParamEffects:
         self.regression.add_groups(classes)
         params_list, columns, values, are_total = zip(*running, strict=True) if running else ((), (), (), ())
         functions = self.functions(params_list)
-        return self.regression.suppose(
-            functions, np.array(columns, np.intp), np.array(values, float), np.array(are_total, bool)
-        )
+        with one_blas_thread():
+            return self.regression.suppose(
+                functions, np.array(columns, np.intp), np.array(values, float), np.array(are_total, bool)
+            )
 
     def forget(self) -> None:
         """Forget all trials."""

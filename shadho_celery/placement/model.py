@@ -279,28 +279,26 @@ class CostModel:
 
         `following` is the number of later trials in the same history, by subspace.
         """
-        rows: dict[int, Array] = {}
+        latest: set[int] = set()
         by_subspace: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in trials:
             by_subspace[trial.subspace].append(trial)
         for name in by_subspace.keys() & self._subspaces.keys():
-            # Only the latest trials get rows of features, because those of older ones would be dropped again.
+            # The params of older trials are not learned, because they would be forgotten again.
             told = by_subspace[name]
-            latest = told[max(0, len(told) + (following or {}).get(name, 0) - MEMORY) :]
-            latest_rows = self._rows(name, [t.params for t in latest], [t.budget for t in latest])
-            rows.update(zip([t.number for t in latest], latest_rows, strict=True))
+            latest.update(t.number for t in told[max(0, len(told) + (following or {}).get(name, 0) - MEMORY) :])
         for trial in trials:
-            self._tell(trial, rows.get(trial.number))
+            self._tell(trial, is_latest=trial.number in latest)
 
-    def _tell(self, trial: Trial, row: Array | None) -> None:
-        """Learn from one trial. Without its row of features, learn only the seconds of its subspace on its class."""
+    def _tell(self, trial: Trial, *, is_latest: bool) -> None:
+        """Learn from one trial. If it is not one of the latest, learn only the seconds of its subspace on its class."""
         for name, memory in shortages(trial.outgrown, trial.outgrown_memory):
             self.tell_out_of_memory(trial, name, memory)
         outcome, compute_class = trial.outcome, trial.compute_class
         is_complete = trial.state is TrialState.COMPLETE and trial.subspace in self.row_of
         if not is_complete or compute_class is None:
             return
-        if row is not None:
+        if is_latest:
             for memory in Memory:
                 if memory is Memory.HOST or uses_gpus(compute_class):
                     self.bounds[trial.subspace, memory].tell(trial.params, self._kind_of(trial), fits=True)
@@ -311,11 +309,12 @@ class CostModel:
         is_whole = trial.origin is not None or not outcome.continued
         if is_whole and outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
             work = Work(None) if trial.budget is None else self.budgets.work(trial)
-            self._tell_seconds(trial, work, is_latest=row is not None)
+            self._tell_seconds(trial, work, is_latest=is_latest)
             if trial.budget is not None:
-                self._tell_budget(trial, work, is_latest=row is not None)
+                self._tell_budget(trial, work, is_latest=is_latest)
         for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
-            if peak and row is not None:
+            if peak and is_latest:
+                row = self._rows(trial.subspace, [trial.params], [trial.budget])[0]
                 key = trial.subspace, self._kind_of(trial), memory
                 if key not in self._memory:
                     self._memory[key] = Neighbours(len(row))

@@ -18,7 +18,6 @@ from shadho_celery.results.report import overview_of
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import given
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.store.sql import SqlStore
 
 if TYPE_CHECKING:
     from shadho_celery.charts.report import StudyPictures
@@ -64,12 +63,16 @@ def load_study(store: str, name: str) -> ShownStudy:
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a study's name is a text, not {short(name, 60)}")
+    from shadho_celery.store.sql import SqlStore
+
     opened = SqlStore(store, read_only=True)
     return ShownStudy(opened, opened.find(name, told=lambda line: None))
 
 
 def list_studies(store: str) -> list[ShownStudy]:
     """Return the studies of the store at a URL, the latest first. Raises StoreError."""
+    from shadho_celery.store.sql import SqlStore
+
     opened = SqlStore(store, read_only=True)
     return [ShownStudy(opened, record) for record in opened.records()]
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -28,10 +28,12 @@ from shadho_celery.core.trial import COUNTED, Trial, TrialState, shown_limit, tu
 from shadho_celery.core.units import counted, duration, money
 from shadho_celery.results.trial import TrialResult, Values
 from shadho_celery.store.base import StudyRecord
-from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.front import Coverage, coverage
 from shadho_celery.study.state import StudyState
 from shadho_celery.study.table import FinishedTrials, OnClass, RungSummary, StudyTrials
+
+if TYPE_CHECKING:
+    from shadho_celery.store.sql import SqlStore
 
 T = TypeVar("T")
 

@@ -28,12 +28,14 @@ from shadho_celery.results.report import Ended, Recorded, Run, StudyFacts, Study
 from shadho_celery.results.trial import Records, TrialResult, TrialResults, Values
 from shadho_celery.space.space import Space
 from shadho_celery.store.base import StudyRecord, holder_name
-from shadho_celery.store.sql import SqlStore
+from shadho_celery.store.memory import LateStore, database
 from shadho_celery.study.front import Coverage, coverage
 from shadho_celery.study.table import RungSummary
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from shadho_celery.store.sql import SqlStore
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
@@ -57,7 +59,7 @@ class Deleted(Struct, frozen=True, kw_only=True):
 class StudyResults(StudyFacts):
     """A recorded study. Each call reads its store again. Reading takes no lock, so it works while the study runs."""
 
-    def __init__(self, store: SqlStore, record: StudyRecord, space: Space | None = None) -> None:
+    def __init__(self, store: SqlStore | LateStore, record: StudyRecord, space: Space | None = None) -> None:
         """`space` is the study's space, if it is available. Without it, the values of trials are those in the store."""
         self._store = store
         #: record of the study, as it was when this object was created
@@ -65,9 +67,13 @@ class StudyResults(StudyFacts):
         self._values = Values(record, space)
 
     @property
+    def _database(self) -> SqlStore:
+        return database(self._store)
+
+    @property
     def choices(self) -> Mapping[str, str]:
         """By subspace: the latest choice of the sampler `auto` and its reason; empty with other samplers."""
-        return self._store.find(self.name).choices
+        return self._database.find(self.name).choices
 
     @property
     def rungs(self) -> Sequence[RungSummary]:
@@ -77,7 +83,7 @@ class StudyResults(StudyFacts):
     @property
     def taught(self) -> int:
         """Number of trials of earlier studies from which it learns (warm start). They are not among its own trials."""
-        return len(self._store.warm_start(self.key))
+        return len(self._database.warm_start(self.key))
 
     @property
     def store(self) -> str:
@@ -87,7 +93,7 @@ class StudyResults(StudyFacts):
     @property
     def running_on(self) -> str | None:
         """Host and process of the scheduler that runs the study, or None."""
-        return self._store.holder(self.key, time.time())
+        return self._database.holder(self.key, time.time())
 
     @property
     def state(self) -> str:
@@ -96,11 +102,11 @@ class StudyResults(StudyFacts):
         A study is stopped if a request or a signal ended it before it reached its limit on trials. It is interrupted if
         its scheduler ended without recording its end, for instance by a crash.
         """
-        asked = self._store.steered(self.key)
+        asked = self._database.steered(self.key)
         if self.running_on is None:
             # Numbers of trials are read only if they decide the state.
             at_rest = state_at_rest(self.record, asked, self.count(*COUNTED)) if "stop" in asked else "ended"
-            is_interrupted = self._store.is_interrupted(self.key, time.time())
+            is_interrupted = self._database.is_interrupted(self.key, time.time())
             return "simulated" if self.is_simulated else "interrupted" if is_interrupted else at_rest
         if "stop" in asked:
             return "stopping"
@@ -140,20 +146,20 @@ class StudyResults(StudyFacts):
     @property
     def money(self) -> Mapping[str, float]:
         """By class: money that its ended attempts have cost at the prices of the workers; empty without prices."""
-        return self._store.spent(self.key)
+        return self._database.spent(self.key)
 
     @property
     def change(self) -> int:
         """Latest change number of the study; see `SqlStore.change`."""
-        return self._store.change(self.key)
+        return self._database.change(self.key)
 
     def rows_of_trials(self, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
         """Yield columns of all trials in blocks of unchecked rows; see `SqlStore.rows_of_trials`."""
-        return self._store.rows_of_trials(self.key, names, since)
+        return self._database.rows_of_trials(self.key, names, since)
 
     def rows_of_attempts(self, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
         """Yield columns of all attempts in blocks of unchecked rows; see `SqlStore.rows_of_attempts`."""
-        return self._store.rows_of_attempts(self.key, names, since)
+        return self._database.rows_of_attempts(self.key, names, since)
 
     def reports(self, numbers: Collection[int] | None = None) -> list[Report]:
         """Return the reports of all trials, or of the trials with these numbers, sorted by trial, attempt and step.
@@ -167,7 +173,7 @@ class StudyResults(StudyFacts):
         if trial.origin is None or trial.rung is None:
             return None
         return self._numbered(
-            trial.origin if trial.rung == 1 else self._store.on_rung(self.key, trial.origin, trial.rung - 1)
+            trial.origin if trial.rung == 1 else self._database.on_rung(self.key, trial.origin, trial.rung - 1)
         )
 
     def above(self, trial: TrialResult) -> TrialResult | None:
@@ -175,7 +181,7 @@ class StudyResults(StudyFacts):
         if trial.rung is None:
             return None
         origin = trial.number if trial.origin is None else trial.origin
-        return self._numbered(self._store.on_rung(self.key, origin, trial.rung + 1))
+        return self._numbered(self._database.on_rung(self.key, origin, trial.rung + 1))
 
     def _numbered(self, number: int | None) -> TrialResult | None:
         """Return the trial with this number, or None if there is no such trial."""
@@ -256,12 +262,12 @@ class StudyResults(StudyFacts):
 
     def read_report(self) -> StudyReport:
         """Return the results of the study so far in one record."""
-        return report_of(self.recorded, self._store, self._values, running_on=self.running_on, state=self.state)
+        return report_of(self.recorded, self._database, self._values, running_on=self.running_on, state=self.state)
 
     @property
     def recorded(self) -> Recorded:
         """The trials of the study as they are in the store now."""
-        return Recorded(self._store, self.record)
+        return Recorded(self._database, self.record)
 
     def result_of(self, trial: Trial) -> TrialResult:
         """Return the `TrialResult` of a trial that was read from the store."""
@@ -292,6 +298,8 @@ class StudyResults(StudyFacts):
         ended, or if the study runs. The result names other machines that may have its checkpoints. Trials that still
         run on a fleet are not stopped here; the command `rm` stops them.
         """
+        from shadho_celery.store.sql import SqlStore
+
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)
             if (where := store.holder(self.key, time.time())) is not None:
@@ -334,7 +342,9 @@ class StudyResults(StudyFacts):
 class RunningStudy(StudyResults):
     """A study that runs, as it is passed to `on_trial`: its results so far, and the method `stop`."""
 
-    def __init__(self, store: SqlStore, record: StudyRecord, space: Space | None, end: Callable[[], None]) -> None:
+    def __init__(
+        self, store: SqlStore | LateStore, record: StudyRecord, space: Space | None, end: Callable[[], None]
+    ) -> None:
         super().__init__(store, record, space)
         self._end = end
         #: True once `stop` was called

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -26,9 +26,11 @@ from shadho_celery.space.describe import brief
 from shadho_celery.space.space import Space
 from shadho_celery.space.stored import read_given, read_labels, read_schema, read_shown
 from shadho_celery.space.tree import evaluate
-from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.store.base import PAGE, Store, StudyRecord
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.store.sql import PAGE, SqlStore
+
+if TYPE_CHECKING:
+    from shadho_celery.store.sql import SqlStore
 
 
 class Values:
@@ -204,7 +206,7 @@ class TrialResults(Sequence[TrialResult]):
     It has the trials that were recorded when it was created. They are read from the store in blocks when needed.
     """
 
-    def __init__(self, store: SqlStore, record: StudyRecord, values: Values) -> None:
+    def __init__(self, store: Store, record: StudyRecord, values: Values) -> None:
         self._store = store
         self._record = record
         self._values = values

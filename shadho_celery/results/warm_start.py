@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hyperopt
 import numpy as np
@@ -37,7 +37,10 @@ from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.stored import read_schema, shown_options
 from shadho_celery.space.tree import Switch
-from shadho_celery.store.sql import SqlStore
+from shadho_celery.store.memory import LateStore, database
+
+if TYPE_CHECKING:
+    from shadho_celery.store.sql import SqlStore
 
 #: trials, each as its params by label and its loss as the objective returned it
 Known: TypeAlias = Iterable[tuple[Mapping[str, Any], float]]
@@ -199,7 +202,7 @@ def _listed(left_out: Mapping[str, int]) -> str:
 def read_source(
     given: WarmStartSource,
     space: Space | None,
-    store: SqlStore,
+    store: SqlStore | LateStore,
     least: float | None = None,
     objectives: Mapping[str, str] | None = None,
 ) -> Source:
@@ -222,6 +225,8 @@ def read_source(
             raise UsageError(
                 f"{short(text)} does not name a study; write STORE_URL#STUDY, such as sqlite:///old.db#svm"
             )
+        from shadho_celery.store.sql import SqlStore
+
         try:
             with closing(SqlStore(url, read_only=True)) as other:
                 return of_study(StudyResults(other, other.find(name, told=_is_named)), space, least)
@@ -234,7 +239,7 @@ def read_source(
             raise
     if isinstance(given, Path) or text.lower().endswith(".csv"):
         return of_table(Path(given), space, least, objectives)
-    found = store.find(
+    found = database(store).find(
         text, instead="shadho-celery studies lists its studies; a file is named FILE.csv", told=_is_named
     )
     return of_study(StudyResults(store, found), space, least)

@@ -57,7 +57,7 @@ class FailureModel:
         self._is_numeric = [domain.is_numeric for domain in domains.values()]
         #: prior mean of the log odds
         self._level = math.log(prior / (1.0 - prior))
-        self._rows: list[Array] = []
+        self._params: list[Params] = []
         self._outcomes: list[bool] = []
         #: features of the trials in the last fit, and the effect of each of them on the log odds
         self._fitted: tuple[Array, Array] = np.empty((0, len(domains))), np.empty(0)
@@ -68,13 +68,13 @@ class FailureModel:
 
     def tell(self, params: Params, outcome: bool) -> None:
         """Learn from an ended trial. `outcome` is True if it had the outcome."""
-        self._rows.append(self._features([params])[0])
+        self._params.append({**params})
         self._outcomes.append(outcome)
         self.any |= outcome
         self._new += 1
-        self._due |= outcome or self._new > GROWTH * len(self._rows)
-        if len(self._rows) > MOST:
-            self._fit() if self.any else self._forget(np.ones(len(self._rows)))
+        self._due |= outcome or self._new > GROWTH * len(self._params)
+        if len(self._params) > MOST:
+            self._fit() if self.any else self._forget(np.ones(len(self._params)))
 
     def chances(self, params_list: Sequence[Params]) -> Array:
         """Return the probability of the outcome for n sets of params, shape (n,). It is 0 until a trial has had the
@@ -96,7 +96,7 @@ class FailureModel:
 
         The effect of a trial, from -1 to 1, is small if its outcome was expected.
         """
-        rows, values = np.array(self._rows), np.array(self._outcomes).astype(float)
+        rows, values = self._features(self._params), np.array(self._outcomes).astype(float)
         kernel = self._kernel(rows, rows)
         odds = pulls = np.zeros(len(rows))
         for _ in range(STEPS):
@@ -129,7 +129,7 @@ class FailureModel:
         while len(kept) > MEMORY:
             least = int(pulls[kept].argmin())
             kept.pop(least if pulls[kept[least]] < LITTLE_PULL else 0)
-        self._rows = [self._rows[place] for place in kept]
+        self._params = [self._params[place] for place in kept]
         self._outcomes = [self._outcomes[place] for place in kept]
 
 

@@ -232,8 +232,11 @@ class TpeSampler(Learner):
         others, room = number - len(good), MOST_BAD - len(pending)
         bad: NDArray[np.intp] = np.arange(others) if others <= room else generator.choice(others, room, replace=False)
         # Convert places among the trials that are not good to places among all trials.
-        for place in sorted(good):
-            bad += bad >= place
+        if good == [*range(len(good))]:
+            bad += len(good)
+        else:
+            for place in sorted(good):
+                bad += bad >= place
         prior = [math.nan] * len(self._axes)  # a trial without active labels has the prior as its kernel
         axes, parts = [*self._axes.values()], self._parts(part)
         return (

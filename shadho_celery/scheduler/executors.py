@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from shadho_celery.core.hardware import ComputeClass, ram_bytes, usable_cores
 from shadho_celery.core.records import MachineRecord, Present, own_versions
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Params, Report, Result, Started, TrialState, whole
-from shadho_celery.objective.call import Objective, call
+from shadho_celery.objective.call import Objective, call, wants_context
 from shadho_celery.objective.context import LocalContext, reported
 from shadho_celery.study.recorder import Recorder
 
@@ -159,9 +159,11 @@ class InlineExecutor(LocalExecutor):
 
     def __post_init__(self) -> None:
         super().__init__(SystemClock())
+        self._takes_context = wants_context(self.objective)
+        self._classes = [ComputeClass(name=INLINE_CLASS, slots=1, cores=1, storages=STORAGES)]
 
     def classes(self) -> Sequence[ComputeClass]:
-        return [ComputeClass(name=INLINE_CLASS, slots=1, cores=1, storages=STORAGES)]
+        return self._classes
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
@@ -199,7 +201,8 @@ class InlineExecutor(LocalExecutor):
             stopped=lambda: is_stopped,
         )
         values = partial(self.evaluate, attempt.params)
-        outcome = call(self.objective, values, context, self._clock, objectives=self.objectives)
+        how: dict[str, Any] = {"takes_context": self._takes_context, "objectives": self.objectives}
+        outcome = call(self.objective, values, context, self._clock, **how)
         # If the trial should stop, the outcome is CANCELLED, even if the objective raised an exception of its own.
         outcome = outcome.cancelled() if is_stopped else outcome
         self._end(attempt, replace(outcome, continued=continued, code=self.code or None))

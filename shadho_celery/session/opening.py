@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -36,9 +36,12 @@ from shadho_celery.space.schema import Schema
 from shadho_celery.space.space import Space
 from shadho_celery.space.stored import ValuesRecord, read_schema, to_json
 from shadho_celery.store.base import DEFAULT_STORE
-from shadho_celery.store.sql import SqlStore
+from shadho_celery.store.memory import LateStore
 from shadho_celery.study.open import earlier_study, open_study
 from shadho_celery.study.state import Limits, StudyState
+
+if TYPE_CHECKING:
+    from shadho_celery.store.sql import SqlStore
 
 
 class Names(Struct, frozen=True, kw_only=True):
@@ -143,7 +146,7 @@ class Opening:
         kept: dict[str, Any] = {"module": request.module, "settings": request.given if request.module else None}
         kept |= {"tree": to_json(plan.space, schema), "resume": request.resume}
         with ExitStack() as opened:
-            store = SqlStore(request.store)
+            store = open_store(request.store)
             opened.callback(store.close)
             warm_start = None
             if request.warm_start is not None:
@@ -189,7 +192,7 @@ class OpenStudy:
     """A study that is open: this process holds its lock until `close`."""
 
     plan: Plan
-    store: SqlStore
+    store: SqlStore | LateStore
     study: StudyState
     #: trials of earlier studies from which the study learns; None without a warm start in this run
     warm_start: WarmStart | None
@@ -256,11 +259,13 @@ class OpenStudy:
         If this run's version is not known, there is no warning.
         """
         now = self.study.code
+        if isinstance(self.store, LateStore) or self.store.is_in_memory:
+            # This needs no warning, because the program that runs the study has itself changed the objective.
+            return None
         trials = self.store.tally(self.study.record.key, "code")
         others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
-        if not now or not others or self.study.best is None or self.store.is_in_memory:
-            # Trials without a loss, such as trials that failed before a fix, do not affect later trials. A study in
-            # memory needs no warning, because the program that runs it has itself changed the objective.
+        if not now or not others or self.study.best is None:
+            # Trials without a loss, such as trials that failed before a fix, do not affect later trials.
             return None
         same = f", beside {trials[now]} of this version" if trials.get(now) else ""
         return (
@@ -275,6 +280,15 @@ class OpenStudy:
             self.study.close()
         finally:
             self.store.close()
+
+
+def open_store(url: str) -> SqlStore | LateStore:
+    """Return the store at a URL; without a file or a server, one that needs no SQLAlchemy until it is read by SQL."""
+    if url == LateStore.url:
+        return LateStore()
+    from shadho_celery.store.sql import SqlStore
+
+    return SqlStore(url)
 
 
 def place(plan: Plan, trial: Trial) -> str:

@@ -23,6 +23,8 @@ from shadho_celery.core.trial import Moment, Name, Report, Trial
 
 #: URL of the store of commands without --store
 DEFAULT_STORE = "sqlite:///shadho.db"
+#: number of records that are read from a store at a time
+PAGE = 2000
 #: maximum number of characters of a command that is shown
 MAX_COMMAND = 500
 

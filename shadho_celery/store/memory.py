@@ -1,15 +1,26 @@
-"""A store in memory, for searches that end with their process."""
+"""Stores in memory, for searches that end with their process."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
-from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
-from shadho_celery.core.trial import Report, Trial
+from shadho_celery.core.columns import merit
+from shadho_celery.core.records import Action, AttemptRecord, MachineRecord, SessionRecord
+from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost
-from shadho_celery.store.base import Turn
+from shadho_celery.store.base import StudyRecord, Turn
+
+if TYPE_CHECKING:
+    from shadho_celery.store.sql import SqlStore
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AttemptRecord).decode
@@ -24,7 +35,8 @@ class MemoryStore:
         """A write with a fencing number other than `fence` raises LockLost."""
         self._fence = fence
         self._trials: dict[int, Trial] = {}
-        self._reports: list[Report] = []
+        #: by trial, then by attempt and step: the first report
+        self._reports: dict[int, dict[tuple[int, int], Report]] = {}
         #: live attempts; ended attempts as bytes, which take a quarter of the memory of records
         self._live: dict[tuple[int, int], AttemptRecord] = {}
         self._ended: list[bytes] = []
@@ -36,7 +48,8 @@ class MemoryStore:
         if fence != self._fence:
             raise LockLost
         self._trials |= {trial.number: trial for trial in (*turn.new, *turn.changed)}
-        self._reports += turn.reported
+        for report in turn.reported:
+            self._reports.setdefault(report.number, {}).setdefault((report.attempt, report.step), report)
         self._classes = self._classes if turn.classes is None else turn.classes
         for each in turn.seen:
             if isinstance(each, MachineRecord):
@@ -65,10 +78,9 @@ class MemoryStore:
         return [self._trials[number] for number in sorted(wanted)]
 
     def reports(self, key: str, numbers: Collection[int] | None = None) -> list[Report]:
-        """Return the reports of all trials, or of the trials with these numbers, in the order in which they were
-        written.
-        """
-        return [each for each in self._reports if numbers is None or each.number in numbers]
+        """Return the reports of all trials, or of the trials with these numbers, sorted by trial, attempt and step."""
+        wanted = self._reports.keys() if numbers is None else self._reports.keys() & {*numbers}
+        return [report for number in sorted(wanted) for _, report in sorted(self._reports[number].items())]
 
     def attempts(self, key: str = "", numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
         """Yield the attempts of all trials, or of the trials with these numbers, sorted by trial and attempt."""
@@ -91,3 +103,126 @@ class MemoryStore:
     def machines(self, key: str = "") -> list[MachineRecord]:
         """Return the machines of the workers, sorted by name."""
         return sorted(self._machines.values(), key=lambda each: each.host)
+
+
+class LateStore(MemoryStore):
+    """Store of a program's study that has no database. SQLAlchemy is loaded only if something needs `sql`.
+
+    Then the study is written once, to a database in memory, and later turns are written to both.
+    """
+
+    url = safe_url = "sqlite://"
+    is_in_memory = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._study: StudyRecord | None = None
+        self._lessons: Sequence[Trial] = ()
+        self._actions: list[Action] = []
+        #: holder of the lock, and the time at which it took it
+        self._holder = "", 0.0
+        self._is_locked = False
+        self._sql: SqlStore | None = None
+        #: held while something is written, because another thread may read the study for the first time
+        self._writing = RLock()
+
+    @property
+    def sql(self) -> SqlStore:
+        """The same study in a database in memory."""
+        with self._writing:
+            if self._sql is None:
+                from shadho_celery.store.sql import SqlStore
+
+                store = SqlStore(self.url)
+                if self._study is not None:
+                    self._copy(store, self._study)
+                self._sql = store
+            return self._sql
+
+    def _copy(self, store: SqlStore, study: StudyRecord) -> None:
+        store.create(study, self._lessons)
+        fence = store.lock(study.key, *self._holder)
+        turn = Turn(new=self.trials(), attempted=[*self.attempts()], reported=self.reports(study.key))
+        turn.seen, turn.asked = [*self.sessions(), *self.machines()], self._actions
+        store.write(study.key, fence, self._holder[1], turn)
+        if not self._is_locked:
+            store.unlock(study.key, fence)
+
+    def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
+        """Record the study, and the trials of earlier studies from which it learns."""
+        with self._writing:
+            self._study, self._lessons = record, warm_start
+            if self._sql is not None:
+                self._sql.create(record, warm_start)
+
+    def lock(self, key: str, holder: str, now: float) -> int:
+        """Lock the study, which has no other scheduler. Return its fencing number."""
+        with self._writing:
+            self._holder, self._is_locked = (holder, now), True
+            return self._fence if self._sql is None else self._sql.lock(key, holder, now)
+
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
+        with self._writing:
+            super().write(key, fence, now, turn)
+            facts = {name: getattr(turn, name) for name in ("choices", "decade", "money_plan", "classes")}
+            self._evolve(**{name: fact for name, fact in facts.items() if fact is not None})
+            self._actions += turn.asked
+            return () if self._sql is None else self._sql.write(key, fence, now, turn)
+
+    def unlock(self, key: str, fence: int) -> None:
+        with self._writing:
+            self._is_locked = False
+            if self._sql is not None:
+                self._sql.unlock(key, fence)
+
+    def record_settings(self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+        """Replace the settings of the study's record."""
+        with self._writing:
+            self._evolve(settings=settings, in_force=in_force)
+            if self._sql is not None:
+                self._sql.record_settings(key, fence, settings, in_force)
+
+    def reshape(self, key: str, fence: int, now: float, moved: Mapping[int, str], **facts: Mapping[str, Any]) -> None:
+        """Set `space` and `tree` in the study's record, and the subspaces of the `moved` trials."""
+        with self._writing:
+            self._evolve(**facts)
+            self._trials |= {number: replace(self._trials[number], subspace=name) for number, name in moved.items()}
+            if self._sql is not None:
+                self._sql.reshape(key, fence, now, moved, **facts)
+
+    def _evolve(self, **facts: Any) -> None:
+        if facts and self._study is not None:
+            self._study = dataclasses.replace(self._study, **facts)
+
+    def trials(self, key: str = "", numbers: Collection[int] | None = None) -> list[Trial]:
+        """Return all trials, or the trials with these numbers, sorted by number. The caller may change their dicts."""
+        return [_copied(trial) for trial in super().trials(key, numbers)]
+
+    def earlier(self, key: str) -> list[Trial]:
+        """Return the study's trials, sorted by number."""
+        return super().trials(key)
+
+    def counts(self, key: str) -> dict[TrialState, int]:
+        """Return the number of the study's trials by state."""
+        return dict(Counter(trial.state for trial in super().trials(key)))
+
+    def best(self, key: str) -> int | None:
+        """Return the number of the best COMPLETE trial, as `SqlStore.best`; None if no trial is COMPLETE."""
+        complete = (trial for trial in super().trials(key) if trial.state is TrialState.COMPLETE)
+        ranked = [trial for trial in complete if trial.outcome.loss is not None and not math.isnan(trial.outcome.loss)]
+        return min(ranked, key=merit).number if ranked else None
+
+    def close(self) -> None:
+        """Do nothing, because the study may be read after its end."""
+
+
+def database(store: SqlStore | LateStore) -> SqlStore:
+    """Return the database with a study, for readings that only a database has."""
+    return store.sql if isinstance(store, LateStore) else store
+
+
+def _copied(trial: Trial) -> Trial:
+    outcome = trial.outcome
+    if outcome.metrics:
+        outcome = replace(outcome, metrics=deepcopy(outcome.metrics))
+    return replace(trial, params={**trial.params}, outcome=outcome)

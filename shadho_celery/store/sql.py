@@ -27,7 +27,7 @@ from shadho_celery.core.records import Action, AttemptRecord, Leaving, MachineRe
 from shadho_celery.core.system import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn, described, is_held
+from shadho_celery.store.base import DEFAULT_STORE, PAGE, StudyRecord, Turn, described, is_held
 from shadho_celery.store.engine import LOCKED, allow, is_in_memory, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.rows import (
     ACTIONS,
@@ -70,8 +70,8 @@ R = TypeVar("R")
 #: seconds without a write after which a scheduler on another machine may take over the lock
 LOCK_SECONDS = 30.0
 
-#: number of rows that are read at a time: as records; and unchecked, by a reader of many rows
-PAGE, LONG_PAGE = 2000, 20_000
+#: number of rows that are read at a time, unchecked, by a reader of many rows
+LONG_PAGE = 20_000
 
 #: maximum number of studies that an error lists
 MAX_LISTED = 10

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,8 +29,11 @@ from shadho_celery.errors import (
 )
 from shadho_celery.space.stored import read_schema
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn, holder_name
-from shadho_celery.store.sql import SqlStore
+from shadho_celery.store.memory import LateStore, database
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
+
+if TYPE_CHECKING:
+    from shadho_celery.store.sql import SqlStore
 
 #: maximum number of bytes of a study's name, so that it fits into a line of a table
 MAX_NAME = 200
@@ -40,7 +43,7 @@ SHORT = 4
 
 
 def open_study(
-    store: SqlStore,
+    store: SqlStore | LateStore,
     space: Mapping[str, str],
     *,
     module: str = "",
@@ -82,7 +85,7 @@ def open_study(
     try:
         if before is None:
             return StudyState(store, record, fence, (), clock, warm_start=warm_start, given=given)
-        return _resumed(store, before, record, fence, clock=clock, given=given)
+        return _resumed(database(store), before, record, fence, clock=clock, given=given)
     except ShadhoError:
         with suppress(StoreError):
             store.unlock(record.key, fence)
@@ -115,7 +118,7 @@ def _resumed(
 
 
 def earlier_study(
-    store: SqlStore,
+    store: SqlStore | LateStore,
     space: Mapping[str, str],
     *,
     module: str = "",
@@ -136,6 +139,7 @@ def earlier_study(
         _check_name(name)
     if not resume:
         return None
+    store = database(store)
     try:
         record = store.find(name) if name else store.latest(module)
     except StudyNotFound:
@@ -219,7 +223,9 @@ def _short_name(module: str, key: str, length: int) -> str:
     return f"{last or 'study'}-{key[:length]}"
 
 
-def _create(store: SqlStore, record: StudyRecord, *, is_named: bool, warm_start: Sequence[Trial]) -> StudyRecord:
+def _create(
+    store: SqlStore | LateStore, record: StudyRecord, *, is_named: bool, warm_start: Sequence[Trial]
+) -> StudyRecord:
     """Add a new study to the store, and return its record.
 
     A generated name is made longer until no other study in the store has it.
