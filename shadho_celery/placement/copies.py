@@ -183,11 +183,10 @@ def _predicted(attempts: Sequence[Attempt], classes: Sequence[str], model: CostM
         return found
     known = [place for place, attempt in enumerate(attempts) if attempt.subspace in model.row_of]
     if len(classes) == 1:
-        typical = np.exp(model.predict(model.typical(), classes).mean).tolist()
-        short = {name: each for name, each in zip(model.row_of, typical, strict=True) if each[0] < SHORT_SECONDS}
+        typical = model.typical_seconds(classes[0])
         for place in known:
-            if attempts[place].budget is None:
-                found[place] = short.get(attempts[place].subspace, found[place])
+            if attempts[place].budget is None and (seconds := typical[attempts[place].subspace]) < SHORT_SECONDS:
+                found[place] = (seconds,)
         known = [place for place in known if found[place] == (None,)]
     if known:
         predicted = np.exp(model.predict([attempts[place] for place in known], classes).mean).tolist()

@@ -255,6 +255,8 @@ class CostModel:
         self._changes = 0
         #: by subspace, class and kind of memory: log bytes of the trials
         self._memory: dict[tuple[str, str, Memory], Neighbours] = {}
+        #: version and compute class of the latest `typical_seconds`, and these seconds
+        self._typical: tuple[int, str, Mapping[str, float]] = -1, "", {}
         #: by subspace and kind of memory: the probability that a trial runs out of it
         self.bounds = {(s.name, memory): MemoryBound(s.domains) for s in subspaces for memory in Memory}
         #: number, class and kind of memory of the trials that ran out of memory
@@ -415,6 +417,13 @@ class CostModel:
         Its declared cost is the geometric mean of those of the subspace's trials.
         """
         return [Trial(number=0, subspace=name, params=TYPICAL, budget=budget) for name in self.row_of]
+
+    def typical_seconds(self, compute_class: str) -> Mapping[str, float]:
+        """Return for each subspace the predicted seconds of a `typical` trial on a class, as of the latest version."""
+        if self._typical[:2] != (known := (self.version, compute_class)):
+            seconds = np.exp(self.predict(self.typical(), [compute_class]).mean[:, 0]).tolist()
+            self._typical = *known, dict(zip(self.row_of, seconds, strict=True))
+        return self._typical[2]
 
     def predict(
         self, trials: Sequence[Trial | Attempt], classes: Sequence[str], width: int | None = None

@@ -369,7 +369,8 @@ class _Density:
 
     def log_factors(self, points: Array) -> Array:
         """Return the logarithms of the mixtures at the points, shape (points, parts)."""
-        return np.stack([mixture.log_density(points[:, places]) for places, mixture in self._parts], axis=1)
+        factors = [mixture.log_density(points[:, places]) for places, mixture in self._parts]
+        return factors[0][:, None] if len(factors) == 1 else np.stack(factors, axis=1)
 
     def log_parts(self, row: Sequence[float], points: Array) -> Array:
         """Return the logarithms of what one more trial would add to the mixtures at `points`.

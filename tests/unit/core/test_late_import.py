@@ -39,6 +39,21 @@ def test_a_program_that_uses_the_packages_names_loads_no_graphs() -> None:
     assert not {"networkx", "scipy.special"} & set(loaded)
 
 
+def test_a_search_in_memory_loads_nothing_that_only_databases_and_other_searches_need() -> None:
+    """That holds until something reads the study by SQL, such as its report."""
+    code = """
+import sys
+from shadho_celery import hp, minimize
+space = {"x": hp.uniform("x", -1, 1), "y": hp.loguniform("y", -5, 0)}
+study = minimize(lambda values: values["x"] ** 2 + values["y"], space, trials=15, seed=0, sampler="tpe")
+assert study.best.values["y"] > 0 and len(study.trials) == 15 and study.counts == {"COMPLETE": 15}
+unused = {"networkx", "scipy.stats", "scipy.optimize", "scipy.linalg", "sqlalchemy", "sqlite3", "rich", "celery"}
+print(*unused & {*sys.modules})
+print(sum(study.read_report().counts.values()), "sqlalchemy" in sys.modules)
+"""
+    assert said(code).split() == ["15", "True"]
+
+
 def test_a_module_is_late_only_for_those_imported_with_its_placeholder() -> None:
     """Here networkx, which hyperopt needs for its own algorithms; others import it and its submodules as ever."""
     code = """

@@ -477,7 +477,8 @@ def test_names_without_end_are_refused() -> None:
     assert "more than 1000 labels; give labels the same name in each trial" in str(study.trials[2].error)
 
 
-def test_a_study_grows_after_an_outage_of_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_grows_after_an_outage_of_its_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/studies.db"
     reshape, reports = SqlStore.reshape, SqlStore.reports
     failures = iter([StoreOutage("the store is down")])
     is_away = False
@@ -496,10 +497,10 @@ def test_a_study_grows_after_an_outage_of_its_store(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(SqlStore, "reshape", failing)
     monkeypatch.setattr(SqlStore, "reports", read)
-    study = minimize(structured, trials=10, seed=0, pruner="median")
+    study = minimize(structured, trials=10, seed=0, pruner="median", store=store)
     assert study.counts == {"COMPLETE": 10}
     assert {trial.subspace for trial in study.trials} > {"model=nearest"}
-    with Study() as other:
+    with Study(store=store) as other:
         failures = iter([StoreOutage("the store is down")])
         for _ in range(3):
             trial = other.ask()
