@@ -34,7 +34,7 @@ SHARES: Mapping[str, str] = {
 }
 #: algorithms that give trials budgets, by the value `how` of the setting `fidelity`
 FIDELITIES: Mapping[str, str] = {
-    "auto": "fidelity.asha:TrustingAsha",
+    "auto": "fidelity.brackets:TrustingHyperband",
     "halving": "fidelity.brackets:SuccessiveHalving",
     "hyperband": "fidelity.brackets:Hyperband",
     "asha": "fidelity.asha:Asha",

@@ -1,14 +1,9 @@
-"""ASHA: a trial is promoted as soon as it is among the best 1 / eta of its rung. No trial waits for others.
-
-`TrustingAsha`, the algorithm `auto`, also measures how well the ranks on neighbouring rungs agree. It promotes more
-trials from a rung, or leaves it out, if the ranks do not agree.
-"""
+"""ASHA: a trial is promoted as soon as it is among the best 1 / eta of its rung. No trial waits for others."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
@@ -16,8 +11,7 @@ from shadho_celery.core.columns import feasible_loss, feasible_losses
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.brackets import Result, best_of, rung_of
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Round, Rounds, Wanted
-from shadho_celery.study.table import LATEST, agreement
+from shadho_celery.fidelity.rounds import Rounds, Wanted
 
 #: maximum number of trials of one rung that are offered at a time
 MOST_OFFERED = 32
@@ -148,121 +142,3 @@ class Asha(Rounds):
     def promotable(self) -> Collection[int]:
         # Each of them is promoted once enough others have ended with a higher loss.
         return {origin for rung in self._rungs[:-1] for loss, origin in rung.stayed if loss < math.inf}
-
-
-#: the first PILOTS new trials go through all rungs, and one in PROBE later ones
-PILOTS, PROBE = 4, 12
-#: new trials start on a rung only if the product of the trust in it and in all higher rungs is at least this
-ENOUGH = 0.3
-
-
-class TrustingAsha(Asha):
-    """ASHA that depends on how well the ranks on neighbouring rungs agree (the algorithm `auto`).
-
-    The trust in a rung is Kendall's rank correlation of the losses on this rung with those on the next rung, over the
-    latest trials that ran on both. The fraction ``eta**-trust`` of a rung is promoted: 1 / eta if the ranks agree, all
-    trials if they do not. A new trial starts on the lowest rung for which the product of the trust in it and in all
-    higher rungs is at least ENOUGH, or at the full budget. The first trials, and a few later ones, go through all
-    rungs, so that trust can be measured.
-
-    If a limit on trials would let few or no trials reach the top from a low rung, the rung is left out. This is the
-    case if its round does not fit in the remaining limit when the study starts or is resumed. A round of a rung r below
-    the top is ``eta**r`` new trials, their promotions, and the trials that other slots start until the first trial
-    reaches the top. This takes ``1 + eta + ... + eta**(r - 1)`` times the duration of a new trial, because durations
-    are in proportion to budgets.
-    """
-
-    def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
-        """`limit` is the study's limit on the number of trials, on all rungs together, or None."""
-        super().__init__(ladder)
-        self._limit = limit
-        self._slots = 0
-        self._drawn = 0
-        #: number of trials that were failed when they were added, or belong to another ladder: trials of earlier runs
-        #: that do not help the rounds
-        self._spent = 0
-        #: origins of trials that go through all rungs and have not reached the top yet
-        self._pilots: list[int] = []
-        #: by rung: origins of the latest trials that have results on this rung and on the one below
-        self._latest: list[deque[int]] = [deque(maxlen=LATEST) for _ in self._budgets]
-        #: by rung below the top: the trust in it; None before it is known
-        self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
-
-    @property
-    def present(self) -> Round:
-        if not (self._slots and self._lowest):
-            return Round()
-        spent = f", {self._spent} of which have failed or had other budgets," if self._spent else ""
-        lowest = self._budgets[self._lowest]
-        return Round(
-            notice=f"fidelity auto starts at budget {lowest:g}: with a limit of {self._limit} trials{spent} few or no "
-            f"trials would get from a lower one to {self._budgets[-1]:g}"
-        )
-
-    def offers(self, slots: int = 0) -> Sequence[Wanted]:
-        # The number of slots is kept, because the rungs that are left out depend on it.
-        self._slots = slots or self._slots
-        return super().offers(slots)
-
-    def add(self, trial: Trial) -> None:
-        is_of_ladder = rung_of(trial, self._budgets) is not None
-        self._spent += trial.state is TrialState.FAILED or not is_of_ladder
-        if trial.origin is None and is_of_ladder:
-            if self._is_pilot(self._drawn):
-                self._pilots.append(trial.number)
-            self._drawn += 1
-        super().add(trial)
-
-    def tell(self, trial: Trial) -> None:
-        super().tell(trial)
-        origin = trial.number if trial.origin is None else trial.origin
-        has_fallen = trial.state in {TrialState.FAILED, TrialState.PRUNED}
-        is_through = trial.rung == len(self._budgets) - 1 or has_fallen
-        if is_through and trial.state is not TrialState.CANCELLED and origin in self._pilots:
-            self._pilots.remove(origin)
-        if trial.rung and rung_of(trial, self._budgets) is not None:
-            lower, upper = self._rungs[trial.rung - 1], self._rungs[trial.rung]
-            if trial.origin in lower.losses and trial.origin in upper.losses:
-                self._latest[trial.rung].append(trial.origin)
-            both = self._latest[trial.rung]
-            self.trust[trial.rung - 1] = agreement([(lower.losses[each], upper.losses[each]) for each in both])
-
-    def _promotable(self, place: int) -> Sequence[int]:
-        rung, trust = self._rungs[place], self.trust[place]
-        fraction = self._eta ** -(1.0 if trust is None else trust)
-        whole = math.ceil if self._is_finite else math.floor
-        # Origins that go through all rungs are promoted first, except failed ones.
-        known = [origin for origin in self._pilots if rung.losses.get(origin, math.inf) < math.inf]
-        pilots = [origin for origin in known if origin not in rung.promoted]
-        return [*dict.fromkeys([*pilots, *rung.candidates(whole(len(rung) * fraction))])]
-
-    def _first(self) -> int:
-        lowest = self._lowest
-        if self._is_pilot(self._drawn):
-            return lowest
-        product, first = 1.0, len(self._budgets) - 1
-        for place in range(len(self.trust) - 1, lowest - 1, -1):
-            trust = self.trust[place]
-            product *= 1.0 if trust is None else trust
-            if product < ENOUGH:
-                break
-            first = place
-        return first
-
-    @property
-    def _lowest(self) -> int:
-        """The lowest rung whose round fits in the limit on trials, or else the top rung."""
-        top = len(self._budgets) - 1
-        return next((place for place in range(top) if self._is_affordable(top - place)), top)
-
-    def _is_affordable(self, rungs: int) -> bool:
-        """Return whether the round of a rung that is this many rungs below the top fits in the limit on trials."""
-        if self._limit is None:
-            return True
-        on_rungs: list[int] = [self._eta**above for above in range(rungs + 1)]
-        others = max(self._slots - 1, 0) * sum(on_rungs[:-1])
-        return sum(on_rungs) + others <= self._limit - self._spent
-
-    @staticmethod
-    def _is_pilot(draw: int) -> bool:
-        return draw < PILOTS or draw % PROBE == 0

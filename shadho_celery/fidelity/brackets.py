@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from shadho_celery.core.columns import feasible_losses
+from shadho_celery.core.columns import feasible_loss, feasible_losses
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Rounds, Wanted
+from shadho_celery.study.forecast import Forecast
 from shadho_celery.study.front import order_of
 
 #: the losses of a trial, see `feasible_losses`, and its origin
@@ -250,16 +251,20 @@ class Brackets(Rounds):
             self._begin()
         return None
 
-    def _begin(self) -> None:
-        bracket = self._next()
+    def _begin(self, bracket: Bracket | None = None) -> None:
+        """Start a bracket, by default the next one."""
+        bracket = bracket or self._next()
         self._begun += 1
         self._drawn += bracket.rungs[0].sent
         self._active = [*self._active, bracket] if self._overlap else [bracket]
 
     def _next(self) -> Bracket:
         """Return the bracket that starts next."""
-        sizes = self._sizes[self._begun % len(self._sizes)]
-        first = len(self._budgets) - len(sizes)
+        return self._bracket(len(self._budgets) - len(self._sizes[self._begun % len(self._sizes)]))
+
+    def _bracket(self, first: int) -> Bracket:
+        """Return a bracket that starts on the rung with index `first`."""
+        sizes = next(sizes for sizes in self._sizes if len(sizes) == len(self._budgets) - first)
         return Bracket(first, self._budgets[first:], sizes, self._backups)
 
 
@@ -292,6 +297,93 @@ class Hyperband(Brackets):
 
     def __init__(self, ladder: Ladder) -> None:
         super().__init__(ladder.budgets, sizes_of(ladder), overlap=True)
+
+
+#: brackets start only on rungs whose trust is at least this, except one in PROBE brackets
+ENOUGH, PROBE = 0.3, 12
+
+
+class TrustingHyperband(Hyperband):
+    """Hyperband without the brackets that start on rungs which predict the losses at the top badly (`auto`).
+
+    The trust in a rung is that of a `Forecast`. One in PROBE brackets starts on the lowest rung whatever its trust, so
+    that it can be regained.
+
+    If a limit on trials would let few or no trials reach the top from a low rung, no bracket starts there. This is the
+    case if the bracket does not fit in the remaining limit when the study starts or is resumed, together with the
+    trials that other slots start until its first trial reaches the top. This takes ``1 + eta + ... + eta**(r - 1)``
+    times the duration of a new trial r rungs below the top, because durations are in proportion to budgets.
+    """
+
+    def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
+        """`limit` is the study's limit on the number of trials, on all rungs together, or None."""
+        self._eta, self._limit, self._slots = ladder.eta, limit, 0
+        #: number of trials that were failed when they were added, or belong to another ladder: trials of earlier runs
+        #: that do not help the rounds
+        self._spent = 0
+        #: by rung: the losses by origin
+        self._results: list[dict[int, float]] = [{} for _ in ladder.budgets]
+        self._forecast = Forecast(self._results)
+        super().__init__(ladder)
+
+    @property
+    def present(self) -> Round:
+        present = super().present
+        if not (self._slots and self._lowest):
+            return present
+        spent = f", {self._spent} of which have failed or had other budgets," if self._spent else ""
+        notice = (
+            f"fidelity auto starts at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials"
+            f"{spent} few or no trials would get from a lower one to {self._budgets[-1]:g}"
+        )
+        return present._replace(notice=notice)
+
+    def offers(self, slots: int = 0) -> Sequence[Wanted]:
+        # The number of slots is kept, because the rungs that are left out depend on it.
+        self._slots = slots or self._slots
+        if not self._home:
+            # The first bracket may have to start higher.
+            self._active, self._begun, self._drawn = [], 0, 0
+            self._begin()
+        return super().offers(slots)
+
+    def add(self, trial: Trial) -> None:
+        self._spent += trial.state is TrialState.FAILED or rung_of(trial, self._budgets) is None
+        super().add(trial)
+
+    def tell(self, trial: Trial) -> None:
+        rung = rung_of(trial, self._budgets)
+        if rung is not None and trial.state is not TrialState.CANCELLED:
+            self._results[rung][trial.number if trial.origin is None else trial.origin] = feasible_loss(trial)
+            self._forecast = Forecast(self._results)
+        super().tell(trial)
+
+    def _drawing(self, rung: int) -> Bracket | None:
+        for bracket in self._active:
+            if bracket.first == rung and bracket.rungs[0].left > 0:
+                return bracket
+        self._begin(self._bracket(rung))
+        return self._active[-1]
+
+    def _next(self) -> Bracket:
+        lowest = self._lowest
+        trusted = [rung for rung in range(lowest, len(self._sizes)) if self._forecast.trust(rung) >= ENOUGH]
+        firsts = [lowest] if self._begun % PROBE == 0 else trusted
+        return self._bracket(firsts[self._begun % len(firsts)])
+
+    @property
+    def _lowest(self) -> int:
+        """The lowest rung whose bracket fits in the limit on trials, or else the top rung."""
+        top = len(self._budgets) - 1
+        return next((rung for rung in range(top) if self._is_affordable(rung)), top)
+
+    def _is_affordable(self, rung: int) -> bool:
+        """Return whether the bracket that starts on this rung fits in the limit on trials."""
+        if self._limit is None:
+            return True
+        on_rungs: list[int] = [self._eta**above for above in range(len(self._sizes[rung]) - 1)]
+        others = max(self._slots - 1, 0) * sum(on_rungs)
+        return sum(self._sizes[rung]) + others <= self._limit - self._spent
 
 
 def sizes_of(ladder: Ladder) -> list[Sequence[int]]:

@@ -82,7 +82,7 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def has_rounds(self) -> bool:
         """True if trials are drawn in rounds, whose size depends on the budgets."""
-        return self.how not in {"auto", "asha"}
+        return self.how != "asha"
 
     @property
     def in_words(self) -> str:

@@ -22,7 +22,9 @@ from shadho_celery.samplers.wrapped import ByBudget, OwnSampler, Unrepeated
 from shadho_celery.space.split import Subspace
 
 #: samplers that learn the losses of each budget separately; samplers of Optuna do so, too
-BY_BUDGET = ("auto", "tpe", "gp", "cma")
+BY_BUDGET = ("tpe", "cma")
+#: samplers that learn from all budgets together
+OF_ALL_BUDGETS = ("auto", "gp")
 #: samplers that cannot learn several losses
 OF_ONE_LOSS = ("gp", "cma", "optuna:CmaEsSampler")
 
@@ -77,4 +79,5 @@ def find_sampler(
     check_name("sampler", name, (*SAMPLERS, f"{OPTUNA}NAME"))
     make = named(SAMPLERS[name])
     make = partial(make, limit=limit) if name == "auto" else make
+    make = partial(make, budgets=budgets) if name in OF_ALL_BUDGETS else make
     return Maker(make, spans_space(make), budgets=budgets if name in BY_BUDGET else (), is_whole=name in WHOLE_SAMPLERS)

@@ -16,12 +16,15 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 
 from shadho_celery.core.checks import printable
 from shadho_celery.core.trial import WELL, Params, Trial
 from shadho_celery.samplers.gp import GpSampler
+from shadho_celery.samplers.random import LearnsBudgets, WholeSampler
 from shadho_celery.samplers.tpe import TpeSampler
+from shadho_celery.samplers.wrapped import ByBudget
 from shadho_celery.space.split import Subspace, parts_of
 
 #: the median seconds of the first FIRST trials determine the decade; until then, those of the first EARLY trials
@@ -130,15 +133,23 @@ LEAST_R_SQUARED = 0.1
 NAMED, MOST_LETTERS = 3, 30
 
 
-class AutoSampler:
+class AutoSampler(LearnsBudgets):
     """Sampler `auto`: it uses `gp`, `tpe`, or both in turn. Both learn from all trials."""
 
     adaptive = True
 
-    def __init__(self, subspace: Subspace, entropy: Sequence[int], *, limit: int | None = None) -> None:
-        """`limit` is the study's limit on trials, or None."""
-        self._gp = GpSampler(subspace, entropy)
-        self._tpe = TpeSampler(subspace, entropy)
+    def __init__(
+        self,
+        subspace: Subspace,
+        entropy: Sequence[int],
+        *,
+        limit: int | None = None,
+        budgets: Sequence[float] = (),
+    ) -> None:
+        """`limit` is the study's limit on trials, or None. `budgets` are those of the rungs, the lowest first."""
+        self._gp = GpSampler(subspace, entropy, budgets=budgets)
+        by_budget = partial(ByBudget, TpeSampler, budgets)
+        self._tpe: WholeSampler = by_budget(subspace, entropy) if budgets else TpeSampler(subspace, entropy)
         self._labels = len(subspace.domains)
         #: maximum number of labels of a trial
         self._widest = max(part.most_drawn for part in parts_of(subspace))
@@ -159,6 +170,7 @@ class AutoSampler:
 
     def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
         self.proposed_by = ["start"] * n
+        self._gp.budget = self.budget
         if not self._labels:
             self.choice = "there is nothing to choose"
         if not self._gp.is_started:

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from shadho_celery.space.features import INACTIVE, Array
 
@@ -38,6 +39,28 @@ STEPS = 60
 #: added to the diagonal, so that the matrix stays positive definite despite rounding errors
 JITTER = 1e-8
 ROOT_5 = math.sqrt(5.0)
+
+
+class Rungs(NamedTuple):
+    """Rungs of n known trials in a study with budgets, whose values are predictions of those at the top.
+
+    The error of a prediction is a function of the params, too, with the same length scales. Two trials share the error
+    of the higher of their rungs. So many trials on a low rung do not make up for one at the top. Source: a sum of
+    processes of rising fidelity, as in Kennedy, O'Hagan, "Predicting the output from a complex computer code when fast
+    approximations are available", Biometrika 87, 2000.
+    """
+
+    #: index of the rung of each trial, shape (n,)
+    known: NDArray[np.intp]
+    #: variance of the error of each rung, the lowest first; 0 for the top
+    errors: Array
+    #: rung whose result a proposal would get. The deviation of a prediction is that of this result, so a point whose
+    #: result is known has none, although its value at the top is not known
+    next: int = 0
+
+    def shared(self, rung: int) -> Array:
+        """Return the variance of the error that a trial on a rung shares with each known trial, shape (n,)."""
+        return np.asarray(self.errors[np.maximum(self.known, rung)])
 
 
 class GaussianProcess:
@@ -63,7 +86,7 @@ class GaussianProcess:
         self._start[self._apart] = LENGTHS[0]
         self._estimate(self._start)
 
-    def fit(self, rows: Array, values: Array) -> None:
+    def fit(self, rows: Array, values: Array, rungs: Rungs | None = None) -> None:
         """Estimate length scales and variances from n trials, shapes (n, labels) and (n,).
 
         The cost may have two minima: short length scales without noise, and long ones with noise. So each fit starts
@@ -71,24 +94,28 @@ class GaussianProcess:
         """
         from scipy.optimize import minimize  # slow to import, and not every search needs it
 
+        errors = 0.0 if rungs is None else rungs.errors[np.maximum.outer(rungs.known, rungs.known)]
         rows = self._placed(rows)
         squares = np.array([self._squares(rows, rows, place) for place in range(rows.shape[1])])
         bounds = [LENGTHS] * rows.shape[1] + [VARIANCES, NOISES]
         for place in self._apart:
             bounds[place] = (LENGTHS[0], LENGTHS[0])
         rest: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": {"maxiter": STEPS}}
-        found = [minimize(self._cost, start, (squares, values), **rest) for start in (self._start, self._logs)]
+        found = [minimize(self._cost, start, (squares, values, errors), **rest) for start in (self._start, self._logs)]
         self._estimate(min(found, key=lambda each: each.fun).x)
 
-    def learn(self, rows: Array, values: Array) -> None:
+    def learn(self, rows: Array, values: Array, rungs: Rungs | None = None) -> None:
         """Learn the function from n trials, shapes (n, labels) and (n,), and forget earlier ones."""
         self.rows, self.values = rows, values
+        self._rungs = rungs or Rungs(np.zeros(len(rows), np.intp), np.zeros(1))
         self._condition()
 
     def suppose(self, rows: Array) -> None:
         """Treat the predicted values at the rows of trials without a result as observed (kriging believer)."""
-        values, _ = self.predict(rows)
+        values = (self._likeness(self._placed(rows)) * self._scales) @ self._weights
         self.rows, self.values = np.concatenate([self.rows, rows]), np.concatenate([self.values, values])
+        known = np.concatenate([self._rungs.known, np.full(len(rows), self._rungs.next)])
+        self._rungs = self._rungs._replace(known=known)
         self._condition()
 
     @property
@@ -99,11 +126,15 @@ class GaussianProcess:
         return 1.0 - float(np.square(errors).sum()) / total if total > 0 else 0.0
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
-        """Return the mean and the standard deviation of the function at n rows, each of shape (n,)."""
-        kernel = self._kernel(self._placed(rows))
+        """Return the mean and the standard deviation of the function at n rows, each of shape (n,).
+
+        In a study with budgets, they are the mean at the top, and the deviation of the next result.
+        """
+        likeness = self._likeness(self._placed(rows))
+        kernel = likeness * self._scales
         explained = kernel @ self._inverse
-        variance = self._variance - (explained * kernel).sum(axis=1)
-        return kernel @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
+        variance = self._prior_variance - (explained * kernel).sum(axis=1)
+        return (self._variance * likeness) @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
 
     def slopes(self, row: Array) -> tuple[float, float, Array, Array]:
         """Return the mean and the standard deviation at one row, and their derivatives by features, shapes (labels,).
@@ -122,14 +153,15 @@ class GaussianProcess:
         scaled = ROOT_5 * np.sqrt(np.add.reduce(squares, axis=0))
         # The functions `_matern` and `_steepness`, with the exponential computed only once.
         decay, linear = np.exp(-scaled), 1.0 + scaled
-        kernel = self._variance * ((linear + scaled**2 / 3.0) * decay)
-        steep = 5.0 / 3.0 * linear * decay * self._variance
+        likeness = (linear + scaled**2 / 3.0) * decay
+        kernel = self._scales * likeness
+        steep = 5.0 / 3.0 * linear * decay
         explained = self._inverse @ kernel
-        deviation = math.sqrt(max(self._variance - float(explained @ kernel), 1e-12))
+        deviation = math.sqrt(max(self._prior_variance - float(explained @ kernel), 1e-12))
         steps = -differences / self._squared_lengths
-        by_mean = (self._weights * steep) @ steps
-        by_deviation = -((explained * steep) @ steps) / deviation
-        return float(kernel @ self._weights), deviation, by_mean, by_deviation
+        by_mean = (self._weights * (steep * self._variance)) @ steps
+        by_deviation = -((explained * (steep * self._scales)) @ steps) / deviation
+        return float((self._variance * likeness) @ self._weights), deviation, by_mean, by_deviation
 
     def _estimate(self, logs: Array) -> None:
         """Set the logarithms of the length scales, of the variance and of the noise variance."""
@@ -137,11 +169,15 @@ class GaussianProcess:
         self._squared_lengths = np.exp(logs[:-2]) ** 2
         self._by_length, self._variance = np.exp(-2.0 * logs[:-2]), math.exp(logs[-2])
 
-    def _cost(self, logs: Array, squares: Array, values: Array) -> tuple[float, Array]:
-        """Return the negative logarithm of the likelihood times the prior, and its gradient."""
+    def _cost(self, logs: Array, squares: Array, values: Array, errors: Array | float = 0.0) -> tuple[float, Array]:
+        """Return the negative logarithm of the likelihood times the prior, and its gradient.
+
+        `errors` are the variances of the errors that two trials share, see `Rungs`.
+        """
         weights, variance, noise = np.exp(-2.0 * logs[:-2]), math.exp(logs[-2]), math.exp(logs[-1])
         distances = np.sqrt(np.tensordot(weights, squares, axes=1))
-        kernel = variance * _matern(distances)
+        likeness = _matern(distances)
+        kernel = (variance + errors) * likeness
         try:
             factor, inverse = _inverted(kernel, noise + JITTER)
         except scipy.linalg.LinAlgError:
@@ -150,10 +186,10 @@ class GaussianProcess:
         # Rasmussen, Williams, equation 5.9: the gradient is half the trace of this matrix times the kernel's
         # derivative.
         pull = np.outer(pulls, pulls) - inverse
-        by_squares = variance * _steepness(distances) * pull
+        by_squares = (variance + errors) * _steepness(distances) * pull
         gradient = np.empty_like(logs)
         gradient[:-2] = -0.5 * np.tensordot(squares, by_squares, axes=2) * weights
-        gradient[-2] = -0.5 * float((pull * kernel).sum())
+        gradient[-2] = -0.5 * float((pull * (variance * likeness)).sum())
         gradient[-1] = -0.5 * float(np.trace(pull)) * noise
         means = np.array([self._length_mean] * len(weights) + [VARIANCE[0], NOISE[0]])
         spreads = np.array([LENGTH[1]] * len(weights) + [VARIANCE[1], NOISE[1]])
@@ -163,7 +199,11 @@ class GaussianProcess:
 
     def _condition(self) -> None:
         self._known = self._placed(self.rows)
-        kernel = self._kernel(self._known)
+        known, errors, next_rung = self._rungs
+        kernel = self._likeness(self._known) * (self._variance + errors[np.maximum.outer(known, known)])
+        #: variance of the next result, and its covariance with the result of each known trial at the same point
+        self._prior_variance = self._variance + float(errors[next_rung])
+        self._scales = self._variance + self._rungs.shared(next_rung)
         noise = math.exp(self._logs[-1]) + JITTER
         while True:
             try:
@@ -173,12 +213,12 @@ class GaussianProcess:
                 noise *= 10.0
         self._weights = self._inverse @ self.values
 
-    def _kernel(self, rows: Array) -> Array:
-        """Return the covariances of the function at these rows with those at the known rows, shape (rows, known)."""
+    def _likeness(self, rows: Array) -> Array:
+        """Return the correlations of the function at these rows with those at the known rows, shape (rows, known)."""
         squares = np.zeros((len(rows), len(self._known)))
         for place, by_length in enumerate(self._by_length):
             squares += by_length * self._squares(rows, self._known, place)
-        return self._variance * _matern(np.sqrt(squares))
+        return _matern(np.sqrt(squares))
 
     def _squares(self, left: Array, right: Array, place: int) -> Array:
         """Return squared distances in one label: 1 for two different options."""

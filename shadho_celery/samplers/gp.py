@@ -12,6 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress, islice
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 from shadho_celery.core.system import one_blas_thread
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.avoidance import FailureAvoidance
-from shadho_celery.samplers.gaussian_process import ConstraintModel, GaussianProcess
+from shadho_celery.samplers.gaussian_process import ConstraintModel, GaussianProcess, Rungs
 from shadho_celery.samplers.qmc import QmcSampler
-from shadho_celery.samplers.random import Learner
+from shadho_celery.samplers.random import Learner, LearnsBudgets
 from shadho_celery.space.domains import UNIT_MASS, Domain
 from shadho_celery.space.features import Array, features
 from shadho_celery.space.split import Key, Subspace, parts_of
+from shadho_celery.study.forecast import Forecast
 
 #: number of results before the model proposes params: for the whole space; and at least, for a subspace
 MOST_RANDOM, LEAST_RANDOM = 10, 4
@@ -57,18 +59,42 @@ LITTLE_LEFT = 0.01
 _OUTLOOK = 0x6F
 #: number of best candidates from which a local maximisation starts, and its maximum number of steps
 CLIMBS, CLIMB_STEPS = 4, 40
+#: in a study with budgets: if the loss of this many new trials on the lowest rung has not become better, every second
+#: new trial below the top is a quasi-random point, because the process may have missed a small good region
+STUCK = 20
+#: greatest variance of the error of a rung, where the losses have the variance 1
+MOST_ERROR = 100.0
 #: for quick proposals: growth between two fits, number of draws from the prior, and number of local maximisations
 QUICK_GROWTH, QUICK_DRAWS, QUICK_CLIMBS = 3.0, 100, 1
 
 
-class GpSampler(Learner):
+class History(NamedTuple):
+    """Results from which the process learns."""
+
+    #: features, shape (n, labels); standardised losses, shape (n,); and the constraints of each trial
+    rows: Array
+    losses: Array
+    constraints: list[Mapping[str, float]]
+    #: their rungs; None in a study without budgets
+    rungs: Rungs | None
+
+
+class GpSampler(Learner, LearnsBudgets):
     """Bayesian optimisation of the whole space or a subspace.
 
-    Failed trials only lower the chance of similar proposals.
+    Failed trials only lower the chance of similar proposals. In a study with budgets, it learns from the latest result
+    of each origin, as a prediction of its loss at the top with an error, see `Forecast` and `Rungs`.
     """
 
-    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+    def __init__(self, subspace: Subspace, entropy: Sequence[int], *, budgets: Sequence[float] = ()) -> None:
+        """`budgets` are those of the rungs, the lowest first; () in a study without budgets."""
         super().__init__(subspace, entropy)
+        self._budgets = [*budgets]
+        #: for each loss: the origin and the rung of its trial
+        self._origins: list[int] = []
+        self._rungs: list[int] = []
+        #: losses of new trials on the lowest rung
+        self._first_losses: list[float] = []
         self._domains: Mapping[str, Domain] = subspace.domains
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
         is_numeric = [domain.is_numeric for domain in self._domains.values()]
@@ -109,6 +135,8 @@ class GpSampler(Learner):
         #: number of results in the latest fit; number of results that the process has learned, -1 if it must learn
         #: again
         self._fitted, self._learned = 0, -1
+        #: budget of the next trial for which it has learned them
+        self._learned_for: float | None = None
 
     @property
     def is_started(self) -> bool:
@@ -149,7 +177,10 @@ class GpSampler(Learner):
         taken = {self._subspace.key(params) for params in waiting}
         asked: list[Params] = []
         for place in self._places(n, pending):
-            params = self._guess(self._generator(place), taken, part)
+            if place % 2 and self._is_stuck:
+                params = self._sequence.point(place, part)
+            else:
+                params = self._guess(self._generator(place), taken, part)
             asked.append(params)
             taken.add(self._subspace.key(params))
             if len(asked) < n:
@@ -164,9 +195,21 @@ class GpSampler(Learner):
         if loss is not None and not math.isnan(loss):
             self._new.append(trial.params)
             self._losses.append(float(loss))
+            self._origins.append(trial.number if trial.origin is None else trial.origin)
+            # Trials of a warm start have no budget.
+            self._rungs.append(self._budgets.index(trial.budget) if trial.budget in self._budgets else 0)
+            if trial.origin is None and not self._rungs[-1]:
+                self._first_losses.append(float(loss))
             self._pruned.append(trial.state is TrialState.PRUNED)
             self._broken.append(trial.outcome.violation > 0)
             self._told_constraints.append(trial.outcome.constraints)
+
+    @property
+    def _is_stuck(self) -> bool:
+        """True if new trials on the lowest rung have not become better, and the next one starts below the top."""
+        first = self._first_losses
+        is_cheap = self._budgets and self.budget != self._budgets[-1]
+        return bool(is_cheap) and len(first) > STUCK and min(first[-STUCK:]) >= min(first[:-STUCK])
 
     def _start(self, place: int, part: Subspace, begun: Sequence[Params]) -> Params:
         """Return the params of an initial trial: the centre of the part at place 0, then quasi-random points.
@@ -189,19 +232,19 @@ class GpSampler(Learner):
         """
         while (number := self._next_fit()) <= len(self._losses):
             number = max(number, self._random)
-            rows, losses, told = self._history(number)
+            known = self._history(number)
             for process in self._processes:
-                process.fit(rows, losses)
-                process.learn(rows, losses)
+                process.fit(known.rows, known.losses, known.rungs)
+                process.learn(known.rows, known.losses, known.rungs)
             self._process = max(self._processes, key=lambda each: each.r_squared)
-            self._constraints.learn(rows, told, fit=True)
+            self._constraints.learn(known.rows, known.constraints, fit=True)
             # The processes have learned only the results of the fit.
             self._fitted, self._learned = number, -1
-        if self._learned != len(self._losses):
-            rows, losses, told = self._history(len(self._losses))
-            self._process.learn(rows, losses)
-            self._constraints.learn(rows, told, fit=False)
-            self._learned = len(self._losses)
+        if self._learned != len(self._losses) or self._learned_for != self.budget:
+            known = self._history(len(self._losses))
+            self._process.learn(known.rows, known.losses, known.rungs)
+            self._constraints.learn(known.rows, known.constraints, fit=False)
+            self._learned, self._learned_for = len(self._losses), self.budget
 
     def _next_fit(self) -> int:
         """Return the number of results to which the process will be fitted next."""
@@ -212,8 +255,8 @@ class GpSampler(Learner):
         self._process.suppose(self._features(params_list))
         self._learned = -1
 
-    def _history(self, number: int) -> tuple[Array, Array, list[Mapping[str, float]]]:
-        """Return rows, standardised losses and constraints of the first `number` results.
+    def _history(self, number: int) -> History:
+        """Return what is learned from the first `number` results.
 
         If there are too many results, only the best and the latest ones are used. Feasible results count as better than
         others.
@@ -226,15 +269,39 @@ class GpSampler(Learner):
             # A pruned trial was one of the worse ones early in its training, so its loss counts as at least the median
             # of complete trials.
             losses = np.where(pruned, np.maximum(losses, np.median(losses[~pruned])), losses)
-        most = min(MOST, math.isqrt(CELLS // len(self._domains)))
         kept: Sequence[int] = range(number)
-        if number > most:
-            broken = np.frombuffer(self._broken, np.bool_)[:number]
-            best = {*_least(losses, broken, most // 3).tolist()}
-            latest = (place for place in reversed(range(number)) if place not in best)
-            kept = sorted([*best, *islice(latest, most - len(best))])
+        rungs: Rungs | None = None
+        if self._budgets:
+            kept, losses, rungs = self._at_top(losses)
+        most = min(MOST, math.isqrt(CELLS // len(self._domains)))
+        if len(kept) > most:
+            broken = np.frombuffer(self._broken, np.bool_)[kept]
+            best = {*_least(losses[kept], broken, most // 3).tolist()}
+            latest = (index for index in reversed(range(len(kept))) if index not in best)
+            kept = [kept[index] for index in sorted([*best, *islice(latest, most - len(best))])]
+        values = standardised(losses[kept])
+        if rungs is not None:
+            middle, least = np.argsort(values, kind="stable")[[len(kept) // 2, 0]]
+            difference = losses[kept][middle] - losses[kept][least]
+            unit = (values[middle] - values[least]) / difference if difference > 0 else 0.0
+            rungs = rungs._replace(known=rungs.known[kept], errors=np.minimum(rungs.errors * unit**2, MOST_ERROR))
         rows = np.array([self._rows[place] for place in kept])
-        return rows, standardised(losses[kept]), [self._told_constraints[place] for place in kept]
+        return History(rows, values, [self._told_constraints[place] for place in kept], rungs)
+
+    def _at_top(self, losses: Array) -> tuple[list[int], Array, Rungs]:
+        """Return the places of the latest result of each origin, and for all results the predicted loss at the top and
+        the rung.
+        """
+        results: list[dict[int, float]] = [{} for _ in self._budgets]
+        places: dict[int, int] = {}
+        for place, loss in enumerate(losses.tolist()):
+            results[self._rungs[place]][self._origins[place]] = loss
+            places[self._origins[place]] = place
+        forecast = Forecast(results)
+        known = np.array(self._rungs[: len(losses)])
+        predicted = [forecast.top_loss(rung, loss) for rung, loss in zip(known.tolist(), losses.tolist(), strict=True)]
+        next_rung = self._budgets.index(self.budget) if self.budget in self._budgets else 0
+        return sorted(places.values()), np.array(predicted), Rungs(known, np.array(forecast.errors), next_rung)
 
     def _guess(self, generator: np.random.Generator, taken: set[Key], part: Subspace) -> Params:
         order, best = self._known()

@@ -110,6 +110,13 @@ class Stream:
         return range(first, first + n)
 
 
+class LearnsBudgets:
+    """Base class of samplers that learn from trials at all budgets together."""
+
+    #: budget of the trials for which params are asked next; None in a study without budgets
+    budget: float | None = None
+
+
 class Learner(Stream):
     """Base class of samplers that learn from all trials except cancelled ones, and remember which params were tried.
 

@@ -27,7 +27,7 @@ from shadho_celery.placement.shares import UniformShares
 from shadho_celery.placement.widths import Width
 from shadho_celery.samplers import Maker
 from shadho_celery.samplers.auto import AutoSampler, Decade
-from shadho_celery.samplers.random import Sampler, WholeSampler
+from shadho_celery.samplers.random import LearnsBudgets, Sampler, WholeSampler
 from shadho_celery.samplers.wrapped import ByBudget, OwnSampler, Unrepeated
 from shadho_celery.space.split import UNDIVIDED, Subspace, undivided
 from shadho_celery.study.state import Limits, StudyState
@@ -106,13 +106,12 @@ class Proposals:
         self._budgets: deque[float] = deque(maxlen=SHOWN * max(1, len(self.budgets)))
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
         #: decade of the seconds of the study's first trials, shared by the samplers of all subspaces
-        self._decade, self._learns_by_budget = Decade(self.study.decade), False
+        self._decade, self._learns_budgets = Decade(self.study.decade), False
         for sampler in samplers.values():
-            by_budget = _part(sampler, ByBudget)
-            self._learns_by_budget |= by_budget is not None
-            for each in [sampler] if by_budget is None else by_budget.samplers.values():
-                if (auto := _part(each, AutoSampler)) is not None:
-                    auto.decade = self._decade
+            by_budget, of_all = _part(sampler, ByBudget), _part(sampler, LearnsBudgets)
+            self._learns_budgets |= by_budget is not None or of_all is not None
+            if (auto := _part(sampler, AutoSampler)) is not None:
+                auto.decade = self._decade
         #: sampler that learns from all subspaces; None if each subspace has its own
         self._whole: WholeSampler | None = None
         if len(samplers) > 1 and isinstance(first := next(iter(samplers.values())), Unrepeated):
@@ -260,7 +259,7 @@ class Proposals:
             for trial in trials:
                 if trial.origin is None:
                     self.shares.tell(trial)
-        learned = (trial for trial in trials if self._learns_by_budget or trial.origin is None)
+        learned = (trial for trial in trials if self._learns_budgets or trial.origin is None)
         tell_samplers(self.samplers, learned)
         if self._decade.recorded is not None:
             self.study.note_decade(self._decade.recorded)
@@ -422,13 +421,12 @@ class Proposals:
             return [self._added(name, params, wanted, self.sampler)]
         sampler = self.samplers[name]
         sees_all = name == WHOLE or learns_whole(sampler)
+        if (of_all := _part(sampler, LearnsBudgets)) is not None:
+            of_all.budget = wanted.budget
         asked = sampler.ask(number, self.study.pending() if sees_all else self.study.pending(name))
         auto = _part(sampler, AutoSampler)
         if auto is not None:
-            by_budget = _part(sampler, ByBudget)
-            budget = None if by_budget is None else by_budget.budget
-            words = "" if budget is None else f", by the losses at budget {budget:g}"
-            self.study.note_choice(name if self._whole is None else UNDIVIDED, auto.choice + words)
+            self.study.note_choice(name if self._whole is None else UNDIVIDED, auto.choice)
         if len(asked) < number:
             self._exhausted.add(name)
             if self.is_exhausted:
