@@ -300,7 +300,7 @@ class Hyperband(Brackets):
 
 
 #: brackets start only on rungs whose trust is at least this, except one in PROBE brackets
-ENOUGH, PROBE = 0.3, 12
+ENOUGH, PROBE = 0.5, 12
 
 
 class TrustingHyperband(Hyperband):
@@ -345,6 +345,10 @@ class TrustingHyperband(Hyperband):
             # The first bracket may have to start higher.
             self._active, self._begun, self._drawn = [], 0, 0
             self._begin()
+        for bracket in self._active:
+            if bracket.first < self._lowest:
+                bracket.end_draws()
+        self._end_brackets()
         return super().offers(slots)
 
     def add(self, trial: Trial) -> None:

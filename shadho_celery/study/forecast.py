@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: number of trials that are assumed to agree perfectly, beside those that ran on both rungs
-AGREEING = 6
+AGREEING = 4
 #: maximum number of trials of a line, the latest ones
 LATEST = 64
 #: losses above the median count as at most this many distances of the best loss from the median

@@ -11,8 +11,8 @@ from hyperopt import hp
 from services.rounds import Player
 
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.fidelity.asha import Asha, TrustingAsha
-from shadho_celery.fidelity.brackets import Brackets, Hyperband, SuccessiveHalving, sizes_of
+from shadho_celery.fidelity.asha import Asha
+from shadho_celery.fidelity.brackets import Brackets, Hyperband, SuccessiveHalving, TrustingHyperband, sizes_of
 from shadho_celery.fidelity.dehb import Dehb
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Rounds
@@ -85,7 +85,7 @@ def test_a_resumed_rung_that_lacks_trials_from_which_some_were_promoted_asks_for
     assert all(abs(on[rung] - new[rung]) <= 12 for rung in range(3)), (on, new)
 
 
-@pytest.mark.parametrize("how", [Hyperband, SuccessiveHalving, Asha, TrustingAsha, dehb])
+@pytest.mark.parametrize("how", [Hyperband, SuccessiveHalving, Asha, TrustingHyperband, dehb])
 def test_what_another_ladder_has_taken_further_is_not_promoted_to_less(how: Callable[[Ladder], Rounds]) -> None:
     """Its checkpoint is past that budget, and there would be nothing to train."""
     rounds = how(Ladder.of({"least": 1, "most": 4, "eta": 2}))
