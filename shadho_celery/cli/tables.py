@@ -364,8 +364,7 @@ def placement_table(report: StudyReport) -> Table:
 def rung_table(rungs: Sequence[RungSummary]) -> Table:
     """Return a table of budgets: complete trials by class, and how far losses have the same order at the next budget.
 
-    The agreement is Kendall's rank correlation, or 0 if that is negative. The fidelity `auto` uses it to decide whether
-    a budget predicts the next one.
+    The agreement is Kendall's rank correlation, or 0 if that is negative.
     """
     rows = {}
     for rung in rungs:

@@ -27,6 +27,8 @@ LATEST = 64
 FAR = 4.0
 #: variance of the error without trials on both rungs, as a fraction of the variance on the lower one
 LOOSE = 0.1
+#: losses beyond this, and spreads below its inverse, are not computed with, because their squares overflow
+LARGEST = 1e50
 
 
 class Line(NamedTuple):
@@ -52,7 +54,7 @@ class Forecast:
         self.errors = [0.0]
         slope = 1.0
         for line in reversed(self.lines):
-            self.errors.insert(0, self.errors[0] + slope**2 * line.error)
+            self.errors.insert(0, self.errors[0] + slope * slope * line.error)
             slope *= line.slope
 
     def trust(self, rung: int) -> float:
@@ -68,7 +70,7 @@ class Forecast:
 
 def _line(low: Mapping[int, float], high: Mapping[int, float]) -> Line:
     """Return the line of a rung. `low` and `high` are losses by origin, on this rung and on the next one."""
-    every = np.array([loss for loss in low.values() if math.isfinite(loss)])
+    every = np.clip([loss for loss in low.values() if math.isfinite(loss)], -LARGEST, LARGEST)
     if not len(every):
         return Line(trust=0.0 if low else 1.0)
     every, most = _tamed(every)
@@ -76,10 +78,10 @@ def _line(low: Mapping[int, float], high: Mapping[int, float]) -> Line:
     both = [origin for origin in high if math.isfinite(high[origin]) and math.isfinite(low.get(origin, math.inf))]
     if not both:
         return Line(error=LOOSE * variance, most=most)
-    x = np.minimum([low[origin] for origin in both[-LATEST:]], most)
-    y, _ = _tamed(np.array([high[origin] for origin in both[-LATEST:]]))
+    x = np.clip([low[origin] for origin in both[-LATEST:]], -LARGEST, most)
+    y, _ = _tamed(np.clip([high[origin] for origin in both[-LATEST:]], -LARGEST, LARGEST))
     spread_x, spread_y = float(x.std()), float(y.std())
-    if len(x) < 3 or spread_x == 0.0 or spread_y == 0.0:
+    if len(x) < 3 or min(spread_x, spread_y) < 1.0 / LARGEST:
         return Line(offset=float(y.mean() - x.mean()), error=LOOSE * variance, most=most)
     correlation = float(((x - x.mean()) * (y - y.mean())).mean()) / (spread_x * spread_y)
     correlation = max(0.0, (len(x) * correlation + AGREEING) / (len(x) + AGREEING))

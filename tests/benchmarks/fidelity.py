@@ -5,6 +5,9 @@ Parts, in this order; ``--part`` runs some of them:
 - reach: Hartmann's functions and counting ones, with budgets that cost less and tell less; one of them misleads. The
   true regret of the incumbent at the cost of 12, 25, 50 and 100 full evaluations: `how: auto` against dehb, Optuna's
   TPE with Hyperband, and random search at the full budget.
+- curves: recorded learning curves in the folder ``--data`` (without it, the part is left out), on 1 and 8 slots. The
+  mean regret of the best trial that the study names, at the cost of 5, 10, 20 and 40 full evaluations. Promoted trials
+  continue from checkpoints.
 - straggling: on 25 and 64 simulated slots whose trials take ``1 + |N(0, 1)|`` times as long, the time in which ASHA
   comes to the final regret of successive halving, and the part of the slots' time that it leaves unused.
 - machines: on 8 strong and 32 weak simulated slots, with a start-up of every trial and with none, how many results at
@@ -33,6 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from curve_problems import curve_names, read_curves
 from fidelity_problems import PROBLEMS, FidelityProblem, read_problems
 from figures import beside, count, finish, goal, interval, make_parser, p_no_worse, runs_of, show
 from playing import play_study
@@ -50,6 +54,8 @@ Json = dict[str, Any]
 PEERS_TABLE = Path(__file__).parent / "data" / "fidelity_peers.json"
 #: costs, in full evaluations, at which there is a figure
 AT = (12, 25, 50, 100)
+#: the same of learning curves, whose full evaluation takes UNITS simulated seconds
+CURVES_AT, UNITS = (5, 10, 20, 40), 200.0
 PEERS = ("random", "optuna tpe, hyperband", "dehb")
 SEEDS = 11
 #: part of the regret of random search by which `auto` may exceed it where low budgets mislead
@@ -109,6 +115,89 @@ def play(
         on_turn=on_turn,
     )
     return path, study
+
+
+def play_curve(data: Path, name: str, how: str, slots: int, seed: int) -> list[float]:
+    """Return the regret at the full budget of the study's best trial, at each of CURVES_AT."""
+    problem = read_curves(data, name)
+    space = compile_space(problem.space)
+    path: list[tuple[float, float]] = []
+    best = -1
+    reached: dict[int, float] = {}
+
+    def run(attempt: Attempt, _: str) -> Outcome:
+        values = space.evaluate(attempt.params)
+        budget = problem.most if attempt.budget is None else attempt.budget
+        loss, cost = problem.look(values, budget)
+        # A promoted trial continues from the checkpoint of its origin.
+        origin = attempt.number if attempt.origin is None else attempt.origin
+        seconds = UNITS * (cost - reached.get(origin, 0.0))
+        reached[origin] = cost
+        if math.isnan(loss):
+            return Outcome(state=TrialState.FAILED, seconds=seconds)
+        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds)
+
+    def on_turn(study: StudyState) -> None:
+        nonlocal best
+        if study.best is not None and study.best.number != best:
+            best = study.best.number
+            path.append((study.clock.now() / UNITS, problem.regret(space.evaluate(study.best.params))))
+
+    fidelity = None if how == "full" else {"least": problem.least, "most": problem.most, "eta": 3, "how": how}
+    play_study(
+        problem.space,
+        {"cpu": slots},
+        run,
+        UNITS * CURVES_AT[-1] / slots * (1 + 1e-9),
+        sampler="auto",
+        shares=None,
+        fidelity=fidelity,
+        speculate=False,
+        seed=seed,
+        on_turn=on_turn,
+    )
+    spent = [(time * slots, regret) for time, regret in path]
+    return [next((r for cost, r in reversed(spent) if cost <= at * (1 + 1e-6)), 1.0) for at in CURVES_AT]
+
+
+def curves(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return the mean regrets on recorded learning curves by kind, search and number of slots, and the goals.
+
+    The problems are fixed, so the standard error is that of the seeds.
+    """
+    data: Path | None = arguments.data
+    if data is None:
+        return {}, {}
+    seeds = [*range(arguments.first_seed, arguments.first_seed + arguments.seeds)]
+    names, slots = curve_names(data), (1, 8)
+    jobs = {
+        (name, how, count): partial(play_curve, data, name, how, count)
+        for name in names
+        for how in arguments.how
+        for count in slots
+    }
+    found = runs_of(processes, "learning curves", jobs, seeds)
+    figures: Json = {}
+    goals: Json = {}
+    texts: dict[str, dict[str, str]] = {}
+    for kind, at, most in (("lcbench", 10, 0.25), ("taskset", 40, 0.2)):
+        own = [name for name in names if name.startswith(kind)]
+        for how, number in itertools.product(arguments.how, slots):
+            runs = np.array([found[name, how, number] for name in own])
+            means = runs.mean(axis=(0, 1))
+            errors = np.sqrt(runs.var(axis=1, ddof=1).mean(axis=0) / runs.shape[1] / len(own))
+            title = f"{kind} {how}, {number} slots"
+            texts[title] = {
+                str(spent): f"{mean:.3f} ({error:.3f})"
+                for spent, mean, error in zip(CURVES_AT, means, errors, strict=True)
+            }
+            figures[title] = {"mean": means.tolist(), "standard_error": errors.tolist()}
+            if how == "auto" and number == 1:
+                goals[f"{kind}: mean regret of auto at the cost of {at}"] = goal(
+                    float(means[CURVES_AT.index(at)]), at_most=most
+                )
+    show(texts, "search", "mean regret (standard error) at a cost")
+    return figures, goals
 
 
 def regrets_at(path: Sequence[tuple[float, float]]) -> list[float]:
@@ -315,7 +404,7 @@ def machines(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> t
     return figures, goals
 
 
-PARTS = {"reach": reach, "straggling": straggling, "machines": machines}
+PARTS = {"reach": reach, "curves": curves, "straggling": straggling, "machines": machines}
 
 
 def parse() -> argparse.Namespace:
@@ -326,6 +415,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--straggling-seeds", type=count, default=SEEDS)
     parser.add_argument("--slower", type=float, default=4.0, help="part machines: of a weak slot beside a strong one")
     parser.add_argument("--hours", type=float, default=0.6, help="part machines: simulated")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="part curves: the data, see curve_problems.py")
     parser.add_argument("--how", action="append", choices=HOWS, help="ours beside auto; may be repeated")
     parser.add_argument(
         "--problems", type=Path, metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py"

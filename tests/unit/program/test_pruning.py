@@ -273,7 +273,7 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"fidelity": {"least": 9, "most": 1}}, "'most' is 1 and 'least' is 9"),
         ({"fidelity": {"min": 1, "max": 9}}, "fidelity.min: there is no such key; here it is least"),
         ({"fidelity": {"most": 1e6, "how": "hyperband"}}, "trials a round"),
-        ({"fidelity": {"least": 1e-308, "most": 1e308}}, "over 40 rungs; raise 'least' or 'eta'"),
+        ({"fidelity": {"least": 1e-308, "most": 1e308, "how": "asha"}}, "over 40 rungs; raise 'least' or 'eta'"),
         ({"fidelity": {"most": 1e308, "eta": 2, "how": "asha"}}, "over 40 rungs; raise 'least' or 'eta'"),
         ({"fidelity": {"most": 9}, "pruner": "asha"}, "how: auto promotes trials and pruner asha stops them"),
         ({"fidelity": 3}, "a number; budgets of trials, a dict such as {'least': 1"),
