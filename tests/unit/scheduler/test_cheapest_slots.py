@@ -62,12 +62,13 @@ def test_a_later_deadline_saves_money_and_is_kept() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "checkpoints"), [("asha", "shared"), ("auto", "machine")])
-def test_a_study_with_budgets_saves_money_and_keeps_its_deadline(how: str, checkpoints: str) -> None:
+@pytest.mark.parametrize(("how", "checkpoints", "most"), [("asha", "shared", 0.75), ("auto", "machine", 0.9)])
+def test_a_study_with_budgets_saves_money_and_keeps_its_deadline(how: str, checkpoints: str, most: float) -> None:
+    """On the disks of single machines it saves less, because promoted trials return to the machine of their files."""
     given = {"fidelity": {"least": 1, "most": 9, "how": how}, "checkpoints": checkpoints}
     by_time = play(**given)
     by_money = play(3.0 * by_time.seconds, **given)
-    assert sum(by_money.money.values()) < 0.75 * sum(by_time.money.values())
+    assert sum(by_money.money.values()) < most * sum(by_time.money.values())
     assert by_money.seconds <= 3.0 * by_time.seconds
     assert by_money.trials == by_time.trials == 300
     assert not by_money.notices
