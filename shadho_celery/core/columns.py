@@ -122,8 +122,8 @@ class TrialFacts:
                  "Values that the objective gets, as JSON by `space.stored`; None if they are the params.")
     budget = Fact(lambda t: t.budget, REAL, _FRONT, "Part of the fidelity; None for all of it.")
     rung = Fact(lambda t: t.rung, RUNG, _JSON, "Rung of its budget, from 0; None in a study without budgets.")
-    origin = Fact(lambda t: t.origin, COUNT, _JSON,
-                  "Number of the trial whose params, seed and checkpoints it continues; None if they are its own.")
+    origin = Fact(lambda t: t.origin, COUNT, _FRONT,
+                  "Number of the trial that it continues or repeats, whose params it has; None if they are its own.")
     continued = Fact(lambda t: t.outcome.continued, FLAG, _JSON,
                      "True if a promoted or repeated trial found a checkpoint, False if not; None for others.")
     step = Fact(lambda t: t.step, STEP, _FRONT,
@@ -135,7 +135,7 @@ class TrialFacts:
     attempts = Fact(lambda t: t.attempt, None, _FRONT,
                     "Number of times that it was sent to a worker.", column="attempt")
     sampler = Fact(lambda t: t.sampler, None, _FRONT,
-                   "Sampler that chose the params; or start (of `auto`), promoted, enqueued or added.")
+                   "Sampler that chose the params; or start (of `auto`), promoted, repeated, enqueued or added.")
     lost = Fact(lambda t: t.lost, ASIDE, _JSON,
                 "Number of attempts that were lost, with their workers or a rank.")
     vanished = Fact(lambda t: t.vanished, None, _NO,

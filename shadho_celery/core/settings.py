@@ -245,6 +245,15 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "by their reports is the pruner",
         ),
     ] = None
+    repeats: Annotated[
+        Count,
+        _about(
+            "results of each of the best trials, under other seeds; their mean counts: a whole number from 1",
+            help="Number of results of each of the three best trials: N - 1 further trials repeat its params under "
+            "other seeds. The best trial is the one with the best mean. For one noisy loss.",
+            metavar="N",
+        ),
+    ] = 1
     keep: Annotated[
         Annotated[Mapping[Literal["best"], Annotated[int, Meta(ge=1, le=MAX_KEPT)]], Meta(min_length=1)] | None,
         _about(
@@ -392,6 +401,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
         own |= {} if self.trials is None else {"trials": self.trials}
+        own |= {} if self.repeats == 1 else {"repeats": self.repeats}
         own |= {} if self.command is None else {"command": [*self.command]}
         own |= {name: dict(given) for name in (*BUDGETS, "keep") if (given := getattr(self, name))}
         return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own

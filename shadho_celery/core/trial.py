@@ -243,7 +243,8 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
     #: names of the workers on which the trial has failed; they must not run it again
     failed_on: Annotated[tuple[Name, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
-    #: number of the trial on rung 0 whose params, seed and checkpoints it uses; None if it uses its own
+    #: number of the trial on rung 0 whose params, seed and checkpoints it uses; None if it uses its own. For a repeat,
+    #: which has no rung, the number of the trial whose params it has; an attempt of a repeat has None
     origin: Number | None = None
     compute_class: str | None = None
     #: name of the machine on which it runs, or has run last
@@ -286,7 +287,7 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     #: record of the values that the objective gets, see `space.stored`; None if they are equal to the params
     given: str | None = None
     #: name of the sampler that has proposed its params; for `auto`, the sampler that it has used, or `start` for its
-    #: first trials. For other trials `promoted`, `enqueued` or `added`
+    #: first trials. For other trials `promoted`, `repeated`, `enqueued` or `added`
     sampler: Name | None = None
     #: number of the latest attempt, from 1; 0 before the first one
     attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
@@ -299,7 +300,7 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     #: seconds since the epoch
     asked_at: StoredMoment | None = None
     finished_at: StoredMoment | None = None
-    #: rung of the ladder of budgets, from 0; None if the study has no rungs
+    #: rung of the ladder of budgets, from 0; None for a repeat, or if the study has no rungs
     rung: Rung | None = None
     #: step of the last report of a trial that is PRUNED, or will be once its attempts have ended; None for other trials
     step: Int64 | None = None
@@ -318,6 +319,16 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
         return replace(self, **changes)
 
     @property
+    def is_repeat(self) -> bool:
+        """True if it has the params and budget of an earlier trial, its origin, and a seed and folder of its own."""
+        return self.origin is not None and self.rung is None
+
+    @property
+    def folder(self) -> int:
+        """Number of the trial whose checkpoint folder it uses."""
+        return self.number if self.origin is None or self.is_repeat else self.origin
+
+    @property
     def living(self) -> Sequence[Attempt]:
         """The live attempts of the trial, which are queued or run."""
         if self.state not in {TrialState.QUEUED, TrialState.RUNNING}:
@@ -327,7 +338,8 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     def attempted(self, **where: Any) -> Attempt:
         """Return the latest attempt of the trial, made from the common fields. `where` has values of its fields."""
         shared = {name: getattr(self, name) for name in _Evaluation.__struct_fields__}
-        return Attempt(**{**shared, "attempt": self.attempt, **where})
+        own = {"attempt": self.attempt, "origin": None if self.is_repeat else self.origin}
+        return Attempt(**{**shared, **own, **where})
 
 
 def taught(

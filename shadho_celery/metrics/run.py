@@ -143,7 +143,8 @@ def _best(run: Run) -> Samples:
     best = run.study.best
     if best is None or best.outcome.loss is None:
         return {}
-    return {(): turned_first(best.outcome.loss, run.study.record.objectives)}
+    found = run.study.trials.repeated
+    return {(): turned_first(best.outcome.loss if found is None else found.mean, run.study.record.objectives)}
 
 
 def _workers(run: Run) -> Samples:

@@ -156,8 +156,8 @@ class BudgetCosts:
         seconds = trial.outcome.seconds
         assert seconds is not None
         assert work.units is not None
-        origin = trial.number if trial.origin is None else trial.origin
-        if trial.origin is not None:
+        origin = trial.folder
+        if trial.origin is not None and not trial.is_repeat:
             self.continues = trial.outcome.continued is True
             if self._has_checkpoint(trial.origin, trial.host):
                 self._finds = self.continues

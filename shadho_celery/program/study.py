@@ -98,6 +98,7 @@ class Study(ShownStudy):
         shares: str | None = None,
         fidelity: Mapping[str, object] | None = None,
         pruner: str | Mapping[str, object] | None = None,
+        repeats: int | None = None,
         objectives: Mapping[str, str] | None = None,
         direction: str | None = None,
         where: Callable[[Any], Any] | None = None,
@@ -113,7 +114,8 @@ class Study(ShownStudy):
         UsageError, StudyError or StoreError.
         """
         given: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
-        given |= {"fidelity": fidelity, "objectives": objectives, "direction": direction, "where": where}
+        given |= {"fidelity": fidelity, "repeats": repeats, "where": where}
+        given |= {"objectives": objectives, "direction": direction}
         given = {name: value for name, value in given.items() if value is not None}
         points = _listed(enqueue)
         names: dict[str, Any] = {"store": store, "name": study, "resume": resume, "seed": seed}
@@ -558,6 +560,7 @@ def minimize(
     shares: str | None = None,
     fidelity: Mapping[str, object] | None = None,
     pruner: str | Mapping[str, object] | None = None,
+    repeats: int | None = None,
     objectives: Mapping[str, str] | None = None,
     direction: str | None = None,
     where: Callable[[Any], Any] | None = None,
@@ -597,7 +600,7 @@ def minimize(
     bounds["max_failures"] = max_failures
     losses: dict[str, Any] = {"objectives": objectives, "direction": direction}
     settings: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
-    settings |= {"fidelity": fidelity, "where": where, **losses}
+    settings |= {"fidelity": fidelity, "repeats": repeats, "where": where, **losses}
     opened: dict[str, Any] = {"store": store, "resume": resume, "seed": seed, "warm_start": warm_start}
     of_workers = {"trial_timeout": trial_timeout, "at_once": at_once, "keep": keep}
     if n_jobs is not None:

@@ -29,6 +29,7 @@ from shadho_celery.core.units import counted, duration, money
 from shadho_celery.results.trial import TrialResult, Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.study.front import Coverage, coverage
+from shadho_celery.study.repeats import Repeated
 from shadho_celery.study.state import StudyState
 from shadho_celery.study.table import FinishedTrials, OnClass, RungSummary, StudyTrials
 
@@ -305,6 +306,8 @@ class Overview(StudyFacts):
     counts: Mapping[TrialState, int]
     #: the best trial; None if no trial is complete
     best: TrialResult | None
+    #: results of the best trial and its repeats, the mean as the objective returned it; None if it has no repeats
+    repeated: Repeated | None
     #: number of trials on the front; 0 in a study with one loss
     on_front: int
     #: number of complete trials by budget
@@ -364,10 +367,11 @@ class Overview(StudyFacts):
         if self.violation:
             return "no feasible trial yet"
         name, loss = next(iter(best.losses.items()), ("loss", best.loss))
+        loss, known = (loss, "") if self.repeated is None else (self.repeated.mean, f", {self.repeated.words}")
         size = self.on_front
         front = f"front of {counted(size, 'trial')}, " if size else ""
         at = "" if best.budget is None else f" at budget {best.budget:.6g}"
-        return f"{front}best {name} {loss:.6g}{at}"
+        return f"{front}best {name} {loss:.6g}{at}{known}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -551,13 +555,14 @@ def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:
 
 
 def _overview(known: StudyTrials, values: Values) -> dict[str, Any]:
-    best = known.trials.best
+    best, found = known.trials.best, known.trials.repeated
     choices = {name: known.choices[name] for name in sorted(known.choices, key=lambda name: -known.asked(name))}
     return {
         "record": replace(known.record, choices=choices),
         "store": known.store.safe_url,
         "counts": {state: known.count(state) for state in TrialState},
         "best": None if best is None else _result(best, known, values),
+        "repeated": found and found.turned(known.record.objectives),
         "on_front": known.trials.on_front,
         "budgets": dict(known.trials.by_budget),
         "without_gain": known.trials.without_gain,

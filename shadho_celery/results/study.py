@@ -30,6 +30,7 @@ from shadho_celery.space.space import Space
 from shadho_celery.store.base import StudyRecord, holder_name
 from shadho_celery.store.memory import LateStore, database
 from shadho_celery.study.front import Coverage, coverage
+from shadho_celery.study.repeats import Repeated
 from shadho_celery.study.table import RungSummary
 
 if TYPE_CHECKING:
@@ -204,8 +205,17 @@ class StudyResults(StudyFacts):
         """The trial that `best` returns; None if no trial is COMPLETE."""
         if front := self.front:
             return front[0]
+        if self.in_force.get("repeats", 1) > 1:
+            found = self.recorded.trials.best
+            return None if found is None else self.result_of(found)
         number = self._store.best(self.key)
         return None if number is None else self.trial(number)
+
+    @property
+    def repeated(self) -> Repeated | None:
+        """Results of the best trial and its repeats: `results`, `mean` and `deviation`; None if it has no repeats."""
+        found = self.recorded.trials.repeated if self.in_force.get("repeats", 1) > 1 else None
+        return found and found.turned(self.objectives)
 
     @property
     def best_params(self) -> Mapping[str, Any]:
@@ -218,10 +228,12 @@ class StudyResults(StudyFacts):
 
     @property
     def best_loss(self) -> float | None:
-        """Loss of the best trial, as the objective returned it; with several losses, the first one.
+        """Loss of the best trial, as the objective returned it: with repeats, the mean; with several losses, the first.
 
         None if no trial is feasible.
         """
+        if (found := self.repeated) is not None:
+            return found.mean
         best = self.best_or_none
         return None if best is None or not best.is_feasible else next(iter(best.losses.values()), best.loss)
 
@@ -452,6 +464,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
         "active_seconds": round(report.active_seconds, 3),
         **trials_json(report.counts),
         "best": None if report.best is None else trial_json(report.best),
+        "repeated": to_builtins(report.repeated),
         "front": [*map(trial_json, report.front)],
         "hypervolume": report.coverage and to_builtins(report.coverage),
         "money_plan": to_builtins(report.record.money_plan),

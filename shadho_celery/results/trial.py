@@ -172,7 +172,7 @@ class TrialResult(TrialFacts):
     @property
     def folder(self) -> str:
         """Path of its `checkpoint_dir`, relative to the working directory of its worker. The folder may not exist."""
-        return f"{CHECKPOINTS}/{self._record.key}/{self.number if self.origin is None else self.origin}"
+        return f"{CHECKPOINTS}/{self._record.key}/{self._trial.folder}"
 
     @property
     def record(self) -> Trial:

@@ -121,6 +121,8 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
         raise UsageError("shares 'paper' are those of policy paper, which has ranks; choose even, uniform or promise")
     pruner = read_pruner(settings.pruner, settings.objectives)
     ladder = _ladder(settings, pruner)
+    if settings.has_several and settings.repeats > 1:
+        raise UsageError("repeats have the mean of one loss, and this study has several; leave out one of the two")
     _check_money(settings, limits)
     budgets = () if ladder is None else ladder.budgets
     setting, slots = settings.width

@@ -30,12 +30,17 @@ from shadho_celery.samplers.auto import AutoSampler, Decade
 from shadho_celery.samplers.random import LearnsBudgets, Sampler, WholeSampler
 from shadho_celery.samplers.wrapped import ByBudget, OwnSampler, Unrepeated
 from shadho_celery.space.split import UNDIVIDED, Subspace, undivided
+from shadho_celery.study.repeats import FEW
 from shadho_celery.study.state import Limits, StudyState
 
 P = TypeVar("P")
 
 #: recorded instead of a sampler for trials whose params a user has given: trials to run, and trials with a result
 ENQUEUED, ADDED = "enqueued", "added"
+#: recorded instead of a sampler for repeats
+REPEATED = "repeated"
+#: while new trials are drawn, one in this number of trials may be a repeat
+REPEAT_EVERY = 10
 
 #: maximum number of draws for a slot until a trial fits the slot's class
 DRAWS = 20
@@ -134,7 +139,7 @@ class Proposals:
         for name in self.study.drawn():
             self.deal(name)
         if self.budgets:
-            self._replay = Replay(self.rounds, self.study.recalled())
+            self._replay = Replay(self.rounds, (trial for trial in self.study.recalled() if not trial.is_repeat))
         elif isinstance(self.policy, CostPolicy):
             while (trial := self.study.next_waiting(self._was_ahead)) is not None:
                 self._ahead[trial.subspace][trial.number] = trial
@@ -215,10 +220,12 @@ class Proposals:
         sent, waiting trials included. `excess` is as in `Slot`.
         """
         slot = Slot(compute_class, self.study, self.study.clock.now(), excess, self._seconds_left)
+        # Trials that are drawn ahead take no place of the last repeats.
+        reserve = min(FEW * (self.study.trials.repeats.wanted - 1), (self.limits.trials or 0) // 2)
         if wants := self.policy.wants():
-            self._draw_ahead(wants, trials_left)
+            self._draw_ahead(wants, trials_left - reserve)
         for _ in range(DRAWS):
-            trial = self._chosen(slot, fits, trials_left)
+            trial = self._repeated(trials_left, reserve) or self._chosen(slot, fits, trials_left)
             if trial is None or fits(trial, compute_class):
                 return trial
             self.study.put_waiting(trial)
@@ -230,7 +237,8 @@ class Proposals:
         self.teach(trials)
         rounds = self._replay or self.rounds
         for trial in trials:
-            rounds.tell(trial)
+            if not trial.is_repeat:
+                rounds.tell(trial)
 
     def end_history(self) -> None:
         """End the replay of earlier runs. Call this after all their results were passed to `tell`.
@@ -254,12 +262,14 @@ class Proposals:
                 self._current.discard(new.subspace)
             elif new.state is not TrialState.CANCELLED and new.outcome.code == self.study.code:
                 self._current.add(new.subspace)
-        # Shares do not learn from promoted trials, because these are selected for their good losses.
+        # Shares do not learn from promoted and repeated trials, because these are selected for their good losses.
         if not self.spans_space:
             for trial in trials:
                 if trial.origin is None:
                     self.shares.tell(trial)
-        learned = (trial for trial in trials if self._learns_budgets or trial.origin is None)
+        # In the stream of a sampler that does not learn, only its own proposals have places.
+        learns = self._learns_budgets, self._adaptive
+        learned = (trial for trial in trials if trial.origin is None or learns[trial.is_repeat])
         tell_samplers(self.samplers, learned)
         if self._decade.recorded is not None:
             self.study.note_decade(self._decade.recorded)
@@ -289,6 +299,26 @@ class Proposals:
                 self.deal(drawn[0].subspace)
                 return drawn[0]
             # The sampler of this subspace has no more params, so choose again among the other subspaces.
+
+    @property
+    def lacking(self) -> Sequence[int]:
+        """Numbers of the trials to repeat, see `Repeats.lacking`."""
+        return self.study.trials.repeats.lacking(self.study.repeating, self.limits.budget)
+
+    def _repeated(self, trials_left: float, reserve: int) -> Trial | None:
+        """Add the repeat that is due to the study. Return it, or None if no repeat is due.
+
+        While new trials are drawn, one in REPEAT_EVERY trials may be a repeat. At the end of the search, and with the
+        last `reserve` trials within the limit, the best trials get all the results that they lack.
+        """
+        left, lacking = trials_left - self.study.count(TrialState.WAITING), self.lacking
+        is_end = left <= min(len(lacking), reserve) or len(self._exhausted) == len(self.samplers)
+        if left <= 0 or not lacking or not (is_end or (len(self.study) + 1) % REPEAT_EVERY == 0):
+            return None
+        first = self.study.trial(lacking[0])
+        seed = trial_seed(first.seed, first.number, len(self.study))
+        facts = first.subspace, first.params, seed, first.budget
+        return self.study.add(*facts, slots=first.slots, origin=first.number, sampler=REPEATED)
 
     def _wanted(self, trials_left: float) -> tuple[Sequence[Wanted], Wanted | None]:
         """Return the promotions that the rounds offer, and the new trial that they want next, or None.

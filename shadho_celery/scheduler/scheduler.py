@@ -130,7 +130,7 @@ class Scheduler:
     def is_exhausted(self) -> bool:
         """True once all points of a finite search, such as a grid, have been proposed and their trials have ended."""
         has_proposed = self.proposals.is_exhausted and not self.study.count(TrialState.WAITING)
-        return has_proposed and not self.study.in_flight
+        return has_proposed and not self.study.in_flight and not self.proposals.lacking
 
     def become(self, other: Scheduler) -> None:
         """Continue as `other`, the scheduler of the grown space. Only the state of the run is kept, such as a pause."""
@@ -454,7 +454,7 @@ class Scheduler:
 
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):
-            self.stop(running=self.limits.is_met_by(self.study.best) or self.hopeless is not None)
+            self.stop(running=self.limits.is_met_by(self.study.settled) or self.hopeless is not None)
 
     def _record_and_submit(self) -> None:
         """Write the changes of this turn to the store. Then stop the pruned trials, and submit the placed attempts."""
@@ -687,4 +687,4 @@ class Scheduler:
 
     def _limit_reached(self) -> bool:
         is_full = self.limits.trials_left(self.study.counted) <= 0 or self.is_exhausted or self.is_stale
-        return is_full or self._seconds_left() <= 0 or self.is_spent or self.limits.is_met_by(self.study.best)
+        return is_full or self._seconds_left() <= 0 or self.is_spent or self.limits.is_met_by(self.study.settled)

@@ -24,7 +24,7 @@ class TrialFolder:
 
     def __init__(self, workers: TrialLogs, study: str, trial: TrialResult) -> None:
         """Look for the folder in the working directory, then on `workers`. `study` is the study's key."""
-        number = trial.number if trial.origin is None else trial.origin
+        number = trial.record.folder
         self._workers, self._trial = workers, trial
         self._facts: dict[str, Any] = {"study": study, "number": number}
         #: worker that has the folder; None if it is in the working directory

@@ -38,7 +38,7 @@ class Keeper:
 
     def unneeded(self, study: StudyTrials, promotable: Collection[int]) -> bytes:
         """Return the trials whose folders are not needed, as `core.files` has sets of trials."""
-        best = [origin_of(trial) for trial in study.trials.front] or self._best
+        best = [origin_of(trial) for trial in study.trials.front] or study.trials.repeats.folders(self._most) or self._best
         needed = {*best, *study.open_origins, *promotable}
         bits = np.ones(study.trials.last_number + 1, bool)
         bits[[number for number in needed if number < len(bits)]] = False
@@ -58,7 +58,7 @@ class Keeper:
 
 def origin_of(trial: Trial) -> int:
     """Return the number of the trial whose folder a trial uses."""
-    return trial.number if trial.origin is None else trial.origin
+    return trial.folder
 
 
 def may_be_promoted(trials: Iterable[Trial], most: float) -> set[int]:

@@ -227,6 +227,19 @@ class StudyState(StudyTrials):
         """The COMPLETE trial with the least loss among those with the highest budget; see `FinishedTrials.best`."""
         return self.trials.best
 
+    @property
+    def settled(self) -> Trial | None:
+        """The best trial, with the mean of its results as its loss; None while it lacks results under other seeds."""
+        best, found = self.best, self.trials.repeated
+        if best is None or (found.results if found else 1) < self.trials.repeats.wanted:
+            return None
+        return replace(best, outcome=replace(best.outcome, loss=found.mean)) if found else best
+
+    @property
+    def repeating(self) -> Counter[int]:
+        """By number of a trial: number of its repeats that have not ended."""
+        return Counter(int(trial.origin or 0) for trial in self._open.values() if trial.is_repeat)
+
     def pending(self, subspace: str | None = None) -> Collection[Trial]:
         """Return the unfinished trials of one subspace, or of all subspaces. Promoted trials are left out."""
         if subspace is None:
@@ -329,8 +342,7 @@ class StudyState(StudyTrials):
         """Add a WAITING trial with the next number, and return it. A `budget` of None means that the trial is not
         limited.
 
-        `sampler` is as in `Trial`. On a higher `rung`, `origin` is the number of the trial with the same params and
-        seed on rung 0.
+        `sampler` and `origin` are as in `Trial`.
         """
         trial = Trial(
             number=self._next,

@@ -11,7 +11,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import combinations
 from operator import attrgetter, itemgetter
@@ -37,9 +37,10 @@ from shadho_celery.core.columns import (
 )
 from shadho_celery.core.failures import Failures
 from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
-from shadho_celery.errors import StoreError
+from shadho_celery.errors import StoreError, StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.study.front import Front
+from shadho_celery.study.repeats import Repeated, Repeats
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.integer[Any]]
@@ -226,8 +227,8 @@ class FinishedTrials:
     For each trial, a row of numbers is kept in memory. Params, metrics and texts are read from the store when needed.
     """
 
-    def __init__(self, earlier: Iterable[Trial | Summary] = (), read: Read | None = None) -> None:
-        """`earlier` are trials sorted by number. `read` reads trials from the store.
+    def __init__(self, earlier: Iterable[Trial | Summary] = (), read: Read | None = None, repeats: int = 1) -> None:
+        """`earlier` are trials sorted by number. `read` reads trials from the store. `repeats` is the study's setting.
 
         Without `read`, whole trials are kept in memory.
         """
@@ -240,10 +241,11 @@ class FinishedTrials:
         self._fresh: dict[int, Trial] = {}
         #: by subspace: the merit of its best trial
         self._merits: dict[str, Merit] = {}
-        #: the best COMPLETE trial: the one with the least loss at the highest budget; of equal trials, the one with the
-        #: least number. With several losses, it is the trial with the least first loss. If no trial is feasible, it is
-        #: the one with the least violation
-        self.best: Trial | None = None
+        #: orders trials by their means with their repeats
+        self.repeats = Repeats(repeats)
+        #: the COMPLETE trial with the best loss of its own, see `best`; and the latest one with the best mean
+        self._best: Trial | None = None
+        self._best_mean: Trial | None = None
         #: front of the feasible trials with several losses at their highest budget, and this budget
         self._front = Front()
         self._front_budget = -math.inf
@@ -293,6 +295,7 @@ class FinishedTrials:
         self.counts.add_placed(trial)
         self.without_gain += trial.state in COUNTED
         self.without_complete += trial.state in COUNTED
+        self.repeats.tell(trial)
         seconds = trial.outcome.seconds
         if seconds is not None and trial.compute_class is not None and trial.state in COUNTED:
             key = trial.subspace, trial.compute_class
@@ -306,19 +309,40 @@ class FinishedTrials:
 
     def _rank(self, trial: Trial) -> None:
         """Update the best trial, the best trial of its subspace and the front with a new COMPLETE trial."""
-        mine, best = merit(trial), self.best
+        mine, best = merit(trial), self._best
         best_here = self._merits[trial.subspace] = min(mine, self._merits.get(trial.subspace, NO_MERIT))
         if len(trial.outcome.losses) > 1 and self._is_on_front(trial):
             self.without_gain = 0
             if self._front.numbers[0] == trial.number:
-                self.best = trial
+                self._best = trial
         elif mine == best_here and not self.on_front:
             before = NO_MERIT if best is None else merit(best)
             if mine < before:
-                self.best = trial
+                self._best = trial
                 self.without_gain *= mine[1] > 0
             elif mine == before and best is not None and trial.number < best.number:
-                self.best = trial
+                self._best = trial
+
+    @property
+    def best(self) -> Trial | None:
+        """The best COMPLETE trial: the one with the least loss at the highest budget; of equal trials, the one with the
+        least number.
+
+        With several losses, it is the trial with the least first loss. If no trial is feasible, it is the one with the
+        least violation. With repeats, it is the one with the least mean loss among those with all their results, or
+        among all trials if none has all.
+        """
+        for number in self.repeats.best_few(1):
+            if self._best_mean is None or self._best_mean.number != number:
+                # During an outage of the store, the previous one counts.
+                with suppress(StoreOutage):
+                    self._best_mean = self.get(number)
+        return self._best_mean or self._best
+
+    @property
+    def repeated(self) -> Repeated | None:
+        """Results of the best trial and its repeats; None if it has no repeats."""
+        return None if (best := self.best) is None else self.repeats.of(best.number)
 
     def release(self) -> None:
         """Drop the whole trials that are kept in memory. Call this once the store has them."""
@@ -377,7 +401,7 @@ class FinishedTrials:
 
     def best_few(self, count: int) -> list[Trial]:
         """Return at most `count` of the best COMPLETE trials, the best first."""
-        return self.of(self._ranked()["number"][:count].tolist())
+        return self.of(self.repeats.best_few(count) or self._ranked()["number"][:count].tolist())
 
     def of_state(self, state: TrialState) -> Iterator[Trial]:
         """Iterate over the trials in one state, the latest first."""
@@ -526,8 +550,10 @@ class FinishedTrials:
         This computes with whole columns, because there may be millions of rows.
         """
         table = self._table()
-        table[:] = table[np.argsort(table["finished_at"], kind="stable")]
         unread = _Block([], self.of)
+        for one in self._recalled(table, unread) if self.repeats.wanted > 1 else ():
+            self.repeats.tell(one)
+        table[:] = table[np.argsort(table["finished_at"], kind="stable")]
         kinds = table[["subspace", "compute_class", "state"]]
         _, indexes, counts = np.unique(kinds, return_index=True, return_counts=True)
         for one, count in zip(self._recalled(table[indexes], unread), counts.tolist(), strict=True):
@@ -560,7 +586,7 @@ class FinishedTrials:
                 if self._is_on_front(one):
                     best = ended["number"] == one.number
         if len(ranked):
-            self.best = self.get((self._front.numbers or ranked["number"].tolist())[0])
+            self._best = self.get((self._front.numbers or ranked["number"].tolist())[0])
         if best.any():
             self.without_gain -= 1 + int(np.argmax(best))
 
@@ -653,7 +679,8 @@ class StudyTrials:
         self._open: dict[int, Trial] = {}
         with collector_paused():
             #: finished trials in the order of their results
-            self.trials = FinishedTrials(self._finished_of(trials), partial(store.trials, record.key))
+            repeats = record.in_force.get("repeats", 1)
+            self.trials = FinishedTrials(self._finished_of(trials), partial(store.trials, record.key), repeats)
         self._counts = self.trials.counts
         #: method `Counts.count`: it returns the number of trials in any of these states, also for one class or
         #: subspace. In a class, a trial with two live attempts counts twice
@@ -678,7 +705,7 @@ class StudyTrials:
     @property
     def open_origins(self) -> set[int]:
         """Numbers of the trials whose folders unfinished trials use."""
-        return {number if trial.origin is None else trial.origin for number, trial in self._open.items()}
+        return {trial.folder for trial in self._open.values()}
 
     @property
     def lost(self) -> int:
