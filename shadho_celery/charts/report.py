@@ -364,7 +364,7 @@ def heading(data: StudyData) -> Html:
 def headline(data: StudyData) -> Html:
     """Return the main figures: best loss, number of ended trials, time and money."""
     report, best = data.report, data.study.best_loss
-    name = next(iter(report.objectives), "loss")
+    name = next(iter(report.objectives), "loss") + ("" if report.repeated is None else f", {report.repeated.words}")
     limit = shown_limit(report.asked, report.ended)
     ended = f"of {counted(limit, 'trial')} ended" if limit else f"{'trial' if report.ended == 1 else 'trials'} ended"
     numbers = {

@@ -218,7 +218,8 @@ def _span(attempts: AttemptColumns) -> tuple[float, float]:
 
 def continued(trials: TrialColumns) -> dict[int, int]:
     """Return, for each promoted trial, the number of the trial with the same params on the previous rung."""
-    promoted = np.flatnonzero(trials.origin >= 0)
+    # A repeat has an origin, too, but no rung.
+    promoted = np.flatnonzero((trials.origin >= 0) & (trials.rung >= 0))
     order = promoted[np.lexsort([trials.number[promoted], trials.rung[promoted], trials.origin[promoted]])]
     found: dict[int, int] = {}
     latest: dict[int, int] = {}

@@ -60,7 +60,7 @@ def again(name: str, number: int, store: str) -> None:
     now, then = file.code.with_space(space.describe()).digest, trial.outcome.code
     if then not in {None, now}:
         say(f"the code of {module} is now version {now}; trial {number} ran under version {then}", err=True)
-    if trial.origin is not None:
+    if trial.origin is not None and not trial.is_repeat:
         say(f"trial {number} continued trial {trial.origin}; here it begins without its checkpoint", err=True)
     objectives: Mapping[str, str] | None = record.in_force.get("objectives")
     gpus = hardware.detect().gpus_for(str(trial.compute_class))

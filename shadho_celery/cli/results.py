@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
@@ -236,7 +237,7 @@ def best(name: str, store: str, as_json: bool) -> None:
         if as_json:
             from shadho_celery.results.study import trial_json
 
-            whole = {"front": [*map(trial_json, front)]} if front else {}
+            whole = {"front": [*map(trial_json, front)]} if front else {"repeated": to_builtins(study.repeated)}
             print_json({"study": study.name, **trial_json(found), "folder": found.folder, **whole})
             return
         if front:
@@ -247,7 +248,8 @@ def best(name: str, store: str, as_json: bool) -> None:
         at = "" if found.budget is None else f" at budget {found.budget:g}"
         named: Mapping[str, float | None] = found.losses or {"loss": found.loss}
         losses = ", ".join(f"{name} {loss!r}" for name, loss in named.items())
-        say(f"study {study.name}, trial {found.number}: {losses}{at}{warned}")
+        seeds = "" if (known := study.repeated) is None else f"; {known.mean!r} is the {known.words}"
+        say(f"study {study.name}, trial {found.number}: {losses}{at}{seeds}{warned}")
         for line in [
             *_listed("values", found.values),
             *_listed("constraints", found.constraints),
@@ -299,7 +301,8 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield f"subspace: {unbroken(found.subspace)}"
     yield from _listed("values", found.values)
     yield from _listed("params as drawn", found.params)
-    yield f"sampler: {found.sampler or 'not recorded'}"
+    repeats = f", with the params of trial {found.origin} and another seed" if found.record.is_repeat else ""
+    yield f"sampler: {found.sampler or 'not recorded'}{repeats}"
     yield from _listed("metrics", found.metrics)
     if found.budget is not None:
         yield from _on_rung(study, found, found.budget)
@@ -407,7 +410,7 @@ def _on_rung(study: StudyResults, found: TrialResult, budget: float) -> Iterator
 
 def _continuation(study: StudyResults, found: TrialResult) -> str:
     """Return text that says whether a promoted trial has found the files of the trial that it continues, else ""."""
-    if found.origin is None:
+    if found.origin is None or found.rung is None:
         return ""
     below = study.below(found)
     number = found.origin if below is None else below.number

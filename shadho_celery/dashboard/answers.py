@@ -228,7 +228,10 @@ def summary(cached: CachedStudy) -> Json:
     # The change number is read first, so that the data may be newer than this number, but not older.
     change = cached.look()
     study, trials = cached.study, cached.trials(Depth.LOSSES)
-    running_on, state, best = study.running_on, study.state, _best(cached, trials)
+    running_on, state, found = study.running_on, study.state, _best(cached, trials)
+    best = None if found is None else _with_text(found)
+    if best is not None and (repeated := study.repeated) is not None:
+        best |= {"loss": repeated.mean, "text": f"{best['text']} ({repeated.words})"}
     counts = {name: len(places) for name, places in trials.state.places()}
     ended = sum(counts.get(state.value, 0) for state in COUNTED)
     return {
@@ -241,7 +244,7 @@ def summary(cached: CachedStudy) -> Json:
         "actions": [] if state == "stopping" else buttons("study", is_held=state == "paused", study=study.name),
         "changeable": [*map(partial(_changeable, cached), CHANGEABLE)],
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),
-        "best": None if best is None else _with_text(best),
+        "best": best,
         "objectives": dict(study.objectives),
         "labels": [{"key": label_key(label), "text": one_line(label, MOST_CHARACTERS)} for label in study.space],
         "has_samplers": len(trials.sampler.names) > 1,
@@ -291,6 +294,8 @@ def _with_text(trial: TrialResult) -> Json:
 
 def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:
     """Return the best trial, or None. Columns are faster here than the database, which would sort all trials."""
+    if cached.study.has_repeats:
+        return cached.study.best_or_none
     best = (on_front(cached.trials()) if len(cached.study.objectives) > 1 else [])[:1]
     best = best or ([] if trials.best is None else [trials.best])
     return next(iter(cached.numbered(best)), None)

@@ -293,6 +293,11 @@ class StudyFacts:
         "The labels of the search space in the form of `space.stored`; None if they were not recorded."
     )
 
+    @property
+    def has_repeats(self) -> bool:
+        """True if the best trial is the one with the best mean of its results under several seeds."""
+        return bool(self.in_force.get("repeats", 1) > 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Overview(StudyFacts):

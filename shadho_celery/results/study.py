@@ -205,7 +205,7 @@ class StudyResults(StudyFacts):
         """The trial that `best` returns; None if no trial is COMPLETE."""
         if front := self.front:
             return front[0]
-        if self.in_force.get("repeats", 1) > 1:
+        if self.has_repeats:
             found = self.recorded.trials.best
             return None if found is None else self.result_of(found)
         number = self._store.best(self.key)
@@ -214,7 +214,7 @@ class StudyResults(StudyFacts):
     @property
     def repeated(self) -> Repeated | None:
         """Results of the best trial and its repeats: `results`, `mean` and `deviation`; None if it has no repeats."""
-        found = self.recorded.trials.repeated if self.in_force.get("repeats", 1) > 1 else None
+        found = self.recorded.trials.repeated if self.has_repeats else None
         return found and found.turned(self.objectives)
 
     @property

@@ -76,8 +76,8 @@ def test_what_is_shown_is_a_property_of_a_result() -> None:
 
 def test_the_columns_of_exported_tables_keep_their_order() -> None:
     assert [
-        *("number", "state", "loss", "subspace", "budget", "step", "seconds", "compute_class", "host", "attempts"),
-        "sampler",
+        *("number", "state", "loss", "subspace", "budget", "origin", "step", "seconds", "compute_class", "host"),
+        *("attempts", "sampler"),
     ] == FRONT
     assert names(Shown.DATE) == ["asked_at", "started_at", "finished_at"]
     assert names(Shown.END) == ["error", "warning"]
