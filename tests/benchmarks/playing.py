@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shadho_celery.core.settings import StudySettings
@@ -27,14 +28,16 @@ def play_study(
     sampler: str = "random",
     fidelity: Mapping[str, Any] | None = None,
     speculate: bool = True,
+    repeats: int = 1,
     seed: int = 0,
     on_turn: Callable[[StudyState], None] = lambda study: None,
 ) -> StudyState:
     """The study of `space` at its limit, `seconds` or `trials`; what still ran then is left unfinished."""
     clock = ManualClock()
+    of_sampler: dict[str, Any] = {"shares": shares, "sampler": sampler, "fidelity": fidelity, "repeats": repeats}
+    settings = StudySettings(policy=policy, speculate=speculate, **of_sampler)
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
-    study = StudyState(MemoryStore(), record, 1, clock=clock)
-    settings = StudySettings(policy=policy, shares=shares, sampler=sampler, fidelity=fidelity, speculate=speculate)
+    study = StudyState(MemoryStore(), replace(record, in_force=settings.in_force()), 1, clock=clock)
     plan = Plan.of(compile_space(space), settings, Limits(seconds=seconds, trials=trials))
     fleet = Fleet(classes={name: SimulatedClass(workers=number) for name, number in slots.items()})
     scheduler = make_scheduler(plan, study, SimulatedExecutor(fleet, play, clock))
