@@ -205,9 +205,8 @@ class StudyResults(StudyFacts):
         """The trial that `best` returns; None if no trial is COMPLETE."""
         if front := self.front:
             return front[0]
-        if self.has_repeats:
-            found = self.recorded.trials.best
-            return None if found is None else self.result_of(found)
+        if self.has_repeats and (found := self.recorded.trials.best) is not None:
+            return self.result_of(found)
         number = self._store.best(self.key)
         return None if number is None else self.trial(number)
 

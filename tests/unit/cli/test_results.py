@@ -284,7 +284,7 @@ def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() 
     facts = {*columns.names(), "values"}
     assert {*listed[0]} == facts == {*shown["best"]} == {*exported["trials"][0]}
     assert {*one} == {*facts, "study", "folder", "reports", "history"}
-    assert {*best} == {*facts, "study", "folder"}
+    assert {*best} == {*facts, "study", "folder", "repeated"}
     for told in (exported, *found("studies")["studies"]):
         assert {*told} - {*shown} <= {"best_loss"}
     assert {name: exported[name] for name in ("study", "module", "seed", "space")} == {
