@@ -311,6 +311,8 @@ class Proposals:
         While new trials are drawn, one in REPEAT_EVERY trials may be a repeat. At the end of the search, and with the
         last `reserve` trials within the limit, the best trials get all the results that they lack.
         """
+        if self.study.trials.repeats.wanted == 1:
+            return None
         left, lacking = trials_left - self.study.count(TrialState.WAITING), self.lacking
         is_end = left <= min(len(lacking), reserve) or len(self._exhausted) == len(self.samplers)
         if left <= 0 or not lacking or not (is_end or (len(self.study) + 1) % REPEAT_EVERY == 0):

@@ -54,14 +54,16 @@ class Repeats:
         self._results: dict[int, tuple[float, int, list[float]]] = {}
         #: negated budgets, mean losses and numbers, in ascending order
         self._order: list[tuple[float, float, int]] = []
-        #: numbers of the trials that have all their results
-        self._done: set[int] = set()
+        #: the same of the trials that have all their results
+        self._done: list[tuple[float, float, int]] = []
 
     def tell(self, trial: Trial) -> None:
         """Add a finished trial. A trial comes before its repeats."""
         first, loss = int(trial.origin or 0) if trial.is_repeat else trial.number, feasible_loss(trial)
         if first in self._results and trial.state is not TrialState.CANCELLED:
             del self._order[bisect_left(self._order, self._key(first))]
+            # A trial has more results than wanted if the setting was lowered.
+            self._done = [key for key in self._done if key[-1] != first]
         elif self.wanted > 1 and not trial.is_repeat and loss < math.inf:
             budget = math.inf if trial.budget is None else trial.budget
             self._results[first] = -budget, trial.folder, []
@@ -70,7 +72,7 @@ class Repeats:
         self._results[first][-1].append(loss)
         insort(self._order, self._key(first))
         if len(self._results[first][-1]) >= self.wanted:
-            self._done.add(first)
+            insort(self._done, self._key(first))
 
     def _key(self, number: int) -> tuple[float, float, int]:
         budget, _, losses = self._results[number]
@@ -88,7 +90,7 @@ class Repeats:
 
     def best_few(self, count: int) -> list[int]:
         """Return the numbers of at most `count` best trials: those with all their results first."""
-        done = sorted(key for key in map(self._key, self._done) if key[1] < math.inf and key[0] == self._order[0][0])
+        done = [key for key in self._done[:count] if key[1] < math.inf and key[0] == self._order[0][0]]
         others = (key for key in self._order[: count + len(done)] if key not in done)
         return [number for *_, number in [*done, *others][:count]]
 
