@@ -200,7 +200,7 @@ def make_session(**parts: Any) -> Any:
         count=lambda state, compute_class=None: counts.get(state, 0),
         compute_classes=["cpu", "gpu"],
         trials=SimpleNamespace(
-            timed={("svm", "cpu"): Timed(15, 16, 30.0, 60.0), ("svm", "gpu"): Timed(5, 5, 5.0, 5.0)}
+            timed={("svm", "cpu"): Timed(15, 16, 30.0, 60.0), ("svm", "gpu"): Timed(5, 5, 5.0, 5.0)}, repeated=None
         ),
         best=SimpleNamespace(outcome=SimpleNamespace(loss=-0.75)),
         record=SimpleNamespace(objectives={"accuracy": "maximize"}),
