@@ -373,7 +373,7 @@ MOST_CURVES = 100
 
 @StudyChart(section="Search", place=4, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
 def rungs(trials: TrialColumns) -> Chart:
-    """Return the losses of COMPLETE trials over their budgets. The title says how well the order of trials agrees
+    """Return the losses of COMPLETE trials over their budgets. The title says how well the losses agree
     between rungs.
     """
     axes = Axis(name="budget", scale=Scale.LOG), Axis(name="loss", scale=scale_of(trials.loss[trials.is_complete]))
@@ -385,17 +385,17 @@ def rungs(trials: TrialColumns) -> Chart:
     origin = np.where(trials.origin >= 0, trials.origin, np.nan)
     series = [*points_by_class(trials, trials.budget, places[drawn], {"origin": lambda own: cells(origin[own])})]
     known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
-    said = f"the order of trials agrees by {', '.join(known)}" if known else "too few trials to compare their order"
+    said = f"they agree by {', '.join(known)}" if known else "too few trials to compare them"
     return Chart(
         title=f"Losses on {len(found)} budgets; {said}",
         axes=axes,
         series=series,
-        note=f"{note} Agreement is Kendall's rank correlation of the latest promoted trials.".strip(),
+        note=f"{note} Agreement is the correlation of losses at this budget with those at the next one.".strip(),
     )
 
 
 def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
-    """Return each rung, its budget, and its rank correlation with the next rung, as in a study's report."""
+    """Return each rung, its budget, and its agreement with the next rung, as in a study's report."""
     ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
     losses = np.where(trials.is_complete & ~trials.is_infeasible, trials.merit, np.nan)
     rungs, budgets, numbers = trials.rung[ended], trials.budget[ended], trials.number[ended]

@@ -362,16 +362,13 @@ def placement_table(report: StudyReport) -> Table:
 
 
 def rung_table(rungs: Sequence[RungSummary]) -> Table:
-    """Return a table of budgets: complete trials by class, and how far losses have the same order at the next budget.
-
-    The agreement is Kendall's rank correlation, or 0 if that is negative.
-    """
+    """Return a table of budgets: complete trials by class, and how well losses agree with those at the next budget."""
     rows = {}
     for rung in rungs:
         failed = sum(each.failed for each in rung.classes.values())
         trust = "-" if rung.agreement is None else f"{rung.agreement:.0%}"
         rows[f"budget {rung.budget:.6g}"] = rung.classes, [str(failed), trust]
-    return _by_class(rows, ["failed", "ranks agree"])
+    return _by_class(rows, ["failed", "losses agree"])
 
 
 def _by_class(

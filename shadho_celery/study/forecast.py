@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 #: number of trials that are assumed to agree perfectly, beside those that ran on both rungs
 AGREEING = 4
+#: minimum number of trials on both rungs for a correlation
+FEWEST = 3
 #: maximum number of trials of a line, the latest ones
 LATEST = 64
 #: losses above the median count as at most this many distances of the best loss from the median
@@ -81,7 +83,7 @@ def _line(low: Mapping[int, float], high: Mapping[int, float]) -> Line:
     x = np.clip([low[origin] for origin in both[-LATEST:]], -LARGEST, most)
     y, _ = _tamed(np.clip([high[origin] for origin in both[-LATEST:]], -LARGEST, LARGEST))
     spread_x, spread_y = float(x.std()), float(y.std())
-    if len(x) < 3 or min(spread_x, spread_y) < 1.0 / LARGEST:
+    if len(x) < FEWEST or min(spread_x, spread_y) < 1.0 / LARGEST:
         return Line(offset=float(y.mean() - x.mean()), error=LOOSE * variance, most=most)
     correlation = float(((x - x.mean()) * (y - y.mean())).mean()) / (spread_x * spread_y)
     correlation = max(0.0, (len(x) * correlation + AGREEING) / (len(x) + AGREEING))
@@ -99,6 +101,8 @@ def _line(low: Mapping[int, float], high: Mapping[int, float]) -> Line:
 
 def _tamed(losses: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """Return the losses with outliers moved to a greatest loss, and this loss."""
-    middle = float(np.median(losses))
-    most = min(middle + FAR * (middle - float(losses.min())), float(losses.max()))
+    middle, best = float(np.median(losses)), float(losses.min())
+    # If half of the losses are the best one, the distance is that of the others.
+    distance = middle - best or float(np.median([0.0, *(losses[losses > best] - best)]))
+    most = min(middle + FAR * distance, float(losses.max()))
     return np.minimum(losses, most), most

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from itertools import combinations
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -39,6 +38,7 @@ from shadho_celery.core.failures import Failures
 from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError, StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.study.forecast import FEWEST, Forecast
 from shadho_celery.study.front import Front
 from shadho_celery.study.repeats import Repeated, Repeats
 
@@ -46,9 +46,6 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.integer[Any]]
 Bools = NDArray[np.bool_]
 Indices = NDArray[np.intp]
-
-#: number of latest promoted trials by which two rungs are compared
-LATEST = 16
 
 
 class OnClass(Struct, frozen=True, kw_only=True):
@@ -67,7 +64,7 @@ class RungSummary(Struct, frozen=True, kw_only=True):
     budget: float
     #: summaries by compute class; trials that were never sent are left out
     classes: Mapping[str, OnClass]
-    #: `agreement` of the losses of the latest promoted trials on this rung and the next; None if there are too few
+    #: trust of a `Forecast` in the losses on this rung, from 0 to 1; None if too few trials ran on the next rung, too
     agreement: float | None
 
 
@@ -86,8 +83,8 @@ def best_first(numbers: Integers, losses: Array, violations: Array, budgets: Arr
 def agreements(
     rungs: Integers, budgets: Array, numbers: Integers, origins: Integers, losses: Array
 ) -> list[tuple[int, float, float | None]]:
-    """Return each rung with its budget, and the `agreement` of its losses with those of the next rung. Sorted by
-    budget.
+    """Return each rung with its budget, and the trust of a `Forecast` in its losses, None if fewer than FEWEST trials
+    ran on the next rung, too. Sorted by budget.
 
     The arrays have an entry for each finished trial, shape (trials,). `origins` has for a promoted trial the number of
     the first trial with its params, and a negative number for other trials. A trial whose loss is NaN is ranked worst.
@@ -99,27 +96,11 @@ def agreements(
     for rung, budget in np.unique(np.column_stack([rungs[known], budgets[known]]), axis=0).tolist():
         mine, above = (budgets == budget) & (rungs == rung), rungs == rung + 1
         here = dict(zip(origins[mine].tolist(), losses[mine].tolist(), strict=True))
-        promoted = zip(origins[above].tolist(), losses[above].tolist(), strict=True)
-        both = [(here[origin], loss) for origin, loss in promoted if origin in here][-LATEST:]
-        found.append((int(rung), budget, agreement(both)))
+        promoted = dict(zip(origins[above].tolist(), losses[above].tolist(), strict=True))
+        both = sum(math.isfinite(loss) and math.isfinite(here.get(each, math.inf)) for each, loss in promoted.items())
+        agreement = Forecast([here, promoted]).trust(0) if both >= FEWEST else None
+        found.append((int(rung), budget, agreement))
     return sorted(found, key=itemgetter(1))
-
-
-def agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return Kendall's rank correlation of pairs of losses, or 0 if it is negative.
-
-    Pairs with a loss that is not finite are left out. Returns None for fewer than two remaining pairs.
-    """
-    known = [pair for pair in pairs if math.isfinite(pair[0]) and math.isfinite(pair[1])]
-    compared = [*combinations(known, 2)]
-    if not compared:
-        return None
-    signs = [_sign(one[0] - other[0]) * _sign(one[1] - other[1]) for one, other in compared]
-    return max(0.0, sum(signs) / len(compared))
-
-
-def _sign(difference: float) -> int:
-    return (difference > 0) - (difference < 0)
 
 
 #: function that reads the trials with these numbers from a store; it may return them in any order

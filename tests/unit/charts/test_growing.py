@@ -246,7 +246,7 @@ def test_the_agreement_of_rungs_is_that_of_the_studys_report() -> None:
     found = study.read_report().rungs
     known = [f"{each.agreement:.2f} above {each.budget:g}" for each in found if each.agreement is not None]
     assert len(known) == 2
-    assert rungs(read_trials(study)).title == f"Losses on 3 budgets; the order of trials agrees by {', '.join(known)}"
+    assert rungs(read_trials(study)).title == f"Losses on 3 budgets; they agree by {', '.join(known)}"
 
 
 def test_slots_are_read_and_missing_ones_count_as_one(study: StudyResults) -> None:

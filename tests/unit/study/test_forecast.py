@@ -69,5 +69,13 @@ def test_equal_losses_have_a_line(low: dict[int, float]) -> None:
     assert all(math.isfinite(error) for error in forecast.errors)
 
 
+def test_losses_of_two_values_have_a_correlation() -> None:
+    """Half of the losses are the best one, so its distance to the median is 0."""
+    low = {origin: float(origin % 2) for origin in range(20)}
+    same, other = ({origin: float((origin + turn) % 2) for origin in range(20)} for turn in (0, 1))
+    assert Forecast([low, same]).trust(0) == pytest.approx(1.0)
+    assert Forecast([low, other]).trust(0) < 0.3
+
+
 def test_a_rung_on_which_all_trials_failed_is_not_trusted() -> None:
     assert Forecast([{0: math.inf, 1: math.inf}, {}]).trust(0) == 0.0
