@@ -39,7 +39,7 @@ from shadho_celery.session.fetching import TrialFolder, fetch
 
 SIGNER = Signer(b"a key of sixteen bytes")
 STUDY, NAME = "0123456789abcdef", "cpu@h.1"
-TRIAL: Any = SimpleNamespace(number=7, origin=3, host="h")
+TRIAL: Any = SimpleNamespace(number=7, host="h", record=SimpleNamespace(folder=3))
 
 
 @pytest.fixture

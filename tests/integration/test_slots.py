@@ -198,7 +198,7 @@ def test_a_worker_without_a_disk_for_checkpoints_runs_and_announces_no_storage(c
 def test_trials_share_the_cores_with_another_worker_of_the_host_as_long_as_it_lives(
     client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counting = STUDY.replace("return 0.25", "return int(__import__('os').environ['OMP_NUM_THREADS'])")
+    counting = STUDY.replace("else 0.25", "else int(__import__('os').environ['OMP_NUM_THREADS'])")
     (folder / "my_study.py").write_text(counting)
     for name in ("heartbeat.BEAT_SECONDS", "heartbeat.ANNOUNCE_EVERY"):
         monkeypatch.setattr(f"shadho_celery.node.{name}", 0.1)

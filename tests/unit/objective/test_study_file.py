@@ -135,6 +135,7 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "speculate": False,
         "weight": 2,
         "at_once": 4,
+        "repeats": 2,
         "trial_timeout": 9.5,
         "max_failures": 5,
         "preload": ["numpy"],

@@ -87,7 +87,8 @@ def promotions(
 def ended(compute_class: str, seconds: float, origin: int | None = None, continued: bool | None = None) -> Trial:
     outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds, continued=continued)
     where = {"compute_class": compute_class, "host": f"{compute_class}.0"}
-    facts = {"origin": origin, "budget": 1.0, "state": outcome.state, "outcome": outcome}
+    rung = None if origin is None else 1
+    facts = {"origin": origin, "rung": rung, "budget": 1.0, "state": outcome.state, "outcome": outcome}
     return Trial(number=0, subspace="all", params={}, **facts, **where)  # type: ignore[arg-type]
 
 
