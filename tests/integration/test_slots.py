@@ -271,7 +271,7 @@ def test_what_runs_when_a_worker_closes_is_given_back_at_no_cost_with_the_rest_o
     slots: Slots, client: Any, folder: Path
 ) -> None:
     """No FAILED result of the process that was killed counts; what comes later is for another worker."""
-    (folder / "my_study.py").write_text(STUDY.replace("return 0.25", "import time; time.sleep(60)"))
+    (folder / "my_study.py").write_text(STUDY.replace("    return {", "    __import__('time').sleep(60)\n    return {"))
     running = threading.Thread(target=slots.run, args=[message(attempt(0), attempt(1))])
     running.start()
     until(lambda: len(slots.leases) == 1, 30)
