@@ -323,7 +323,8 @@ class TrustingHyperband(Hyperband):
         self._spent = 0
         #: by rung: the losses by origin
         self._results: list[dict[int, float]] = [{} for _ in ladder.budgets]
-        self._forecast = Forecast(self._results)
+        #: forecast by these results; None until a bracket needs it, because it takes longer the more results there are
+        self._forecast: Forecast | None = None
         super().__init__(ladder)
 
     @property
@@ -347,6 +348,7 @@ class TrustingHyperband(Hyperband):
             self._begin()
         for bracket in self._active:
             if bracket.first < self._lowest:
+                # Failed trials of earlier runs have used up the limit that it needs.
                 bracket.end_draws()
         self._end_brackets()
         return super().offers(slots)
@@ -359,7 +361,7 @@ class TrustingHyperband(Hyperband):
         rung = rung_of(trial, self._budgets)
         if rung is not None and trial.state is not TrialState.CANCELLED:
             self._results[rung][trial.number if trial.origin is None else trial.origin] = feasible_loss(trial)
-            self._forecast = Forecast(self._results)
+            self._forecast = None
         super().tell(trial)
 
     def _drawing(self, rung: int) -> Bracket | None:
@@ -370,8 +372,9 @@ class TrustingHyperband(Hyperband):
         return self._active[-1]
 
     def _next(self) -> Bracket:
-        lowest = self._lowest
-        trusted = [rung for rung in range(lowest, len(self._sizes)) if self._forecast.trust(rung) >= ENOUGH]
+        lowest, forecast = self._lowest, self._forecast or Forecast(self._results)
+        self._forecast = forecast
+        trusted = [rung for rung in range(lowest, len(self._sizes)) if forecast.trust(rung) >= ENOUGH]
         firsts = [lowest] if self._begun % PROBE == 0 else trusted
         return self._bracket(firsts[self._begun % len(firsts)])
 

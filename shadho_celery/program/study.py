@@ -258,9 +258,9 @@ class Study(ShownStudy):
         """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
 
         With several objectives, `loss` is a dict with all losses by name. A trial that is stopped has ended as PRUNED,
-        and `tell` does not change it. `step` is an integer that must increase. If a
-        trial has more than a thousand reports, only evenly spaced ones are kept, with a warning; the pruner may then
-        stop the trial a few reports later. Raises UsageError like `tell`, and for invalid numbers.
+        and `tell` does not change it. `step` is an integer that must increase. If a trial has more than a thousand
+        reports, only evenly spaced ones are kept, with a warning; the pruner may then stop the trial a few reports
+        later. Raises UsageError like `tell`, and for invalid numbers.
         """
         with self._changing():
             number = self._number_of(trial)
