@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.status import FleetState, codes, read_fleet
+from shadho_celery.cli.status import codes
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask, one_line
 from shadho_celery.core.files import CHECKPOINTS
@@ -32,6 +32,7 @@ from shadho_celery.fleet import urls
 if TYPE_CHECKING:
     from shadho_celery.fleet.limits import BrokerFacts, RedisFacts
     from shadho_celery.fleet.registry import Worker
+    from shadho_celery.fleet.state import FleetState
 
 #: expected seconds of the longest trial, if --longest-trial is not given
 LONGEST_SECONDS = 86400.0
@@ -128,6 +129,7 @@ def look(store: str, longest: float) -> Site:
     # Imported here, because Celery's libraries take half a second to import, and read the environment.
     from shadho_celery.fleet.limits import broker_facts, redis_facts
     from shadho_celery.fleet.redis import connect
+    from shadho_celery.fleet.state import read_fleet
 
     broker, client = _asked(broker_facts), _asked(lambda: connect(urls.url(urls.REDIS)))
     if isinstance(broker, ShadhoError) and isinstance(client, ShadhoError) and _is_one_server():

@@ -6,7 +6,6 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,7 @@ from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.fleet.drains import Drain
-    from shadho_celery.fleet.registry import Progress, StudyWants, Worker
+    from shadho_celery.fleet.registry import Progress, Worker
     from shadho_celery.fleet.signing import Signer
 
 #: seconds to wait for a study whose servers do not answer because it is starting or ending
@@ -108,81 +106,11 @@ def _place(folder: Path) -> dict[str, Any]:
         return place | {"trouble": str(error) if error.__cause__ is None else silence}
 
 
-@dataclass(frozen=True, kw_only=True)
-class FleetState:
-    """Announcements of a fleet's workers and schedulers, and the depths of its queues."""
-
-    #: live workers by name, and below it running studies by key
-    workers: Mapping[str, Worker]
-    studies: Mapping[str, StudyWants]
-    #: number of announcements that are malformed or not signed with this machine's key
-    refused: int
-    #: by place (CLASS@HOST, see `place_of`), or by name for one worker: the record of a drain; None if Redis has
-    #: lost the record
-    drained: Mapping[str, Drain | None]
-    #: number of waiting messages, by compute class and by name of the queue; None if the queue does not exist
-    depths: Mapping[str, Mapping[str, int | None]]
-    #: seconds since the latest announcement, by the name of a worker or the key of a study
-    ages: Mapping[str, float]
-
-    def wanted(self, *studies: StudyWants) -> Mapping[str, int]:
-        """Return the number of slots of each class that these studies want in total; without arguments, all studies."""
-        from shadho_celery.fleet.registry import wanted_slots
-
-        return wanted_slots(studies or self.studies.values(), self.workers.values())
-
-    def waiting(self, name: str) -> int | None:
-        """Return the number of messages in the queues of a compute class, or None if no queue of it exists."""
-        known = [depth for depth in self.depths[name].values() if depth is not None]
-        return sum(known) if known else None
-
-
-def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> FleetState:
-    """Return the state of the fleet whose URLs are in the environment. Raises ServiceError.
-
-    `control` is the signer of drains, if it differs from the signer of announcements. If `has_broker` is False, the
-    depths of queues are None.
-    """
-    # Imported here, because Celery's libraries take half a second to import, and read the environment.
-    from shadho_celery.fleet.broker import depths, machine_queue
-    from shadho_celery.fleet.drains import Drains
-    from shadho_celery.fleet.redis import connect, refusals
-    from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, place_of
-    from shadho_celery.fleet.signing import Signer
-
-    client, signer = connect(urls.url(urls.REDIS)), Signer.configured()
-    drains = Drains(client, signer if control is None else control)
-    registry, wanting = Registry(client, Worker, signer), Registry(client, StudyWants, signer)
-    with refusals():
-        workers, studies = registry.living(), wanting.living()
-        ages = {**registry.ages(workers), **wanting.ages(studies)}
-        obeyed = obeyed_drains(workers)
-        drained: dict[str, Drain | None] = {
-            place: drain for place, drain in drains.all(obeyed).items() if place in workers or not drain.alone
-        }
-        for place in sorted({place_of(name) for name, worker in workers.items() if worker.drained} & obeyed.keys()):
-            # Without `& obeyed`, a worker that `scale` ends would be included, although only this worker is drained.
-            if (latest := drains.latest(place)) is None or latest.sequence < obeyed[place]:
-                drained.setdefault(place, None)
-    classes = {worker.compute_class for worker in workers.values()}
-    classes |= {name for study in studies.values() for name in {**study.wants, **study.wanted_slots}}
-    queues = {name: {name} for name in sorted(classes)}
-    for worker in workers.values():
-        queues[worker.compute_class].add(machine_queue(worker.compute_class, worker.machine.host))
-    every = {name for names in queues.values() for name in names}
-    waiting = depths(every) if has_broker else dict.fromkeys(every)
-    return FleetState(
-        workers=workers,
-        studies=studies,
-        refused=registry.refused + wanting.refused,
-        drained=drained,
-        depths={name: {each: waiting[each] for each in names} for name, names in queues.items()},
-        ages=ages,
-    )
-
-
 def _look(control: Signer | None = None) -> dict[str, Any]:
     """Return the fleet whose URLs are in the environment as a JSON object: studies, workers, classes and drains."""
+    # Imported here, because Celery's libraries take half a second to import, and read the environment.
+    from shadho_celery.fleet.state import read_fleet
+
     fleet = read_fleet(control)
     wanted = fleet.wanted()
     by_class: dict[str, list[Worker]] = defaultdict(list)

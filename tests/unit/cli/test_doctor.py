@@ -23,13 +23,13 @@ from services.golden import check
 from shadho_celery.cli import doctor
 from shadho_celery.cli.doctor import Check, Finding, Site, State, examine
 from shadho_celery.cli.group import commands
-from shadho_celery.cli.status import FleetState
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.limits import BrokerFacts, RedisFacts
 from shadho_celery.fleet.registry import StudyWants, Worker
+from shadho_celery.fleet.state import FleetState
 
 DAY = 86400.0
 WORKER = Worker(protocol=PROTOCOL, compute_class="cpu", slots=2, imports=["m"], machine=Machine(host="a"), storage="s")

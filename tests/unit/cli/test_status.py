@@ -12,11 +12,11 @@ from services.golden import check
 
 from shadho_celery.cli import status
 from shadho_celery.cli.group import commands
-from shadho_celery.cli.status import FleetState
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.fleet.drains import Drain
 from shadho_celery.fleet.registry import Progress, RunningTrial, Share, StudyWants, Worker
+from shadho_celery.fleet.state import FleetState
 
 NOW = 1000.0
 GPUS = Machine(host="a", cards=(Gpu(id="0", name="A100", memory=80 * 2**30, uuid="GPU-a"),))
@@ -69,7 +69,7 @@ def test_what_is_announced_is_a_golden_text(name: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("TZ", "UTC")
     status.time.tzset()
     monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: NOW))
-    monkeypatch.setattr(status, "read_fleet", lambda control=None: FLEET)
+    monkeypatch.setattr("shadho_celery.fleet.state.read_fleet", lambda control=None: FLEET)
     fleet = ["--broker", "amqp://h", "--redis", "redis://h/0"]
     shown = CliRunner().invoke(commands, ["status", *fleet, *["--json"] * (name == "json")])
     assert shown.exit_code == 0, shown.output
