@@ -59,19 +59,21 @@ def read_bytes(path: Path, name: str, remedy: str = "", *, most: int = MAX_BYTES
     """Return the content of a file, without the byte order mark that some editors write at its start.
 
     Raises UsageError if the file cannot be read, if it has more than `most` bytes, or if it is a secret that other
-    users can read. `name` is the name of the file in the message.
+    users can read. For a process of another user, the group may read a secret that belongs to root: Kubernetes makes
+    such files. `name` is the name of the file in the message.
     """
     try:
         # Without O_NONBLOCK, the opening of a pipe would wait for a writer. If there is a writer, the read waits for
         # its text.
         with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
             os.set_blocking(file.fileno(), True)
-            data, mode = file.read(most + 1), os.fstat(file.fileno()).st_mode
+            data, found = file.read(most + 1), os.fstat(file.fileno())
     except (OSError, ValueError) as error:
         raise _unreadable(name, getattr(error, "strerror", None) or one_line(error), remedy) from None
-    if is_secret and mode & 0o077:
+    closed = 0o037 if found.st_uid == 0 and os.geteuid() != 0 else 0o077
+    if is_secret and found.st_mode & closed:
         raise UsageError(f"other users can read {name}; run chmod 600 {path}")
-    if stat.S_ISFIFO(mode) and not data:
+    if stat.S_ISFIFO(found.st_mode) and not data:
         raise _unreadable(name, "it is a pipe to which no process writes", remedy)
     if len(data) > most:
         raise _unreadable(name, f"it has more than {most:,} bytes", remedy)

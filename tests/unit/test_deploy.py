@@ -105,9 +105,9 @@ def test_redis_users_are_off_until_they_have_a_password_and_see_the_keys_of_stud
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
-CODE = "".join(
-    path.read_text() for path in [*DEPLOY.parent.glob("shadho_celery/**/*.py"), DEPLOY.parent / "celeryconfig.py"]
-)
+CODE = [*DEPLOY.parent.glob("shadho_celery/**/*.py"), DEPLOY.parent / "celeryconfig.py"]
+VARIABLE = r"\b(?:SHADHO|CELERY)_[A-Z]+(?:_[A-Z]+)*\b"
+VARIABLES = {name for path in CODE for name in re.findall(VARIABLE, path.read_text())}
 
 
 def directive(unit: Path, name: str) -> str:
@@ -118,8 +118,7 @@ def directive(unit: Path, name: str) -> str:
 
 @cases("path", FILES)
 def test_every_variable_that_a_file_names_is_one_of_the_code(path: Path) -> None:
-    named = re.findall(r"\b(?:SHADHO|CELERY)_[A-Z]+(?:_[A-Z]+)*\b", path.read_text())
-    assert [name for name in named if not re.search(rf"\b{name}\b", CODE)] == []
+    assert {*re.findall(VARIABLE, path.read_text())} <= VARIABLES
 
 
 @cases("unit", UNITS)
@@ -141,10 +140,10 @@ def test_the_unit_of_a_worker_leaves_its_trials_their_grace() -> None:
 
 
 @cases("unit", UNITS)
-def test_systemd_finds_nothing_wrong_with_a_unit(unit: Path, tmp_path: Path) -> None:
-    # There, the program of the unit need not be installed.
+def test_systemd_finds_nothing_wrong_with_a_unit_and_it_is_sandboxed(unit: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed")
+        pytest.skip("systemd-analyze is not installed (Debian: apt-get install systemd)")
+    # The program of the unit need not be installed here.
     copy = tmp_path / unit.name
     copy.write_text(unit.read_text().replace("/opt/shadho/bin/shadho-celery", "/bin/true"))
     done = subprocess.run(
@@ -153,3 +152,24 @@ def test_systemd_finds_nothing_wrong_with_a_unit(unit: Path, tmp_path: Path) -> 
     # It also reads the units of this machine, which may have faults of their own.
     assert [line for line in (done.stdout + done.stderr).splitlines() if "shadho" in line] == []
     assert done.returncode == 0, done.stderr
+    words = ["systemd-analyze", "security", "--offline=true", "--threshold=40", "--no-pager", str(copy)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, [*done.stdout.splitlines()[-1:], done.stderr]
+
+
+@cases("unit", [unit for unit in UNITS if "worker" not in unit.name])
+def test_a_unit_can_write_to_its_folders_only_and_sees_the_holder_of_a_studys_lock(unit: Path) -> None:
+    """A process of another user that `/proc` hides would look dead, and its study would be taken over."""
+    assert (directive(unit, "ProtectSystem"), directive(unit, "ReadWritePaths")) == ("strict", "/srv/shadho")
+    assert "ProtectProc" not in unit.read_text()
+    assert "PrivateUsers" not in unit.read_text()
+
+
+def test_a_study_goes_on_after_a_stop_and_a_reboot() -> None:
+    [unit] = [each for each in UNITS if "study" in each.name]
+    name, *words = shlex.split(directive(unit, "ExecStart"))[1:]
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None
+    params = command.make_context(name, [word.replace("%I", "tasks.svm") for word in words]).params
+    assert (params["name"], params["resume_if_exists"]) == ("tasks.svm", True)
+    assert "EnvironmentFile=-/etc/shadho/study-%i.env" in unit.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ from shadho_celery.cli.group import commands
 from shadho_celery.core.files import read_class_spec
 from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.core.units import seconds_of
+from shadho_celery.fleet import signing
 from shadho_celery.metrics import run, server, worker
 from shadho_celery.node import stay
 from shadho_celery.node.shutdown import END_SECONDS
@@ -28,11 +30,10 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", "")
-MANIFESTS = [
-    document
-    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-    for document in yaml.safe_load_all(path.read_text())
-]
+KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+MANIFESTS = [document for path in KUBERNETES for document in yaml.safe_load_all(path.read_text())]
+#: secrets that are made by the commands in servers.yaml
+MADE = re.findall(r"kubectl create secret generic ([\w-]+)", (DEPLOY / "kubernetes/servers.yaml").read_text())
 SCALED = [each for each in MANIFESTS if each["kind"] == "ScaledJob"]
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
 #: version of Kubernetes with whose schema the manifests are compared
@@ -55,9 +56,8 @@ def container(template: dict[str, Any]) -> dict[str, Any]:
 def templates() -> Iterator[dict[str, Any]]:
     """Yield the templates of pods with our own image."""
     for each in MANIFESTS:
-        template = each["spec"]["template"] if each["kind"] == "Job" else each.get("spec", {}).get("jobTargetRef", {})
-        template = template.get("template", template)
-        if template:
+        template = each.get("spec", {}).get("jobTargetRef", each.get("spec", {})).get("template")
+        if template and container(template)["image"].startswith("shadho-celery:"):
             yield template
 
 
@@ -122,13 +122,34 @@ def test_prometheus_scrapes_the_ports_that_run_and_worker_serve() -> None:
         assert done.returncode == 0, done.stdout
 
 
+def test_an_image_is_pinned_by_its_tag() -> None:
+    """A tag has at least two numbers; that of our own image is the version of the package."""
+    text = "".join(path.read_text() for path in [DEPLOY / "compose.yml", DEPLOY / "Dockerfile", *KUBERNETES])
+    images = re.findall(r"(?:image:|^FROM) ([\w/.-]+):(\S+)", text, re.MULTILINE)
+    assert {"rabbitmq", "redis", "postgres", "python", "shadho-celery"} <= {name for name, _ in images}
+    tags = {name: {tag for found, tag in images if found == name} for name, _ in images}
+    assert all(re.match(r"v?\d+\.\d+", tag) for found in tags.values() for tag in found)
+    version = importlib.metadata.version("shadho_celery")
+    assert {tag.split("-")[0] for tag in tags.pop("shadho-celery")} == {version}
+    assert {*re.findall(r"shadho-celery:([\d.]+)", text)} == {version}
+    assert max(map(len, tags.values())) == 1
+
+
+@cases("name", [name for name, each in SERVICES.items() if each.get("image", "").startswith("shadho-celery:")])
+def test_a_service_gets_the_signing_key_as_a_secret_if_there_is_one(name: str) -> None:
+    service = SERVICES[name]
+    assert service["environment"][signing.KEY_FILE] == "${KEY_FILE:+/run/secrets/key}"
+    assert service["secrets"] == ["key"]
+    assert COMPOSE["secrets"] == {"key": {"file": "${KEY_FILE:-/dev/null}"}}
+
+
 # Image
 
 
 def test_the_image_runs_as_a_user_of_its_own_and_knows_its_targets() -> None:
     assert f"useradd --uid {USER} " in DOCKERFILE
     targets = re.findall(r"^FROM (\S+) AS (\w+)$", DOCKERFILE, re.MULTILINE)
-    assert targets == [("python:3.12-slim", "base"), ("base", "cpu"), ("base", "cuda")]
+    assert targets == [("python:3.12.11-slim-bookworm", "base"), ("base", "cpu"), ("base", "cuda")]
     for stage in DOCKERFILE.split("\nFROM base ")[1:]:
         [user] = re.findall(r"^USER (.*)$", stage, re.MULTILINE)
         assert int(user) == USER
@@ -190,8 +211,13 @@ def test_a_pod_runs_a_command_that_there_is_as_the_user_of_the_image(template: d
     context = check_command(found["args"])
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] == USER
+    variables = {each["name"]: each.get("value") for each in found["env"]}
+    mounts = {each["name"]: each["mountPath"] for each in found["volumeMounts"]}
+    assert variables[signing.KEY_FILE] == f"{mounts['key']}/key"
+    if "ports" not in found:
+        assert context.command.name == "dashboard", "it listens on 127.0.0.1 only"
+        return
     ports = {each["name"]: each["containerPort"] for each in found["ports"]}
-    variables = {each["name"]: each.get("value") for each in found.get("env", ())}
     assert str(ports["metrics"]) == str(context.params["metrics_port"] or variables[server.PORT])
     assert "0.0.0.0" in (context.params["metrics_host"], variables.get(server.HOST))
 
@@ -203,12 +229,15 @@ def test_a_pod_names_secrets_claims_and_labels_that_there_are() -> None:
     for each in MANIFESTS:
         if each["kind"] == "Service":
             assert any(each["spec"]["selector"].items() <= found.items() for found in labels)
+    for each in re.findall(r"secretKeyRef: {name: ([\w-]+)", "".join(map(Path.read_text, KUBERNETES))):
+        assert each in MADE
     for template in templates():
         assert [("Secret", each["secretRef"]["name"]) in names for each in container(template)["envFrom"]] == [True]
         volumes = {each["name"] for each in template["spec"]["volumes"]}
         assert {each["name"] for each in container(template)["volumeMounts"]} == volumes
         for volume in template["spec"]["volumes"]:
             assert "configMap" not in volume or ("ConfigMap", volume["configMap"]["name"]) in names
+            assert "secret" not in volume or volume["secret"]["secretName"] in MADE
             claim = volume.get("persistentVolumeClaim")
             assert claim is None or ("PersistentVolumeClaim", claim["claimName"]) in names
 
