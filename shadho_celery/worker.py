@@ -12,12 +12,14 @@ if __name__ == "__main__":
     end_quietly()
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -28,6 +30,7 @@ from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import variable_option
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import short
+from shadho_celery.core.files import read_text
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.core.units import counted
@@ -122,6 +125,7 @@ class Workers:
     "python -m shadho_celery.worker --import my_study         # for my_study's objective",
     "python -m shadho_celery.worker --for 4h --grace 2m       # on a machine that is taken away after four hours",
     "python -m shadho_celery.worker --price 2.40              # a slot costs 2.40 an hour; reports then tell the money",
+    "python -m shadho_celery.worker --join -                  # for a fleet whose line (of fleet start) is pasted",
     "python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file",
     "python -m shadho_celery.worker --signing-key-file ~/shadho.key   # only for trials signed with that key",
     "python -m shadho_celery.worker --signing-key-file ~/shadho.key --accept-code   # also for code signed with it",
@@ -134,6 +138,12 @@ class Workers:
     metavar="N|auto",
     help="Trials at a time on each GPU. With auto, trials share a GPU as far as the GPU memory fits that similar ones "
     "have taken; a trial of unknown size is alone.  [default: 1; env: SHADHO_SLOTS_PER_GPU]",
+)
+@click.option(
+    "--join",
+    metavar="TEXT|FILE|-",
+    help="Join the fleet whose fleet start has printed this text; the worker accepts its signed code. Other users can "
+    "see the text for a moment, unless a file has it, or standard input (-).",
 )
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
 @variable_option(
@@ -183,6 +193,7 @@ def main(
     *,
     compute_class: str | None,
     slots: int | None,
+    join: str | None,
     imports: tuple[str, ...],
     metrics_port: int | None,
     metrics_host: str | None,
@@ -195,6 +206,10 @@ def main(
     Without --class, a machine with GPUs of several kinds gets a worker for each kind, and they end together.
     """
     Output.is_optional = True
+    if join is not None:
+        if any(connection.values()):
+            raise UsageError("--join names broker, Redis and signing key; leave out the options that name others")
+        _join(join)
     os.environ.update(shared_options.environment(**connection))
     modules = [name for each in imports for name in each.split(",") if name]
     check_modules(modules)
@@ -208,6 +223,39 @@ def main(
     hardware.slots_per_gpu()
     hardware.price()
     _serve(compute_class, slots, "DEBUG" if verbose else loglevel)
+
+
+def _join(given: str) -> NoReturn:
+    """Save what `given` tells about a fleet, and run this command again without --join, as a worker of this fleet.
+
+    So the password and the key are not on the command line of the worker. Raises UsageError or ServiceError if the
+    fleet cannot be joined.
+    """
+    # Imported here, because --help does not need them.
+    from shadho_celery.fleet import access
+    from shadho_celery.fleet.redis import connect
+
+    if given == "-":
+        if sys.stdin.isatty():
+            say("paste the line of shadho-celery fleet start, then press Enter:", err=True)
+        given = sys.stdin.readline(access.MAX_TEXT)
+    elif os.path.exists(path := os.path.expanduser(given)):  # noqa: PTH110, PTH111 -- of pathlib they may raise
+        given = read_text(Path(path), f"--join: {given}", is_secret=True)
+    fleet = access.read_access(given)
+    connect(
+        fleet.url,
+        "run shadho-celery fleet start on the fleet's machine, which starts it or prints its line again; check that "
+        f"no firewall blocks port {fleet.port}, and that no other program uses it",
+    ).close()
+    folder = access.state_folder(f"joined-{fleet.address}")
+    with access.created(folder):
+        variables = access.save(fleet, folder)
+    again = f". {shlex.quote(str(folder / access.ENVIRONMENT))} && shadho-celery worker --accept-code"
+    say(f"joining the fleet on {fleet.address}; without the line: {again}", err=True)
+    words = sys.orig_argv[1:]
+    place = next(index for index, word in enumerate(words) if word.partition("=")[0] == "--join")
+    del words[place : place + 1 + (words[place] == "--join")]
+    os.execve(sys.executable, [sys.executable, *words], {**os.environ, **variables, "SHADHO_ACCEPT_CODE": "1"})
 
 
 def _serve(compute_class: str | None, slots: int | None, level: str) -> NoReturn:

