@@ -180,6 +180,7 @@ def _open(sender: Any, **_: object) -> None:
     if (line := default_broker(str(conf.broker_url))) is not None:
         log.warning("%s", line)
     client = connect(conf.get("shadho_redis_url"))
+    address = own_address(client)
     connection = sender.app.connection_for_read(heartbeat=0, connect_timeout=BROKER_CONNECT_SECONDS)
     if (silent := broker.check_access(connection, names, str(conf.broker_url))) is not None:
         log.warning("%s", silent)
@@ -190,7 +191,7 @@ def _open(sender: Any, **_: object) -> None:
         count=int(sender.concurrency),
         imports=imports,
         checkpoints=CHECKPOINTS.absolute(),
-        address=own_address(client),
+        address=address,
         signer=Signer.configured(),
         control=Signer.for_control(),
         code_folder=SHIPPED_CODE.absolute() if conf.get("shadho_accept_code") else None,
@@ -202,6 +203,7 @@ def _open(sender: Any, **_: object) -> None:
     slots.start()
     if app.shadho_metrics is not None:
         app.shadho_metrics.serve(collector(slots))
+        slots.heartbeat.tell(metrics=app.shadho_metrics.place(address))
 
 
 def _prepared(imports: Sequence[str]) -> ForkServers:

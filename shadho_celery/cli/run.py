@@ -28,6 +28,7 @@ from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.core.checks import printable
 from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
+from shadho_celery.fleet.redis import own_address
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
 from shadho_celery.objective.command import FACTS, Command
@@ -128,6 +129,8 @@ def run_study(options: RunOptions) -> int:
                 from shadho_celery.metrics.run import collector
 
                 options.metrics.serve(collector(session))
+                workers = session.executor.workers
+                workers.metrics = options.metrics.place(own_address(workers.servers.client))
                 view.note(f"metrics: {options.metrics.url}")
             served = options.dashboard
             with beside, nullcontext() if served is None else dashboard_beside(options.store, served, view.note):

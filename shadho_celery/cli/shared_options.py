@@ -22,6 +22,7 @@ import click
 
 from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.messages import readable_warnings, say
+from shadho_celery.core.addresses import LOOPBACK
 from shadho_celery.core.checks import mask, printable, printable_json, short, similar
 from shadho_celery.core.files import read_text, replacing
 from shadho_celery.core.names import FORMS, elsewhere
@@ -33,7 +34,7 @@ from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED_CONTROL, Signer, read_key
 from shadho_celery.fleet.urls import BROKER, DEFAULTS, OWN_BROKER, REDIS
-from shadho_celery.metrics.server import HOST, LOOPBACK, PORT
+from shadho_celery.metrics.server import HOST, PORT
 from shadho_celery.store.base import DEFAULT_STORE
 
 if TYPE_CHECKING:

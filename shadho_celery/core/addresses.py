@@ -18,6 +18,9 @@ LOOPBACK = "127.0.0.1"
 #: an address that no machine has (TEST-NET-1 of RFC 5737), to find the route to other machines
 _OUTSIDE = "192.0.2.1"
 
+#: format of HOST:PORT in announcements; an IPv6 address is in brackets
+PLACE = r"^(\[[0-9A-Fa-f:.]{1,100}\]|[0-9A-Za-z._-]{1,255}):[0-9]{1,5}\Z"
+
 #: maximum number of connections that wait to be accepted
 _BACKLOG = 64
 #: remedy if this machine cannot listen on the address by which other machines reach it
@@ -44,6 +47,11 @@ def own_address(peer: str = _OUTSIDE, port: int = 9) -> str:
             probe.connect(where)
             return str(probe.getsockname()[0])
     return LOOPBACK
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    return host.startswith("127.") or host in {"localhost", "::1"}
 
 
 def listen(host: str, port: int = 0, *, for_others: bool = False) -> socket.socket:

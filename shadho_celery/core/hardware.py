@@ -226,6 +226,30 @@ def _bits(digits: str) -> set[int]:
     return {index for index in range(number.bit_length()) if number >> index & 1}
 
 
+#: a part of a whole, such as of memory
+_Part = Annotated[float, Meta(ge=0, le=1)]
+
+
+class GpuUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Use of a GPU by all processes. Facts that its driver does not tell are None."""
+
+    #: part of the last second in which it was busy
+    busy: _Part | None = None
+    #: part of its memory that is in use
+    memory: _Part | None = None
+
+
+class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Use of a machine by all processes. Numbers are rounded, so that announcements of idle machines rarely change."""
+
+    #: mean number of processes that run or wait for a processor, over a minute; None if it is not known
+    load: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    #: part of the RAM that is in use; None if it is not known
+    memory: _Part | None = None
+    #: by id: the worker's GPUs, as far as their driver answers
+    gpus: Annotated[dict[Name, GpuUsage], Meta(max_length=1000)] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComputeClass:
     """State of a compute class, which is a group of similar machines, as its live workers announce it.

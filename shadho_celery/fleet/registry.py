@@ -17,8 +17,9 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
+from shadho_celery.core.addresses import PLACE
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
-from shadho_celery.core.hardware import Machine
+from shadho_celery.core.hardware import Machine, Usage
 from shadho_celery.core.names import BY_VALUE
 from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive, Price
 from shadho_celery.errors import ServiceError
@@ -51,6 +52,9 @@ Fingerprint = Annotated[str, Meta(max_length=8)]
 
 #: one of a worker's complaints: a printable line
 _Complaint = Annotated[Clean, Meta(max_length=MAX_COMPLAINT)]
+
+#: HOST:PORT at which Prometheus reads the metrics; "" if they are not served to other machines
+_MetricsPlace = Annotated[str, Meta(pattern=rf"^\Z|{PLACE}")]
 
 #: maximum number of trials of one study that a worker with very many slots announces
 MAX_TOLD = 1000
@@ -127,6 +131,9 @@ class Worker(Struct, frozen=True, kw_only=True):
     complaints: Annotated[list[_Complaint], Meta(max_length=MAX_COMPLAINTS)] = []
     #: money that one slot costs per hour; None if it is not known
     price: Price | None = None
+    #: use of the machine by all processes
+    usage: Usage = Usage()
+    metrics: _MetricsPlace = ""
 
     @property
     def state(self) -> str:
@@ -174,6 +181,7 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
     #: slots that would shorten the study, by compute class, for the classes whose workers may be started on demand
     wanted_slots: dict[_ClassName, _Slots] = {}
+    metrics: _MetricsPlace = ""
 
     @property
     def backlog(self) -> dict[str, int]:

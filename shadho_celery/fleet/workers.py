@@ -120,6 +120,8 @@ class Workers:
         self._studies = Registry(self.servers.client, StudyWants, self.servers.signer)
         #: number of announcements that the last `look` refused, because they were unsigned or malformed
         self.refused = 0
+        #: HOST:PORT of the run's metrics, which is announced; "" for none
+        self.metrics = ""
         #: computes how many of the slots shared with other studies this study may use now, by class
         self.turns = Turns(self.weight)
         #: announcements of all live workers, including those that cannot run this study
@@ -213,6 +215,7 @@ class Workers:
             wants=wants,
             turns=turns,
             wanted_slots=dict(self.wanted()),
+            metrics=self.metrics,
         )
         is_new = self._studies.announce(study.study, announced)
         if is_new or self._is_late(now):

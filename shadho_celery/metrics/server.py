@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 import threading
 from collections import deque
@@ -19,15 +20,13 @@ from importlib.util import find_spec
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from shadho_celery.core.addresses import LOOPBACK, PLACE, is_loopback
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.errors import UsageError
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-
-#: default address of the server, which only this machine can reach
-LOOPBACK = "127.0.0.1"
 
 #: environment variables of a worker for its options --metrics-port and --metrics-host
 PORT, HOST = "SHADHO_METRICS_PORT", "SHADHO_METRICS_HOST"
@@ -79,6 +78,17 @@ class MetricsServer(ThreadingTCPServer):
         """Address of the metrics."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.server_address[1]}/metrics"
+
+    def place(self, address: str) -> str:
+        """Return HOST:PORT of the metrics for announcements, or "" if Prometheus cannot reach them.
+
+        `address` is the address by which the fleet's other machines reach this one. If it is a loopback address, the
+        fleet's servers are on this machine, and Prometheus is assumed to be here too.
+        """
+        host = address if self._host in {"0.0.0.0", "::"} else self._host
+        found = f"{f'[{host}]' if ':' in host else host}:{self.server_address[1]}"
+        is_reached = is_loopback(address) or not is_loopback(host)
+        return found if is_reached and re.match(PLACE, found) else ""
 
     def serve(self, collector: Any) -> None:
         """Answer requests from now on, in other threads, with the metrics of `collector`."""

@@ -21,7 +21,7 @@ import redis
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record
-from shadho_celery.core.hardware import price
+from shadho_celery.core.hardware import Usage, price
 from shadho_celery.core.records import own_versions
 from shadho_celery.core.system import HEARTBEAT_FILE, Clock, Outage, start_thread
 from shadho_celery.core.trial import Outcome, TrialState
@@ -121,6 +121,8 @@ class Heartbeat:
     signer: Signer = UNSIGNED
     #: signer of the drains that this worker obeys; None to refuse them
     control: Signer | None = None
+    #: measures the use of the machine, which is announced
+    measure: Callable[[], Usage] = Usage
 
     def __post_init__(self) -> None:
         self._workers = Registry(self.client, Worker, self.signer)
@@ -228,6 +230,9 @@ class Heartbeat:
         if self.consumer is not None and has_free_slot:
             self.consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
         if self._is_announced.is_set() and self.clock.now() - self._announced_at >= ANNOUNCE_EVERY:
+            usage = self.measure()
+            with self._lock:
+                self.worker = replace(self.worker, usage=usage)
             self._announce()
             self._meet_neighbours()
             self._announced_at = self.clock.now()

@@ -49,6 +49,7 @@ from shadho_celery.node.heartbeat import Beat, Heartbeat, announced
 from shadho_celery.node.leases import GIVEN_BACK, REFUSED, Bundle, Claims, Lease, Leases
 from shadho_celery.node.logs import AnswerServer, TrialLines
 from shadho_celery.node.stay import SAFETY
+from shadho_celery.node.usage import Meter
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.output import log_name
 from shadho_celery.runner.protocol import Reported, RunAttempt
@@ -118,7 +119,14 @@ class Slots:
             control=None if control is None else control.fingerprint,
         )
         self.heartbeat = Heartbeat(
-            client, self.name, self.worker, self.leases, self._clock, signer=signer, control=control
+            client,
+            self.name,
+            self.worker,
+            self.leases,
+            self._clock,
+            signer=signer,
+            control=control,
+            measure=Meter(machine.gpus_for(compute_class)).look,
         )
         self._claims = Claims(channel, self.heartbeat.tally.redis, self._clock, self._closing)
         self._lines = TrialLines()

@@ -19,7 +19,9 @@ def nvmlShutdown(): pass
 def nvmlDeviceGetCount(): return len(CARDS)
 def nvmlDeviceGetHandleByIndex(index): return index
 def nvmlDeviceGetMigMode(handle): return [0, 0]
-def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(total=int(CARDS[handle][1]) * 2**30)
+def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(total=int(CARDS[handle][1]) * 2**30, used=2**30)
+def nvmlDeviceGetHandleByUUID(uuid): return int(uuid.removeprefix("GPU-"))
+def nvmlDeviceGetUtilizationRates(handle): return SimpleNamespace(gpu=50)
 def nvmlDeviceGetName(handle): return CARDS[handle][0]
 def nvmlDeviceGetUUID(handle): return f"GPU-{handle}"
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import ValidationError, convert
 from services.cases import cases
 
 from shadho_celery.core.code import CodeVersion
@@ -23,6 +24,15 @@ from shadho_celery.fleet.registry import (
 from shadho_celery.fleet.signing import Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
+
+
+@cases("place", ["a b:1", "http://h:1", "h", "h:123456", "h:1\n", "[x]:1", "x" * 256 + ":1"])
+def test_an_announcement_whose_metrics_have_no_address_is_malformed(place: str) -> None:
+    for kind in (Worker, StudyWants):
+        assert convert({"metrics": "node-7.example:9432"}, kind).metrics
+        assert convert({"metrics": "[2001:db8::1]:9432"}, kind).metrics
+        with pytest.raises(ValidationError):
+            convert({"metrics": place}, kind)
 
 
 def worker(**facts: Any) -> Worker:

@@ -184,6 +184,22 @@ def test_a_worker_serves_nothing_unless_it_is_asked_to(monkeypatch: pytest.Monke
         assert made.url.startswith("http://[::1]:")
 
 
+@pytest.mark.parametrize(
+    ("host", "address", "place"),
+    [
+        ("0.0.0.0", "10.0.0.7", "10.0.0.7:{}"),
+        ("::", "2001:db8::7", "[2001:db8::7]:{}"),
+        ("0.0.0.0", "a name\x1b", ""),
+        (None, "10.0.0.7", ""),
+        (None, "127.0.0.1", "127.0.0.1:{}"),
+        ("127.0.0.2", "10.0.0.7", ""),
+    ],
+)
+def test_an_address_is_announced_if_prometheus_reaches_it(host: str | None, address: str, place: str) -> None:
+    with MetricsServer(0, host) as made:
+        assert made.place(address) == place.format(made.server_address[1])
+
+
 # A run, and a worker
 
 

@@ -1,0 +1,62 @@
+"""Measures the use of a worker's machine by all processes: load, RAM and GPUs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from shadho_celery.core.hardware import Gpu, GpuUsage, Usage
+from shadho_celery.core.system import NoThread, start_thread
+
+
+class Meter:
+    """Measures the use of this machine and of a worker's GPUs."""
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._gpus = [gpu for gpu in gpus if gpu.uuid]
+        self._found: dict[str, GpuUsage] = {}
+        self._has_driver = False
+        #: thread that asks the driver of the GPUs; None before the first `look`
+        self._asking: threading.Thread | None = None
+
+    def look(self) -> Usage:
+        """Return the use of the machine. The use of its GPUs is that at the previous call.
+
+        The driver is asked in a thread, because it may hang. Its GPUs are then left out.
+        """
+        import psutil
+
+        load = memory = None
+        with suppress(OSError, psutil.Error):
+            load, memory = round(os.getloadavg()[0], 1), round(psutil.virtual_memory().percent / 100, 2)
+        if self._asking is not None and self._asking.is_alive():
+            return Usage(load=load, memory=memory)
+        found = self._found
+        if self._gpus:
+            with suppress(NoThread):
+                asking = threading.Thread(target=self._ask, name="shadho-gpus", daemon=True)
+                start_thread(asking)
+                self._asking = asking
+        return Usage(load=load, memory=memory, gpus=found)
+
+    def _ask(self) -> None:
+        """Ask the driver. It stays open, because opening it may take seconds."""
+        import pynvml
+
+        found = {}
+        for gpu in self._gpus:
+            busy = memory = None
+            with suppress(pynvml.NVMLError):
+                if not self._has_driver:
+                    pynvml.nvmlInit()
+                    self._has_driver = True
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                told = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                memory = round(told.used / max(1, told.total), 2)
+                # The driver does not tell this of a part of a GPU (MIG).
+                busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            if memory is not None:
+                found[gpu.id] = GpuUsage(busy=busy, memory=memory)
+        self._found = found
