@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     **{name: ("shadho_celery.cli.control", name, kind.line) for name, kind in ACTIONS.items()},
     "dashboard": ("shadho_celery.dashboard.command", "dashboard", "Show studies and machines on a web page."),
     "doctor": ("shadho_celery.cli.doctor", "doctor", "Check servers, store, clocks, workers, queues and disks."),
+    "exporter": ("shadho_celery.cli.exporter", "exporter", "Serve metrics of a whole fleet for Prometheus."),
     "status": ("shadho_celery.cli.status", "status", "Show what runs: studies, workers, queues."),
 }
 

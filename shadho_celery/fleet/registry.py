@@ -53,7 +53,7 @@ Fingerprint = Annotated[str, Meta(max_length=8)]
 #: one of a worker's complaints: a printable line
 _Complaint = Annotated[Clean, Meta(max_length=MAX_COMPLAINT)]
 
-#: HOST:PORT at which Prometheus reads the metrics; "" if they are not served to other machines
+#: HOST:PORT at which Prometheus reads the metrics of a worker or run; "" if they are not served to other machines
 _MetricsPlace = Annotated[str, Meta(pattern=rf"^\Z|{PLACE}")]
 
 #: maximum number of trials of one study that a worker with very many slots announces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.broker import depths, machine_queue
@@ -11,6 +12,17 @@ from shadho_celery.fleet.drains import Drain, Drains
 from shadho_celery.fleet.redis import connect, refusals
 from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, place_of, wanted_slots
 from shadho_celery.fleet.signing import Signer
+
+
+class Use(NamedTuple):
+    """Slots of one class in which trials of a user's study run."""
+
+    user: str
+    study: str
+    compute_class: str
+    slots: int = 0
+    #: money that these slots cost an hour, as far as workers announce prices
+    money: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +45,21 @@ class FleetState:
     def wanted(self, *studies: StudyWants) -> Mapping[str, int]:
         """Return the number of slots of each class that these studies want in total; without arguments, all studies."""
         return wanted_slots(studies or self.studies.values(), self.workers.values())
+
+    def user(self, key: str) -> str:
+        """Return the user of a running study; "" if it is not known."""
+        return getattr(self.studies.get(key), "user", "")
+
+    def uses(self) -> list[Use]:
+        """Return which user and study use which slots now, sorted."""
+        found: dict[tuple[str, str, str], Use] = {}
+        for worker in self.workers.values():
+            for key, share in worker.studies.items():
+                of = self.user(key), share.name or key, worker.compute_class
+                before = found.get(of, Use(*of))
+                money = before.money + share.slots * (worker.price or 0.0)
+                found[of] = before._replace(slots=before.slots + share.slots, money=money)
+        return sorted(found.values())
 
     def waiting(self, name: str) -> int | None:
         """Return the number of messages in the queues of a compute class, or None if no queue of it exists."""

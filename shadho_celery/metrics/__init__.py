@@ -1,7 +1,7 @@
-"""Metrics of a run and of a worker, which Prometheus reads over HTTP.
+"""Metrics of a run, a worker and a whole fleet, which Prometheus reads over HTTP.
 
 A family of metrics has a name, a help text, labels, and a function that reads its samples. `server` defines this class
-and the server that answers Prometheus. `run` and `worker` list the families.
+and the server that answers Prometheus. `run`, `worker` and `fleet` list the families.
 
 Metrics cost a run almost no time, because a separate thread reads existing records at each scrape, and the scheduler's
 loop never waits for this thread.

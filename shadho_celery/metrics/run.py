@@ -4,22 +4,18 @@ upper bound.
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Mapping, Sequence
 
 from shadho_celery.core.trial import TrialState, turned_first
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.registry import Worker
+from shadho_celery.metrics.kept import Kept
 from shadho_celery.metrics.server import Collector, Family, Kind, Samples
 from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.placement.durations import filled
 from shadho_celery.session.session import Session
-
-T = TypeVar("T")
 
 #: states of a study
 STATES = ("running", "paused", "stopping")
@@ -29,9 +25,6 @@ TRIAL_STATES = [state for state in TrialState if state is not TrialState.LOST]
 
 #: seconds after which the numbers of messages are read from the broker again, and the bound is computed again
 QUEUES_SECONDS, BOUND_SECONDS = 5.0, 30.0
-
-#: maximum seconds for which a scrape waits until new numbers of messages, or a new bound, are known
-WAIT_SECONDS = 2.0
 
 
 class Run:
@@ -87,34 +80,6 @@ class Run:
         except ValueError:
             # The linear program could not be solved, because its coefficients differ too much in size.
             return None
-
-
-class Kept(Generic[T]):
-    """Caches the result of `make`. The first `get` after `seconds` computes it again, in a separate thread."""
-
-    def __init__(self, make: Callable[[], T], seconds: float) -> None:
-        self._make, self._seconds = make, seconds
-        self._made_at = -math.inf
-        self._found: T | None = None
-        self._lock = threading.Lock()
-        self._making: threading.Thread | None = None
-
-    def get(self) -> T | None:
-        """Return the result. If a new one is not ready within WAIT_SECONDS, return the previous one, or None if there
-        is none.
-        """
-        with self._lock:
-            is_due = self._found is None or time.monotonic() - self._made_at >= self._seconds
-            if is_due and (self._making is None or not self._making.is_alive()):
-                self._making = threading.Thread(target=self._renew, daemon=True)
-                self._making.start()
-            making = self._making
-        if making is not None:
-            making.join(WAIT_SECONDS)
-        return self._found
-
-    def _renew(self) -> None:
-        self._found, self._made_at = self._make(), time.monotonic()
 
 
 def _optional(number: float | None) -> Samples:

@@ -6,6 +6,7 @@ This module imports no large libraries, because several commands import it to de
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from importlib.util import find_spec
 from socketserver import BaseRequestHandler, ThreadingTCPServer
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shadho_celery.core.addresses import LOOPBACK, PLACE, is_loopback
@@ -43,13 +45,16 @@ class MetricsServer(ThreadingTCPServer):
 
     allow_reuse_address = daemon_threads = True
 
-    def __init__(self, port: int, host: str | None = None, *, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(
+        self, port: int, host: str | None = None, *, most: int = MOST_CONNECTIONS, option: str = "--metrics-port"
+    ) -> None:
         """Listen on a port (0 for a free port), with at most `most` connections at a time.
 
-        Raises UsageError if the port cannot be used, or if prometheus_client is not installed.
+        Raises UsageError with the name of the `option` if the port cannot be used, or if prometheus_client is not
+        installed.
         """
         if find_spec("prometheus_client") is None:
-            raise UsageError('--metrics-port needs the extra metrics; in the checkout: pip install -e ".[metrics]"')
+            raise UsageError(f'{option} needs the extra metrics; in the checkout: pip install -e ".[metrics]"')
         self._host = host or LOOPBACK
         self.address_family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         #: the latest connections, the oldest first; some may be closed already
@@ -59,8 +64,7 @@ class MetricsServer(ThreadingTCPServer):
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(
-                f"--metrics-port: {self._host} port {port} cannot be used: {reason}; "
-                "give another port, or 0 for a free one"
+                f"{option}: {self._host} port {port} cannot be used: {reason}; give another port, or 0 for a free one"
             ) from None
 
     @classmethod
@@ -90,14 +94,30 @@ class MetricsServer(ThreadingTCPServer):
         is_reached = is_loopback(address) or not is_loopback(host)
         return found if is_reached and re.match(PLACE, found) else ""
 
-    def serve(self, collector: Any) -> None:
-        """Answer requests from now on, in other threads, with the metrics of `collector`."""
+    def serve(self, collector: Any, lists: Mapping[str, Callable[[], object | None]] = MappingProxyType({})) -> None:
+        """Answer requests from now on, in other threads, with the metrics of `collector`.
+
+        `lists` are functions by path. Their results are answered as JSON; None means that there is no answer now.
+        """
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import MetricsHandler
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
-        self.RequestHandlerClass = MetricsHandler.factory(registry)
+
+        class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]  # its class is made by the library
+            def do_GET(self) -> None:  # noqa: N802 -- the library's name
+                make = lists.get(self.path.partition("?")[0])
+                if make is None:
+                    super().do_GET()
+                    return
+                found = make()
+                self.send_response(200 if found is not None else 503)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(json.dumps(found).encode())
+
+        self.RequestHandlerClass = Handler
         threading.Thread(target=self.serve_forever, name="shadho-metrics", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -119,7 +139,7 @@ Number = float | tuple[float, float]
 Samples = Mapping[tuple[str, ...], Number]
 
 #: maximum number of samples of a family; further samples, in the order of their labels, are left out
-MOST = 1000
+MOST = 10_000
 
 #: maximum number of characters of a label's value
 MOST_CHARACTERS = 255
