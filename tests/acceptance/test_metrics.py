@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 import urllib.parse
@@ -16,7 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-import yaml
 from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as make_desk
 
@@ -97,19 +97,24 @@ def test_slow_clients_keep_neither_a_run_nor_a_worker_from_ending_and_from_servi
         assert worker.wait(60).code == 0, desk.said()
 
 
-def test_prometheus_scrapes_a_run(desk: Desk) -> None:
-    """Prometheus understands each expression of the dashboard of Grafana, and those of a busy run have numbers."""
+def test_prometheus_finds_a_run_and_a_worker_by_the_exporter(desk: Desk, redis_url: str) -> None:
+    """Prometheus understands each expression of the dashboard of Grafana, and those of a busy run have numbers.
+
+    Its settings are those of deploy/, with other addresses.
+    """
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
     port = free_port()
-    run = desk.launch("my_study", "--trials", "10000", "--workers", "cpu=2", "--metrics-port", "0")
-    target = urllib.parse.urlsplit(metrics_url(run)).netloc
-    settings = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "shadho", "static_configs": [{"targets": [target]}]}],
-    }
-    desk.write("prometheus.yml", yaml.safe_dump(settings))
+    fleet = {"SHADHO_REDIS_URL": redis_url, "CELERY_BROKER_URL": redis_url}
+    served = {"SHADHO_METRICS_PORT": "0", "SHADHO_IMPORTS": "my_study", "SHADHO_PRICE": "2", "SHADHO_USER": "ada"}
+    worker = desk.worker("cpu", "-c", "2", "-l", "INFO", **served, **fleet)
+    exporter = desk.start(sys.executable, "-m", "shadho_celery", "exporter", "--port", "0", "--fleet", "lab", **fleet)
+    run = desk.launch("my_study", "--trials", "10000", "--metrics-port", "0", **fleet, SHADHO_USER="ada")
+    target = urllib.parse.urlsplit(metrics_url(exporter)).netloc
+    settings = (DEPLOY / "prometheus.yml").read_text().replace("exporter:9430", target).replace("15s", "1s")
+    desk.write("prometheus.yml", settings)
+    shutil.copy(DEPLOY / "alerts.yml", desk.folder)
     prometheus = desk.start(
         program,
         "--config.file=prometheus.yml",
@@ -132,14 +137,22 @@ def test_prometheus_scrapes_a_run(desk: Desk) -> None:
         return [float(each["value"][1]) for each in found["data"]["result"]]
 
     until(lambda: sum(ask('shadho_trials{state="complete"}')) >= 10, 90, lambda: desk.said() + prometheus.err)
-    assert ask("sum(shadho_slots)") == [2.0]
+    places = {urllib.parse.urlsplit(metrics_url(each)).netloc for each in (worker, run)}
+    for place in places:
+        until(lambda place=place: ask(f'up{{job="shadho",fleet="lab",instance="{place}"}}') == [1.0], 60, desk.said)  # type: ignore[misc]
+    until(lambda: ask('shadho_fleet_up{fleet="lab"}') == [1.0, 1.0], 60, desk.said)
+    assert ask("sum(shadho_slots)") == ask("sum(shadho_fleet_slots)") == [2.0]
     assert ask('shadho_server_up{server="servers"}') == [1.0]
-    assert ask("up") == [1.0]
+    assert ask("sum(shadho_fleet_money_per_hour)") == [4.0]
+    until(lambda: sum(ask('shadho_fleet_study_slots{study=~"my_study.*"}')) > 0, 60, desk.said)
+    until(lambda: bool(ask("shadho_fleet_machine_load")), 60, desk.said)
     until(lambda: bool(ask("shadho_bound_share")), 60, desk.said)
     [share] = ask("shadho_bound_share")
     assert share > 0
     panels = json.loads((DEPLOY / "grafana/dashboard.json").read_text())["panels"]
-    expressions = [target["expr"].replace("$study", ".*") for panel in panels for target in panel.get("targets", ())]
+    expressions = [
+        re.sub(r"\$(study|fleet)", ".*", target["expr"]) for panel in panels for target in panel.get("targets", ())
+    ]
     answers = {each: ask(each) for each in expressions}
-    of_a_run = [each for each in expressions if re.search("shadho_(trials|turn_age_seconds)", each)]
+    of_a_run = [each for each in expressions if re.search("shadho_(trials|turn_age_seconds|fleet_slots)", each)]
     assert all(answers[each] for each in of_a_run)

@@ -48,6 +48,7 @@ RUN_BY = {
     "run my_study --sampler": "test_the_options_of_placement_and_samplers",
     "run my_study --trials 30 --max-cost": "test_the_money_that_a_study_costs",
     "worker --price": "test_the_money_that_a_study_costs",
+    "shadho-celery exporter": "test_the_metrics_of_a_run_and_of_a_worker",
     "--metrics-port": "test_the_metrics_of_a_run_and_of_a_worker",
     "run -- python train.py": "test_the_commands_that_are_searched",
     "run study.toml": "test_the_commands_that_are_searched",
@@ -422,7 +423,9 @@ def test_the_money_that_a_study_costs(first_study: Desk, redis_url: str) -> None
 
 
 def test_the_metrics_of_a_run_and_of_a_worker(first_study: Desk, redis_url: str) -> None:
-    """Both serve them on their ports while they live: the worker says what it has done once the study has ended."""
+    """They serve them on their ports while they live: the worker says what it has done once the study has ended, and
+    the exporter where it says so.
+    """
     study, worker = (line for line in COMMANDS if "--metrics-port" in line)
     assert "--metrics-port 9431" in study
     urls = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
@@ -435,6 +438,14 @@ def test_the_metrics_of_a_run_and_of_a_worker(first_study: Desk, redis_url: str)
     assert "metrics: http://127.0.0.1:" in run.out + run.err
     with urllib.request.urlopen(url.group(1), timeout=20) as answer:
         assert b'shadho_worker_trials_total{class="cpu",state="complete"} 30.0' in answer.read()
+    [exporter] = [line for line in COMMANDS if "shadho-celery exporter" in line]
+    typed = exporter.replace("9430", "0").replace("shadho-celery", f"{sys.executable} -m shadho_celery")
+    serving = first_study.start("bash", "-c", f"exec {typed}", **urls)
+    serving.says("metrics: http://127.0.0.1:")
+    found = re.search(r"metrics: (\S+)/metrics", serving.out)
+    assert found is not None
+    with urllib.request.urlopen(f"{found.group(1)}/sd", timeout=20) as answer:
+        assert json.load(answer)[0]["targets"] == [url.group(1).split("/")[2]]
 
 
 def test_planning_a_fleet(desk: Desk) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pytest
 import yaml
 from services.cases import cases
 
@@ -22,7 +23,7 @@ from shadho_celery.core.files import read_class_spec
 from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.core.units import seconds_of
 from shadho_celery.fleet import signing
-from shadho_celery.metrics import run, server, worker
+from shadho_celery.metrics import fleet, run, server, worker
 from shadho_celery.node import stay
 from shadho_celery.node.shutdown import END_SECONDS
 
@@ -80,7 +81,7 @@ def test_without_a_profile_only_broker_and_redis_start() -> None:
         assert service["healthcheck"]["test"][0] == "CMD", "it says itself whether it is healthy"
         assert service["ports"]
     assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
-        name: [name] for name in ("postgres", "scheduler", "worker", "dashboard", "prometheus", "grafana")
+        name: [name] for name in ("postgres", "scheduler", "worker", "dashboard", "exporter", "prometheus", "grafana")
     }
     # Compose replaces the variables of all services, also of those that do not start.
     assert ":?" not in (DEPLOY / "compose.yml").read_text()
@@ -110,16 +111,69 @@ def test_a_worker_of_compose_has_the_time_for_its_grace() -> None:
     assert seconds_of(SERVICES["worker"]["stop_grace_period"]) > seconds_of(grace) + END_SECONDS
 
 
-def test_prometheus_scrapes_the_ports_that_run_and_worker_serve() -> None:
+def test_prometheus_asks_the_exporter_which_finds_runs_and_workers() -> None:
     found = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-    jobs = [each["dns_sd_configs"][0] for each in found["scrape_configs"]]
-    assert [(*job["names"], job["port"]) for job in jobs] == [("scheduler", 9431), ("worker", 9432)]
-    assert check_command(SERVICES["scheduler"]["command"]).params["metrics_port"] == 9431
-    assert SERVICES["worker"]["environment"][server.PORT] == 9432
+    fleet, each = found["scrape_configs"]
+    port = check_command(SERVICES["exporter"]["command"]).params["port"]
+    assert fleet["static_configs"] == [{"targets": [f"exporter:{port}"]}]
+    assert each["http_sd_configs"][0]["url"] == f"http://exporter:{port}/sd"
+    # They announce an address that other containers reach.
+    assert check_command(SERVICES["scheduler"]["command"]).params["metrics_host"] == "0.0.0.0"
+    assert SERVICES["worker"]["environment"][server.HOST] == "0.0.0.0"
     if promtool := shutil.which("promtool"):
         words = [promtool, "check", "config", str(DEPLOY / "prometheus.yml")]
         done = subprocess.run(words, capture_output=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+def test_alerts_say_what_to_do_and_fire_when_they_must(tmp_path: Path) -> None:
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+    jobs = {job["job_name"] for job in yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]}
+    assert {job for rule in rules for job in re.findall(r'job="([^"]+)"', rule["expr"])} == jobs
+    assert all(";" in rule["annotations"]["summary"] for rule in rules)
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    series = {
+        'shadho_fleet_up{fleet="lab",server="redis"}': "0x60",
+        'shadho_fleet_queue_messages{fleet="lab",class="gpu"}': "3x60",
+        'shadho_fleet_queue_messages{fleet="lab",class="cpu"}': "3x60",
+        'shadho_fleet_slots{fleet="lab",class="cpu"}': "2x60",
+        'shadho_fleet_slots{fleet="lab",class="gpu"}': "0x60",
+    }
+    expected = {"ShadhoServerDown": {"server": "redis"}, "ShadhoQueueWithoutWorkers": {"class": "gpu"}}
+    summaries = {rule["alert"]: rule for rule in rules}
+    tests = [
+        {
+            "eval_time": "30m",
+            "alertname": name,
+            "exp_alerts": [
+                {
+                    "exp_labels": {"fleet": "lab", "severity": summaries[name]["labels"]["severity"], **labels},
+                    "exp_annotations": {
+                        "summary": re.sub(
+                            r"{{ \$labels.(\w+) }}",
+                            lambda found, labels=labels: {"fleet": "lab", **labels}[found[1]],  # type: ignore[misc]
+                            summaries[name]["annotations"]["summary"],
+                        )
+                    },
+                }
+            ],
+        }
+        for name, labels in expected.items()
+    ]
+    told = {"input_series": [{"series": name, "values": values} for name, values in series.items()]}
+    (tmp_path / "test.yml").write_text(
+        yaml.safe_dump(
+            {
+                "rule_files": [str(DEPLOY / "alerts.yml")],
+                "tests": [{"interval": "1m", **told, "alert_rule_test": tests}],
+            }
+        )
+    )
+    done = subprocess.run(
+        [promtool, "test", "rules", str(tmp_path / "test.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_image_is_pinned_by_its_tag() -> None:
@@ -271,7 +325,7 @@ def test_a_busy_pod_is_only_ended_with_the_time_for_its_grace(job: dict[str, Any
 # Metrics
 
 
-METRICS = {name for family in itertools.chain(run.FAMILIES, worker.FAMILIES) for name in family.names}
+METRICS = {name for family in itertools.chain(run.FAMILIES, worker.FAMILIES, fleet.FAMILIES) for name in family.names}
 
 
 @cases("path", [path for path in sorted(DEPLOY.rglob("*")) if path.suffix in {".json", ".yml", ".yaml"}])
@@ -282,7 +336,7 @@ def test_a_metric_that_a_file_names_is_served(path: Path) -> None:
 def test_the_board_of_grafana_has_a_panel_for_each_subject_and_asks_the_source_that_there_is() -> None:
     [source] = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/shadho.yml").read_text())["datasources"]
     panels = BOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels) == 14
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels) == 20
     assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
     places = [panel["gridPos"] for panel in panels]
     for one, other in itertools.combinations(places, 2):

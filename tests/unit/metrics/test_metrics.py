@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 import threading
@@ -22,7 +23,7 @@ from shadho_celery.core.system import OVER_SECONDS
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet.registry import Worker
-from shadho_celery.metrics import kept, run, server, worker
+from shadho_celery.metrics import fleet, kept, run, server, worker
 from shadho_celery.metrics.kept import Kept
 from shadho_celery.metrics.server import MOST, TRIES, Collector, Family, Kind, MetricsServer, Samples
 from shadho_celery.node.heartbeat import Tally
@@ -329,5 +330,6 @@ def test_a_worker_says_what_it_has_done(listening: MetricsServer) -> None:
 
 def test_every_family_is_in_the_document() -> None:
     text = (Path(__file__).parents[3] / "deploy" / "README.md").read_text()
-    listed = [family.name for family in run.FAMILIES] + [family.name for family in worker.FAMILIES]
+    families = itertools.chain(run.FAMILIES, worker.FAMILIES, fleet.FAMILIES)
+    listed = [family.name for family in families]
     assert [name for name in listed if f"`{name}`" not in text] == []
