@@ -73,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job has lost the meaning of Ctrl-C, which tests send to themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Recorded names do not depend on the machine.
+    os.environ["SHADHO_USER"] = "tester"
     worker = getattr(config, "workerinput", None)
     # Tests start processes by the thousand: where Python writes no bytecode, each would compile the package.
     if sys.dont_write_bytecode and worker is None:

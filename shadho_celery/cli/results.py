@@ -21,7 +21,7 @@ from msgspec import to_builtins
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import FILE, STDOUT, moment, print_json
-from shadho_celery.core.checks import unbroken
+from shadho_celery.core.checks import one_line, unbroken
 from shadho_celery.core.files import EMBEDDED
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, TrialState, in_words
@@ -51,24 +51,29 @@ MOST_EXPLAINED = 50_000
 MIB = 2**20
 
 
-@shared_options.command("studies", "studies --json", "studies --store postgresql://me@db/searches")
+@shared_options.command(
+    "studies", "studies --user anna@lab7", "studies --json", "studies --store postgresql://me@db/searches"
+)
+@shared_options.user_option
 @shared_options.store_option
 @shared_options.json_option
-def studies(store: str, as_json: bool) -> None:
+def studies(user: str | None, store: str, as_json: bool) -> None:
     """List the studies of a store, the latest first."""
     from shadho_celery.results.study import StudyResults
     from shadho_celery.store.sql import SqlStore
 
     shared_options.warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     opened_store = SqlStore(store, read_only=True)
-    found = [StudyResults(opened_store, record) for record in opened_store.records()]
+    records = [each for each in opened_store.records() if user in (None, each.owner)]
+    found = [StudyResults(opened_store, record) for record in records]
     if as_json:
         from shadho_celery.results.study import listed_json
 
         print_json({"studies": [*map(listed_json, found)]})
         return
     if not found:
-        say("there is no study yet; begin one: shadho-celery run STUDY_FILE", err=True)
+        whose = "" if user is None else f" of user {one_line(user, 80)}"
+        say(f"there is no study{whose} yet; begin one: shadho-celery run STUDY_FILE", err=True)
         return
     from shadho_celery.cli.tables import fact, last, number, print_table
 
@@ -76,10 +81,10 @@ def studies(store: str, as_json: bool) -> None:
         state = f"{each.state} on {where}" if (where := each.running_on) else each.state
         counts = (each.count(*COUNTED), each.count(TrialState.FAILED))
         module = each.command[:60] or each.module or None
-        return (each.name, module, state, *counts, number(each.best_loss), moment(each.created_at))
+        return (each.name, each.owner, module, state, *counts, number(each.best_loss), moment(each.created_at))
 
-    columns: list[Any] = [*map(fact, ("study", "module", "state")), ">trials", ">failed", ">best loss", last("begun")]
-    print_table(columns, map(row, found))
+    facts: list[Any] = [*map(fact, ("study", "owner", "module", "state"))]
+    print_table([*facts, ">trials", ">failed", ">best loss", last("begun")], map(row, found))
 
 
 @shared_options.command("show svm", "show svm --json")
@@ -461,7 +466,7 @@ def _json(study: StudyResults, file: IO[bytes]) -> None:
     """Write the study as one JSON object. Trials are read from the store and written one by one."""
     from shadho_celery.results.study import plain_json, trial_json
 
-    facts = {name: getattr(study, name) for name in ("module", "command", "seed", "space")}
+    facts = {name: getattr(study, name) for name in ("owner", "module", "command", "seed", "space")}
     head = plain_json({"study": study.name, **facts})
     file.write(f'{json.dumps(head)[:-1]}, "trials": ['.encode())
     for place, trial in enumerate(study.trials):

@@ -320,6 +320,7 @@ store_option = click.option(
     metavar="URL",
     help=f"Database that keeps the trials.  [env: {STORE_VARIABLE}]",
 )
+user_option = click.option("--user", metavar="NAME", help="Only the studies of this user (SHADHO_USER, or login@host).")
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
 )

@@ -46,15 +46,22 @@ NO_FLEET = (
     f"{urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery status",
     "status --url-file ~/fleet.urls",
     "status --url-file ~/fleet.urls --json",
+    "status --user anna@lab7",
 )
+@shared_options.user_option
 @shared_options.json_option
 @shared_options.on_fleet
-def status(as_json: bool) -> None:
+def status(user: str | None, as_json: bool) -> None:
     """Show the studies that run on a fleet, its workers with the trials in their slots, and its classes and queues.
 
     If no fleet is named, show the studies that run in this folder with their own workers (embedded mode).
     """
     places = places_of()
+    for place in places if user is not None else ():
+        place["studies"] = [each for each in place.get("studies", ()) if each["owner"] == user]
+        names = {each["name"] for each in place["studies"]}
+        for worker in place.get("workers", ()):
+            worker["runs"] = [run for run in worker["runs"] if run["study"] in names]
     if as_json:
         shared_options.print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
     elif places:
@@ -121,6 +128,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
             {
                 "key": key,
                 "name": one_line(study.name or key, 255),
+                "owner": study.owner or None,
                 "state": "running" if study.progress is None else one_line(study.progress.state, 20),
                 "weight": study.weight,
                 "trials": None if study.progress is None else _numbers(study.progress),
@@ -240,9 +248,9 @@ def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
         trials = study["trials"] or {}
         ended = f"{trials['ended']} of {trials['limit']}" if trials.get("limit") is not None else trials.get("ended")
         counts = (ended, trials.get("running"), trials.get("waiting"))
-        return study["name"], study["state"], f"{study['weight']:.6g}", *counts, _ago(study["age"])
+        return study["name"], study["owner"], study["state"], f"{study['weight']:.6g}", *counts, _ago(study["age"])
 
-    columns = ("study", "state", ">weight", ">trials", ">running", ">waiting", f">{AS_OF}")
+    columns = ("study", "owner", "state", ">weight", ">trials", ">running", ">waiting", f">{AS_OF}")
     print_table(columns, map(row, studies))
 
 

@@ -23,6 +23,7 @@ from shadho_celery.core.checks import resolve
 from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.core.trial import MAX_TEXT, AttemptNumber, Bytes, Name, Number, Price, StoredMoment, Words
 from shadho_celery.core.units import money
+from shadho_celery.core.users import UserName
 
 #: number of bytes for each class in `AttemptRecord.placed`: three numbers of 32 bits
 CLASS_BYTES = 12
@@ -123,6 +124,8 @@ class AttemptRecord(Struct, kw_only=True, array_like=True):
     price: Price | None = None
     #: facts about the classes that were live when it was placed, as `pack` returns them
     placed: Annotated[bytes, Meta(max_length=CLASS_BYTES * MAX_CLASSES)] | None = None
+    #: user whose run has sent it
+    owner: UserName | None = None
 
     def merged(self, later: AttemptRecord) -> AttemptRecord:
         """Return this record with the facts of a `later` record of the same attempt that are not None."""
@@ -422,7 +425,7 @@ class Action(Struct, frozen=True, kw_only=True):
     id: Name
     #: time in seconds since the epoch, by the scheduler's clock; for a drain, by the clock of Redis
     at: StoredMoment
-    #: user and host of the request
+    #: user who has sent the request
     by: Name
     #: name of the action, such as ``stop``
     action: Name

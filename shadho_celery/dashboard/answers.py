@@ -198,7 +198,7 @@ RATE_TRIALS, RATE_SECONDS, RATE_LEAST = 50, 120.0, 10
 MOST_SEARCH = 200
 
 #: facts of a study that the list of studies and the study's page show
-FACTS = ("name", "module", "command", "created_at", "asked")
+FACTS = ("name", "owner", "module", "command", "created_at", "asked")
 
 Json = dict[str, Any]
 

@@ -60,7 +60,7 @@ class Asked(Struct, Generic[D], frozen=True, kw_only=True):
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
     #: time at which the request expires, by the Redis server's clock, in ms
     expires: Number
-    #: user and host that have sent the request
+    #: user who has sent the request
     by: Name
     deed: D
 

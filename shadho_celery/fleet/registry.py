@@ -22,6 +22,7 @@ from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine, Usage
 from shadho_celery.core.names import BY_VALUE
 from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive, Price
+from shadho_celery.core.users import UserName
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.redis import Redis, spoilt_keys_pass
@@ -168,6 +169,8 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     """
 
     name: Name = ""
+    #: user who runs it, "" if its scheduler does not announce that
+    owner: UserName = ""
     #: progress of the study; None if its scheduler does not announce that
     progress: Progress | None = None
     #: fence of the study's scheduler, which requests to the scheduler must contain

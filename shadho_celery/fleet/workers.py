@@ -92,6 +92,8 @@ class FleetStudy:
     sources: Sources | None = None
     #: files of a command that are shipped beside them, by digest
     inputs: Mapping[FullDigest, bytes] = field(default_factory=dict)
+    #: user who runs it, "" if unknown
+    owner: str = ""
     #: fencing number of the study's lock in its store
     fence: int = 0
     #: the study's weight when slots are shared with other studies
@@ -208,6 +210,7 @@ class Workers:
         # missing until each worker announces itself again.
         announced = StudyWants(
             name=study.name,
+            owner=self.study.owner,
             progress=self.progress(),
             fence=self.study.fence,
             control=None if control is None else control.fingerprint,

@@ -228,4 +228,4 @@ FAMILIES: Sequence[Family[Run]] = [
 
 def collector(session: Session) -> Collector[Run]:
     """Return the collector of a run's metrics."""
-    return Collector(FAMILIES, Run(session), {"study": session.study.name})
+    return Collector(FAMILIES, Run(session), {"study": session.study.name, "owner": session.study.recorder.owner or ""})

@@ -275,6 +275,7 @@ class StudyFacts:
 
     name = OfRecord[str]("Name of the study in its store.")
     key = OfRecord[str]("Unique among all stores, and the name of the study's checkpoint folder.")
+    owner = OfRecord[str | None]("User who has begun it: SHADHO_USER, or login@host; None if it was not recorded.")
     module = OfRecord[str]('Module with SPACE and objective; "" for a study that a program runs without a study file.')
     command = OfRecord[str]('Command that its trials run, in the form of a shell; "" if they call a function.')
     seed = OfRecord[int]("Seed of the search.")

@@ -448,8 +448,8 @@ def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: attributes of a report that have the same name in JSON: plain values, and records
-_PLAIN = ["state", "running_on", "store", "module", "seed", "created_at", "objectives", "settings", "in_force", "space"]
-_PLAIN += ["command", "warm_start", "money", "money_to_best", "hosts", "codes"]
+_PLAIN = ["owner", "state", "running_on", "store", "module", "seed", "created_at", "objectives", "settings", "in_force"]
+_PLAIN += ["space", "command", "warm_start", "money", "money_to_best", "hosts", "codes"]
 _RECORDS = ("rungs", "placed_by_params", "subspaces", "actions")
 
 
@@ -499,7 +499,7 @@ def listed_json(study: StudyResults) -> dict[str, Any]:
     """Return a study's entry in a list of studies: a few of the facts in `study_json`, and the best loss."""
     return {
         "study": study.name,
-        **{name: getattr(study, name) for name in ("state", "running_on", "module", "command", "created_at")},
+        **{name: getattr(study, name) for name in ("owner", "state", "running_on", "module", "command", "created_at")},
         **trials_json({TrialState(state): count for state, count in study.counts.items()}),
         "best_loss": study.best_loss,
     }

@@ -6,9 +6,7 @@ or requested from the workers of a fleet.
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 import socket
 import threading
 import time
@@ -26,6 +24,7 @@ from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, below
 from shadho_celery.core.records import MAX_POINTS, Answer, OfStudy, OfWorker
 from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.units import counted
+from shadho_celery.core.users import own_user
 from shadho_celery.embedded.plan import CONTROL_KEY, reached, running
 from shadho_celery.errors import ServiceError, ShadhoError, UsageError
 from shadho_celery.fleet import urls
@@ -95,16 +94,6 @@ def reaches(redis: str | None = None) -> Iterator[Sequence[Reach]]:
                 control = Signer(read_key(folder / CONTROL_KEY))
                 found.append(Reach(client=client, signer=signer, control=control))
         yield found
-
-
-def requester() -> str:
-    """Return the name under which this process sends requests: user and host."""
-    # Python raises one of these errors if the system's list of users lacks this user, as in some containers.
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"[:255]
 
 
 #: seconds to wait until workers obey a drain or undrain, and seconds between two checks
@@ -202,7 +191,7 @@ class Control:
             if alone := place in workers:
                 living = Registry(reach.client, Worker, reach.signer).living()
                 drains.forget([name for name, each in drains.all().items() if each.alone and name not in living])
-            drains.put(place, requester(), is_drained=True, after=obeyed, alone=alone)
+            drains.put(place, own_user(), is_drained=True, after=obeyed, alone=alone)
             workers = _await(reach, place, is_drained=True)
         running = sum(worker.busy for worker in workers.values())
         rest = f"; {counted(running, 'running trial finishes', 'running trials finish')} first" if running else ""
@@ -221,7 +210,7 @@ class Control:
                 return Answer(is_done=True, text=f"{place} was not drained")
             for each in (place, *(workers.keys() & drained - {place})):
                 after, alone = obeyed.get(each, 0), each in workers
-                drains.put(each, requester(), is_drained=False, after=after, alone=alone)
+                drains.put(each, own_user(), is_drained=False, after=after, alone=alone)
             if not workers:
                 return Answer(is_done=True, text=f"undrained {place}, where no worker is live")
             _await(reach, place, is_drained=False)
@@ -251,7 +240,7 @@ class Control:
                 disks = one_a_disk(dict(sorted(living.items(), key=lambda each: each[1].control == ours)))
                 swept: dict[str, WorkerAnswer | None] = dict.fromkeys(disks)
                 sender = Client(reach.client, reach.control, TO_WORKERS)
-                asked = sender.ask([each for each in disks if living[each].control == ours], requester(), sweep)
+                asked = sender.ask([each for each in disks if living[each].control == ours], own_user(), sweep)
                 swept |= {worker_of(each): answer for each, answer in sender.answers(asked, cleaning.ANSWER_SECONDS)}
             else:
                 swept = {"this folder": answered(CHECKPOINTS, sweep)}
@@ -266,7 +255,7 @@ class Control:
             if (reason := why_not(what, study.control, reach.control)) is not None:
                 return Answer(is_done=False, text=reason)
             client = Client(reach.client, reach.control, CONTROL)
-            request = client.request(key, requester(), deed, study.fence)
+            request = client.request(key, own_user(), deed, study.fence)
             try:
                 entry = client.send(request)
             except ValueError as error:
@@ -525,7 +514,7 @@ class TrialLogs:
             # If no worker is live on the host, ask one worker for each disk, because disks may be shared.
             asked = [source] if source in living and source else on_host or one_a_disk(living)
             sender = Client(client, self._signer, TO_WORKERS)
-            sent = sender.ask(asked, requester(), deed)
+            sent = sender.ask(asked, own_user(), deed)
             others: list[WorkerAnswer] = []
             for request, answer in sender.answers(sent, self._seconds):
                 if answer.is_done:

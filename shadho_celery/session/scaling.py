@@ -17,13 +17,14 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.files import ClassSpec
 from shadho_celery.core.units import counted, duration
+from shadho_celery.core.users import own_user
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.drains import MAX_FAILURES, Drains, Start, StartRecords, Starts
 from shadho_celery.fleet.redis import connect, refusals, server_time
 from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Registry, StudyWants, Worker
 from shadho_celery.fleet.signing import Signer
 from shadho_celery.placement.bound import Held
-from shadho_celery.session.control import requester, why_not
+from shadho_celery.session.control import why_not
 
 #: seconds between a failed start and the next start: the first pause, and the longest; each pause is twice the previous
 #: one
@@ -259,7 +260,7 @@ class ScaledFleet:
         client, self._signer = connect(urls.url(urls.REDIS)), Signer.configured()
         self._studies = Registry(client, StudyWants, self._signer)
         self._workers = Registry(client, Worker, self._signer)
-        self._drains, self._by = Drains(client, self._signer), requester()
+        self._drains, self._by = Drains(client, self._signer), own_user()
         self._client, self._records = client, StartRecords(client, self._signer)
         #: class -> record of its starting workers, as stored in Redis
         self._kept: dict[str, Starts] = {}

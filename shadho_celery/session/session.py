@@ -315,6 +315,7 @@ class Session:
                 code=self.code,
                 sources=self._sources,
                 inputs=self._inputs,
+                owner=self.study.recorder.owner or "",
                 fence=self.study.fence,
                 weight=settings.weight,
                 takes_over=self.options.fleet,

@@ -15,6 +15,7 @@ from shadho_celery.core.records import Action, Answer, OfStudy, name_of
 from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted
+from shadho_celery.core.users import own_user
 from shadho_celery.errors import StoreOutage, UsageError
 from shadho_celery.fleet.control import Request
 from shadho_celery.fleet.drains import Drain
@@ -22,7 +23,6 @@ from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.session.control import requester
 from shadho_celery.study.state import StudyState, named
 
 
@@ -73,7 +73,7 @@ class Steering:
 
     def note_signal(self, number: int) -> None:
         """Record that a signal has stopped the study, in the same form as a request. It is recorded once in a run."""
-        study, by = self._run.study, requester()
+        study, by = self._run.study, own_user()
         once = f"{study.fence:028x}{number:04x}"
         request = Request(to=study.record.key, fence=study.fence, id=once, expires=0, by=by, deed=records.Stop())
         self._record(request, Answer(is_done=True, text=f"stopped by {Signals(number).name}"))

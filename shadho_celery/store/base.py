@@ -20,6 +20,7 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Action, AttemptRecord, MachineRecord, MoneyPlan, SessionRecord
 from shadho_celery.core.trial import Moment, Name, Report, Trial
+from shadho_celery.core.users import UserName
 
 #: URL of the store of commands without --store
 DEFAULT_STORE = "sqlite:///shadho.db"
@@ -58,6 +59,8 @@ class StudyRecord:
     tree: Mapping[str, Any] | None = None
     #: names of the compute classes to which attempts could be sent, in the order of `AttemptRecord.placed`
     classes: tuple[Name, ...] = ()
+    #: user who has begun it; None if an earlier version has begun it
+    owner: UserName | None = None
 
     @property
     def asked(self) -> int | None:

@@ -212,9 +212,14 @@ def note_version(engine: sa.Engine) -> None:
         connection.execute(sa.insert(schema_version).values(version=VERSION))
 
 
-def lacks_losses(engine: sa.Engine) -> bool:
-    """Return whether an earlier version has created the table `reports`, without the column `losses`."""
-    return "losses" not in {column["name"] for column in sa.inspect(engine).get_columns(reports.name)}
+#: columns that earlier versions of the package have not created
+ADDED = (reports.c.losses, studies.c.owner, attempts.c.owner)
+
+
+def lacking(engine: sa.Engine) -> list[sa.Column[Any]]:
+    """Return the columns of `ADDED` that a store of an earlier version lacks."""
+    found = {table: sa.inspect(engine).get_columns(table.name) for table in {column.table for column in ADDED}}
+    return [column for column in ADDED if column.name not in {each["name"] for each in found[column.table]}]
 
 
 R = TypeVar("R")
@@ -448,8 +453,6 @@ ATTEMPTS = Reader(attempts, AttemptRecord.__struct_fields__, lambda row: msgspec
 SESSIONS = _of(SessionRecord, sessions, ["since", "worker"])
 MACHINES = _of(MachineRecord, machines)
 REPORTS = _of(Report, reports, loss=math.nan)
-#: reads the reports of a store of an earlier version, see `lacks_losses`
-EARLIER_REPORTS = Reader(reports, [name for name in Report.__struct_fields__ if name != "losses"], REPORTS.make)
 ACTIONS = Reader(actions, actions.c.keys(), as_action, ["at", "id"])
 LESSONS = Reader(warm_starts, warm_starts.c.keys(), as_lesson)
 STUDIES = Reader(studies, [each.name for each in fields(StudyRecord)], as_study, ["name"])

@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 import sqlalchemy as sa
 from msgspec import to_builtins
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.sql.visitors import replacement_traverse
 
 from shadho_celery.core.checks import listed, mask, mask_in, one_line, short
 from shadho_celery.core.columns import Summary
@@ -34,7 +35,6 @@ from shadho_celery.store.rows import (
     ATTEMPTS,
     BRIEF,
     COLUMNS,
-    EARLIER_REPORTS,
     FULL,
     JSON,
     LESSONS,
@@ -49,7 +49,7 @@ from shadho_celery.store.rows import (
     actions,
     attempts,
     damage,
-    lacks_losses,
+    lacking,
     machines,
     note_version,
     readable,
@@ -114,6 +114,8 @@ class SqlStore:
         self._change: dict[str, int] = {}
         #: True if this store is only read and has no tables yet
         self._is_empty = read_only
+        #: columns that this store lacks, because an earlier version has written it and it is only read; None if unknown
+        self._lacking: Collection[sa.ColumnElement[Any]] | None = None if read_only else ()
         if read_only:
             self.verify()
         else:
@@ -134,6 +136,8 @@ class SqlStore:
             if [row.version for row in found] != [VERSION]:
                 self._refuse_damage()
                 self._is_empty = not sa.inspect(self._engine).has_table(studies.name)
+            if not self._is_empty and self._lacking != []:
+                self._lacking = lacking(self._engine)
 
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
         """Record a new study, and the trials of earlier studies from which it learns.
@@ -441,7 +445,7 @@ class SqlStore:
         """Return the rows of a query as tuples of the driver, which is faster than rows of SQLAlchemy."""
         with self._errors(), self._engine.connect() as connection:
             try:
-                found: Sequence[Sequence[Any]] = connection.execute(query).cursor.fetchall()
+                found: Sequence[Sequence[Any]] = connection.execute(self._known(query)).cursor.fetchall()
             except self._engine.dialect.loaded_dbapi.Error as error:
                 raise sa.exc.DatabaseError("fetch", None, error) from error
             return found
@@ -477,9 +481,7 @@ class SqlStore:
 
     def reports(self, key: str, numbers: Collection[int] | None = None) -> list[Report]:
         """Return the reports of all trials, or of the trials with these numbers, sorted by trial, attempt and step."""
-        with self._errors():
-            is_earlier = self._is_read_only and lacks_losses(self._engine)
-        return [*self._read(EARLIER_REPORTS if is_earlier else REPORTS, key, numbers)]
+        return [*self._read(REPORTS, key, numbers)]
 
     def change(self, key: str) -> int:
         """Return the study's latest change number. Each transaction that writes trials or attempts increases it."""
@@ -613,7 +615,19 @@ class SqlStore:
 
     def _fetched(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         with self._errors(), self._engine.connect() as connection:
-            return connection.execute(query).all()
+            return connection.execute(self._known(query)).all()
+
+    def _known(self, query: sa.Select[Any]) -> sa.Select[Any]:
+        """Return a query with nulls in place of the columns that the store lacks."""
+        if not self._lacking:
+            return query
+        absent = {*self._lacking}
+
+        def replace(element: Any, **kw: Any) -> Any:
+            return sa.null().label(element.name) if element in absent else None
+
+        found: Any = replacement_traverse(query, {}, replace)
+        return cast(sa.Select[Any], found)
 
     def _number(self, key: str, number: object) -> int:
         """Return a value as the number of a trial. Raises StoreError if it is not a valid number."""
@@ -642,9 +656,10 @@ class SqlStore:
             try:
                 self._refuse_damage()
                 schema.create_all(self._engine)
-                if lacks_losses(self._engine):
+                for column in lacking(self._engine):
+                    added = sa.schema.CreateColumn(column).compile(self._engine)
                     with self._engine.begin() as connection:
-                        connection.exec_driver_sql("ALTER TABLE reports ADD COLUMN losses JSON")
+                        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {added}")
                 note_version(self._engine)
                 return
             except sa.exc.DBAPIError as error:

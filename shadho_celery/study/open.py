@@ -18,6 +18,7 @@ from shadho_celery.core.settings import Resume, as_options
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import COUNTED, Params, Trial
 from shadho_celery.core.units import counted
+from shadho_celery.core.users import own_user
 from shadho_celery.errors import (
     ShadhoError,
     SpaceChanged,
@@ -70,11 +71,11 @@ def open_study(
     Raises StudyLocked, StudyExists, UsageError (another seed, or a new limit on trials that has been passed),
     StoreError, and what `earlier_study` raises.
     """
-    clock = clock or SystemClock()
+    clock, user = clock or SystemClock(), own_user()
     before = earlier_study(store, space, module=module, name=name, resume=resume, settings=settings, tree=tree)
     if before is None:
         record = _new_record(space, module, name, seed, clock, key=key or new_key())
-        record = replace(record, settings=settings or {}, in_force=in_force or {}, tree=tree)
+        record = replace(record, settings=settings or {}, in_force=in_force or {}, tree=tree, owner=user)
         record = _create(store, record, is_named=name is not None, warm_start=warm_start)
     else:
         if seed not in (None, before.seed):
@@ -84,12 +85,15 @@ def open_study(
     fence = store.lock(record.key, holder_name(), clock.wall())
     try:
         if before is None:
-            return StudyState(store, record, fence, (), clock, warm_start=warm_start, given=given)
-        return _resumed(database(store), before, record, fence, clock=clock, given=given)
+            study = StudyState(store, record, fence, (), clock, warm_start=warm_start, given=given)
+        else:
+            study = _resumed(database(store), before, record, fence, clock=clock, given=given)
     except ShadhoError:
         with suppress(StoreError):
             store.unlock(record.key, fence)
         raise
+    study.recorder.owner = user
+    return study
 
 
 def _resumed(

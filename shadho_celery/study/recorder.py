@@ -40,6 +40,8 @@ class Recorder:
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
         """`classes` are the class names in the study's record."""
+        #: user of this run, who owns its attempts; None if it is not recorded
+        self.owner: str | None = None
         #: names of the classes in the order of `AttemptRecord.placed`; the position of a class never changes
         self._classes = [*classes]
         self._written_classes = len(self._classes)
@@ -114,6 +116,7 @@ class Recorder:
         """Record an attempt that will be sent."""
         record = self._record(attempt)
         record.compute_class, record.queued_at, record.copy = attempt.compute_class, at, is_copy
+        record.owner = self.owner
 
     def note_placement(self, attempt: Attempt, found: Mapping[str, Placed]) -> None:
         """Record the facts by which an attempt was placed, and add its seconds to the backlog of its class."""

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core import columns
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.records import Action, Answer, MoneyPlan
+from shadho_celery.core.records import Action, Answer, AttemptRecord, MoneyPlan
 from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.program.recorded import list_studies, load_study
@@ -614,6 +614,27 @@ def test_reports_are_read_from_tables_without_losses_and_a_writer_adds_the_colum
         more = replace(report(2), losses={"a": 0.5})
         store.write("k1", store.lock("k1", "here 1 2", NOW), NOW, Turn(reported=[more]))
         assert store.reports("k1") == [report(1), more]
+
+
+def test_owners_are_read_from_tables_without_them_and_a_writer_adds_the_columns(shared_url: str) -> None:
+    """An earlier version has created such tables: what it has recorded has no owner."""
+    attempt = AttemptRecord(number=1, attempt=1, owner="anna")
+    with closing(SqlStore(shared_url)) as store:
+        store.write("k1", begun(store), NOW, Turn(attempted=[attempt]))
+        store.unlock("k1", 1)
+    engine = database.make_engine(shared_url)
+    with engine.begin() as connection:
+        for table in ("studies", "attempts"):
+            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN owner"))
+    engine.dispose()
+    with closing(SqlStore(shared_url, read_only=True)) as store:
+        assert [each.owner for each in store.records()] == [None]
+        assert [*store.attempts("k1")] == [replace(attempt, owner=None)]
+        assert [*store.rows_of_attempts("k1", ["number", "owner"])] == [[(1, None)]]
+    with closing(SqlStore(shared_url)) as store:
+        later = replace(attempt, attempt=2)
+        store.write("k1", store.lock("k1", "here 1 2", NOW), NOW, Turn(attempted=[later]))
+        assert [*store.attempts("k1")] == [replace(attempt, owner=None), later]
 
 
 def test_a_step_may_count_tokens(store: SqlStore) -> None:

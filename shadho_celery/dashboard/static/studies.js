@@ -12,33 +12,49 @@ const PAUSE = 1000;
 export async function showStudies({ main, signal }) {
   const body = element("div");
   const columns = columnsOf();
-  let shown = "";
-  await repeat(async () => {
-    const found = await get("/api/studies");
-    const text = JSON.stringify(found);
-    if (signal.aborted || text === shown) {
-      return;
-    }
-    shown = text;
+  const whose = element("select", "", { "aria-label": "Owner of the studies" });
+  let found, shown = "";
+  const draw = () => {
     const focused = document.activeElement;
-    body.replaceChildren(...partsOf(found, columns));
+    body.replaceChildren(...partsOf(found, columns, whose));
     if (!body.isConnected) {
       main.append(element("h1", "Studies"), body);
     }
     if (body.contains(focused)) {
       focused.focus();
     }
+  };
+  whose.addEventListener("change", draw);
+  await repeat(async () => {
+    found = await get("/api/studies");
+    const text = JSON.stringify(found);
+    if (!signal.aborted && text !== shown) {
+      shown = text;
+      draw();
+    }
   }, PAUSE, signal);
 }
 
-function partsOf(found, { columns, compare }) {
+// The choice of an owner, if there are several.
+function ownersOf(studies, whose) {
+  const owners = [...new Set(studies.map((study) => study.owner ?? ""))].sort();
+  const chosen = whose.length && owners.includes(whose.value) ? whose.value : "*";
+  const option = (value, text) => element("option", text, { value });
+  whose.replaceChildren(option("*", "all owners"), ...owners.map((owner) => option(owner, owner || "unknown")));
+  whose.value = chosen;
+  return owners.length > 1 ? [whose] : [];
+}
+
+function partsOf(found, { columns, compare }, whose) {
   const made = [element("p", found.store, { class: "soft" })];
   if (!found.studies.length) {
     const start = element("p", "The studies of this store will be here. There is none yet; this command starts one: ");
     start.append(element("code", found.first));
     return [...made, start];
   }
-  made.push(table("Studies of this store, the latest first", columns, found.studies), compare);
+  made.push(...ownersOf(found.studies, whose));
+  const studies = found.studies.filter((study) => ["*", study.owner ?? ""].includes(whose.value));
+  made.push(table("Studies of this store, the latest first", columns, studies), compare);
   if (found.left_out) {
     made.push(element("p", `${counted(found.left_out, "earlier study is", "earlier studies are")} left out.`, { class: "soft" }));
   }
@@ -73,6 +89,7 @@ function columnsOf() {
   const columns = [
     ["compare", keep("compare", box)],
     ["study", keep("study", (study) => link(study.name, "study", study.name))],
+    ["owner", (study) => study.owner ?? "–"],
     ["state", (study) => (study.running_on ? `${study.state} on ${study.running_on}` : study.state)],
     ["trials", (study) => trialsText(study, count(study, "COMPLETE", "PRUNED", "FAILED")), "number"],
     ["failed", (study) => whole(count(study, "FAILED")), "number"],

@@ -78,6 +78,9 @@ function headlines(name, facts) {
   if (facts.money) {
     found.push(headline("of money", money(facts.money)));
   }
+  if (facts.owner) {
+    found.push(headline("owner", facts.owner));
+  }
   return found;
 }
 

@@ -47,6 +47,7 @@ FLEET = FleetState(
     },
     studies={
         "k": StudyWants(
+            owner="anna@lab",
             name="slow [red]",
             progress=Progress(state="paused", ended=3, limit=40, running=10, waiting=1),
             weight=2.5,

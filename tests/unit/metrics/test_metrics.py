@@ -221,7 +221,7 @@ def make_session(**parts: Any) -> Any:
         ),
         best=SimpleNamespace(outcome=SimpleNamespace(loss=-0.75)),
         record=SimpleNamespace(objectives={"accuracy": "maximize"}),
-        recorder=SimpleNamespace(spent={"gpu": 1.5}),
+        recorder=SimpleNamespace(spent={"gpu": 1.5}, owner="anna"),
         lost=2,
         trouble=None,
     )
@@ -241,7 +241,7 @@ def make_session(**parts: Any) -> Any:
 
 
 def value(found: Read, name: str, **labels: str) -> float:
-    return found[name][tuple(sorted({"study": "svm-1", **labels}.items()))]
+    return found[name][tuple(sorted({"study": "svm-1", "owner": "anna", **labels}.items()))]
 
 
 def test_a_run_says_what_its_records_say(listening: MetricsServer) -> None:
