@@ -36,6 +36,7 @@ from shadho_celery.embedded.plan import (
     KEEP,
     REDIS_LOG,
     REMOVE,
+    SOCKET,
     Plan,
     open_log,
     remove_link,
@@ -80,9 +81,9 @@ class Embedded:
     is_early: bool = False
     #: URLs with passwords; the workers do not get environment variables that contain one of these passwords
     secret_urls: Sequence[str] = ()
-    #: as in `Plan`, and the password in this file
+    #: as in `Plan`, and the URL of Redis with this configuration
     config: str = ""
-    password: str | None = None
+    url: str = ""
 
     def __post_init__(self) -> None:
         self.directory = self.directory.absolute()
@@ -135,7 +136,7 @@ class Embedded:
         from shadho_celery.fleet.registry import Registry, Worker
 
         deadline = time.monotonic() + START_SECONDS
-        client = redis.Redis(unix_socket_path=self._plan.socket, password=self.password)
+        client = redis.Redis.from_url(self.url or f"unix://{self._plan.socket}")
         while True:
             try:
                 client.ping()
@@ -190,7 +191,8 @@ class Embedded:
             self._plan = Plan(
                 server=server,
                 directory=str(self.directory),
-                socket=socket_path(self.directory),
+                # A link in a temporary folder might be removed before a server that runs for long ends.
+                socket=str(self.directory / SOCKET) if self.config else socket_path(self.directory),
                 workers=self.workers,
                 imports=self.imports,
                 cores={name: max(1, self.cores * slots // total) for name, slots in self.workers.items()},

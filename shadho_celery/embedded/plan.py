@@ -52,7 +52,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     server: str
     #: state folder
     directory: str
-    #: path of Redis's socket, which may contain a symbolic link
+    #: path of Redis's socket, which may contain a symbolic link; with a configuration file there is no socket
     socket: str
     #: number of slots by class
     workers: Mapping[str, int]

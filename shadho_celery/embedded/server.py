@@ -57,7 +57,7 @@ def start(host: str | None, port: int | None) -> tuple[Access, bool]:
         config = folder / "redis.conf"
         with replacing(config, 0o600) as file:
             file.write(f"bind {bound}\nport {access.port}\nrequirepass {access.password}\n".encode())
-        redis = Embedded(folder, {}, [], 1, config=str(config), password=access.password)
+        redis = Embedded(folder, {}, [], 1, config=str(config), url=access.url)
         redis.await_redis()
         redis.detach()
     return access, True

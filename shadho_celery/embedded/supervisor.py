@@ -173,10 +173,9 @@ class Supervisor:
 
     def _start_redis(self) -> subprocess.Popen[bytes]:
         Path(self._plan.socket).unlink(missing_ok=True)
+        own = {"port": "0", "unixsocket": self._plan.socket, "unixsocketperm": "600"}
         settings = {
-            **({} if self._plan.config else {"port": "0"}),
-            "unixsocket": self._plan.socket,
-            "unixsocketperm": "600",
+            **({} if self._plan.config else own),
             "dir": self._plan.directory,
             "appendonly": "yes",
             "appendfsync": "everysec",

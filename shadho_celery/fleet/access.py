@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import decoder, encoded
+from shadho_celery.core.checks import encoded
 from shadho_celery.core.files import read_text, replacing
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
@@ -71,9 +71,6 @@ class Access(Struct, frozen=True, array_like=True):
         return f"shadho{PROTOCOL}.{base64.urlsafe_b64encode(data).decode().rstrip('=')}"
 
 
-_read = decoder(Access)
-
-
 def read_access(text: str) -> Access:
     """Return the record in a text; words before it are ignored. Raises UsageError if it was not copied completely, or
     if it is from another version of this package.
@@ -86,7 +83,7 @@ def read_access(text: str) -> Access:
         )
     with suppress(ValueError, RecursionError):
         data = base64.urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4)) if found else b""
-        access: Access = _read(data[4:])
+        access = msgspec.json.decode(data[4:], type=Access)
         if found is not None and access.text() == found[0]:
             return access
     raise UsageError(
