@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from shadho_celery.cli import shared_options
@@ -138,6 +139,15 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
             }
             for key, study in sorted(fleet.studies.items(), key=lambda each: (each[1].name, each[0]))
         ],
+        "uses": [
+            {
+                **{name: one_line(getattr(use, name), 255) for name in ("user", "study")},
+                "class": use.compute_class,
+                "slots": use.slots,
+                "money": use.money,
+            }
+            for use in fleet.uses()
+        ],
         "workers": [_worker(name, worker, fleet.ages.get(name)) for name, worker in sorted(fleet.workers.items())],
         "refused": fleet.refused,
         "codes": {module: found for module, found in codes(fleet.workers).items() if len(found) > 1},
@@ -195,6 +205,8 @@ def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:
             {"id": one_line(gpu.id), "name": one_line(gpu.name), "memory": gpu.memory, "device": one_line(gpu.device)}
             for gpu in worker.machine.gpus_for(worker.compute_class)
         ],
+        "price": worker.price,
+        "usage": to_builtins(worker.usage),
         "ended": worker.ended,
         "age": age,
         "runs": sorted(runs, key=lambda run: -run["seconds"]),

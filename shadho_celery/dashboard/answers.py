@@ -40,6 +40,7 @@ from shadho_celery.results.study import StudyResults, plain_json, reports_json, 
 from shadho_celery.results.trial import TrialResult, given
 from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.store.sql import SqlStore
 
 #: maximum number of bytes at the end of a log that are kept and sent
 MOST_BYTES = 100_000
@@ -194,6 +195,8 @@ PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
 #: RATE_SECONDS before the latest time do not count, because a study may have paused, unless fewer than RATE_LEAST times
 #: would be left
 RATE_TRIALS, RATE_SECONDS, RATE_LEAST = 50, 120.0, 10
+#: seconds of the time for which the page of the fleet shows what studies have used
+WEEK_SECONDS = 7 * 86400.0
 #: maximum length of a search text
 MOST_SEARCH = 200
 
@@ -396,6 +399,16 @@ def trial(cached: CachedStudy, number: int) -> Json:
         "actions": buttons("trial", study=cached.study.name, number=number),
         # The page computes durations with this time, because the clock of its machine may differ.
         "now": time.time(),
+    }
+
+
+def week(store: SqlStore, now: float) -> Json:
+    """Return the slot hours and the money that the studies of the store have used in the last week."""
+    return {
+        "uses": [
+            {"study": study, "class": of, "slot_hours": seconds / 3600, "money": money}
+            for study, of, seconds, money in store.used(now - WEEK_SECONDS)
+        ]
     }
 
 

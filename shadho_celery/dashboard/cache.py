@@ -239,14 +239,14 @@ SHARED_SECONDS = 1.0
 
 
 class Shared(Generic[T]):
-    """An answer that is shared by all requests during its computation, and for SHARED_SECONDS after it.
+    """An answer that is shared by all requests during its computation, and for some seconds after it.
 
     Use it in one event loop only.
     """
 
-    def __init__(self, make: Callable[[], T], threads: Executor, clock: Clock) -> None:
+    def __init__(self, make: Callable[[], T], threads: Executor, clock: Clock, seconds: float = SHARED_SECONDS) -> None:
         """`make` is called in one of `threads`."""
-        self._make, self._threads, self._clock = make, threads, clock
+        self._make, self._threads, self._clock, self._seconds = make, threads, clock, seconds
         #: the latest computation; and when it ended
         self._latest: Future[T] | None = None
         self._ended = -math.inf
@@ -254,7 +254,7 @@ class Shared(Generic[T]):
     async def get(self) -> T:
         """Return the answer. Raises what `make` raises."""
         latest = self._latest
-        if latest is None or (latest.done() and self._clock.now() - self._ended >= SHARED_SECONDS):
+        if latest is None or (latest.done() and self._clock.now() - self._ended >= self._seconds):
             latest = self._latest = self._threads.submit(self._compute)
         # `shield` lets other requests wait even if this one is cancelled.
         return await asyncio.shield(asyncio.wrap_future(latest))

@@ -45,6 +45,9 @@ LOOK_SECONDS, ALIVE_SECONDS = 0.25, 15.0
 #: maximum number of event streams, and minimum bytes of an answer that is compressed
 MOST_STREAMS, LEAST_COMPRESSED = 100, 1000
 
+#: seconds for which the answer about the last week is kept
+WEEK_FRESH_SECONDS = 60.0
+
 #: maximum number of studies that are compared
 MOST_COMPARED = 10
 
@@ -73,6 +76,9 @@ class Server:
         #: then. It is one thread only, because such a call sets environment variables with the URLs of embedded servers
         self._asking = ThreadPoolExecutor(1, "asking")
         self._fleet = Shared(partial(places, fleet), self._asking, clock)
+        # Reading the attempts of a week may take seconds.
+        make_week = partial(answers.week, cache.store)
+        self._week = Shared(lambda: make_week(clock.wall()), ThreadPoolExecutor(1, "week"), clock, WEEK_FRESH_SECONDS)
         self._streams = 0
 
     @property
@@ -87,6 +93,7 @@ class Server:
             Route("/api/studies", self.studies),
             Route("/api/compare", self.compare),
             Route("/api/fleet", self.fleet),
+            Route("/api/week", self.week),
             Route("/api/study/{name}", self.of_study(summary)),
             Route("/api/study/{name}/chart/{chart}", self.of_study(chart)),
             Route("/api/study/{name}/trials", self.of_study(lambda c, r: answers.trials_page(c, r.query_params))),
@@ -138,6 +145,10 @@ class Server:
     async def fleet(self, request: Request) -> Response:
         """Return the workers of the fleet, or of the embedded fleets in this folder."""
         return answer(await self._fleet.get())
+
+    async def week(self, request: Request) -> Response:
+        """Return what the studies of the store have used in the last week."""
+        return answer(await self._week.get())
 
     def of_study(self, make: Callable[[CachedStudy, Request], object]) -> Callable[[Request], Response]:
         """Return a route that answers with the result of `make` for a study."""

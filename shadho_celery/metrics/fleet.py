@@ -101,27 +101,35 @@ class Exporter:
         return found
 
 
-def _of_workers(read: Callable[[Worker], Samples]) -> Callable[[View], Samples]:
+def _sum(read: Callable[[Worker], Samples]) -> Callable[[FleetState], Samples]:
     """Return a function that adds up samples of all workers."""
 
-    def samples(view: View) -> Samples:
+    def samples(state: FleetState) -> Samples:
         found: Counter[tuple[str, ...]] = Counter()
-        for worker in () if view.state is None else view.state.workers.values():
+        for worker in state.workers.values():
             found.update(read(worker))
         return found
 
     return samples
 
 
-def _of_machines(read: Callable[[Worker], Mapping[tuple[str, ...], float | None]]) -> Callable[[View], Samples]:
-    """Return a function that reads samples of each machine; several workers of a machine announce the same."""
+def _of_gpus(name: str) -> Callable[[FleetState], Samples]:
+    """Return a function that reads a fact of each GPU (`GpuUsage`)."""
+    return lambda state: {
+        (worker.machine.host, gpu): fact
+        for worker in state.workers.values()
+        for gpu, each in worker.usage.gpus.items()
+        if (fact := getattr(each, name)) is not None
+    }
 
-    def samples(view: View) -> Samples:
-        workers = () if view.state is None else view.state.workers.values()
-        found = [(worker.machine.host, read(worker)) for worker in workers]
-        return {(host, *of): number for host, each in found for of, number in each.items() if number is not None}
 
-    return samples
+def _of_machines(name: str) -> Callable[[FleetState], Samples]:
+    """Return a function that reads a fact of each machine (`Usage`). All workers of a machine announce the same."""
+    return lambda state: {
+        (worker.machine.host,): fact
+        for worker in state.workers.values()
+        if (fact := getattr(worker.usage, name)) is not None
+    }
 
 
 def _money(worker: Worker) -> Samples:
@@ -130,18 +138,18 @@ def _money(worker: Worker) -> Samples:
     return {(worker.compute_class, use): money for use, money in found.items() if worker.price is not None}
 
 
-def _study_slots(view: View) -> Samples:
-    uses = [] if view.state is None else view.state.uses()
-    return {(each.user, each.study, each.compute_class): each.slots for each in uses}
-
-
-def _trials(view: View) -> Samples:
+def _trials(state: FleetState) -> Samples:
     found: Counter[tuple[str, ...]] = Counter()
-    if view.state is not None:
-        for key, study in view.state.studies.items():
-            for state in ("running", "waiting", "ended") if study.progress is not None else ():
-                found[view.state.user(key), study.name or key, state] += getattr(study.progress, state)
+    for key, study in state.studies.items():
+        for name in ("running", "waiting", "ended") if study.progress is not None else ():
+            found[state.user(key), study.name or key, name] += getattr(study.progress, name)
     return found
+
+
+def _family(name: str, labels: str, help_text: str, read: Callable[[FleetState], Samples]) -> Family[View]:
+    """Return a family that is read from announcements. It has no samples while Redis does not answer."""
+    of = labels.split()
+    return Family(name, help_text, labels=of, read=lambda view: {} if view.state is None else read(view.state))
 
 
 FAMILIES: Sequence[Family[View]] = [
@@ -152,80 +160,61 @@ FAMILIES: Sequence[Family[View]] = [
         read=lambda view: {("redis",): float(view.state is not None), ("broker",): float(view.queues is not None)},
     ),
     Family(
-        "shadho_fleet_workers",
-        "Number of live workers by compute class and state: serving, draining, drained or quarantined.",
-        labels=("class", "state"),
-        read=_of_workers(lambda worker: {(worker.compute_class, worker.state): 1}),
-    ),
-    Family(
-        "shadho_fleet_slots",
-        "Number of slots of the live workers by compute class.",
-        labels=("class",),
-        read=_of_workers(lambda worker: {(worker.compute_class,): worker.slots}),
-    ),
-    Family(
-        "shadho_fleet_busy_slots",
-        "Number of these slots that run trials.",
-        labels=("class",),
-        read=_of_workers(lambda worker: {(worker.compute_class,): worker.busy}),
-    ),
-    Family(
-        "shadho_fleet_money_per_hour",
-        "Money that the slots of the live workers cost an hour, by compute class and use: busy or idle.",
-        labels=("class", "use"),
-        read=_of_workers(_money),
-    ),
-    Family(
-        "shadho_fleet_study_slots",
-        "Number of slots that run trials of a study, by user, study and compute class.",
-        labels=("user", "study", "class"),
-        read=_study_slots,
-    ),
-    Family(
-        "shadho_fleet_trials",
-        "Number of trials of the running studies by user, study and state: running, waiting or ended.",
-        labels=("user", "study", "state"),
-        read=_trials,
-    ),
-    Family(
-        "shadho_fleet_wanted_slots",
-        "Number of slots that all studies together want of a compute class.",
-        labels=("class",),
-        read=lambda view: {} if view.state is None else {(of,): each for of, each in view.state.wanted().items()},
-    ),
-    Family(
         "shadho_fleet_queue_messages",
         f"Number of messages that wait in the queues of a compute class; at most {MOST_QUEUES} queues are counted.",
         labels=("class",),
         read=lambda view: {(name,): count for name, count in (view.queues or {}).items()},
     ),
-    Family(
+    _family(
+        "shadho_fleet_workers",
+        "class state",
+        "Number of live workers by compute class and state: serving, draining, drained or quarantined.",
+        _sum(lambda worker: {(worker.compute_class, worker.state): 1}),
+    ),
+    _family(
+        "shadho_fleet_slots",
+        "class",
+        "Number of slots of the live workers by compute class.",
+        _sum(lambda worker: {(worker.compute_class,): worker.slots}),
+    ),
+    _family(
+        "shadho_fleet_busy_slots",
+        "class",
+        "Number of these slots that run trials.",
+        _sum(lambda worker: {(worker.compute_class,): worker.busy}),
+    ),
+    _family(
+        "shadho_fleet_money_per_hour",
+        "class use",
+        "Money that the slots of the live workers cost an hour, by compute class and use: busy or idle.",
+        _sum(_money),
+    ),
+    _family(
+        "shadho_fleet_study_slots",
+        "user study class",
+        "Number of slots that run trials of a study, by user, study and compute class.",
+        lambda state: {(each.user, each.study, each.compute_class): each.slots for each in state.uses()},
+    ),
+    _family(
+        "shadho_fleet_trials",
+        "user study state",
+        "Number of trials of the running studies by user, study and state: running, waiting or ended.",
+        _trials,
+    ),
+    _family(
+        "shadho_fleet_wanted_slots",
+        "class",
+        "Number of slots that all studies together want of a compute class.",
+        lambda state: {(name,): count for name, count in state.wanted().items()},
+    ),
+    _family(
         "shadho_fleet_refused_announcements",
+        "",
         "Number of announcements that are malformed or not signed with the exporter's key.",
-        read=lambda view: {} if view.state is None else {(): view.state.refused},
+        lambda state: {(): state.refused},
     ),
-    Family(
-        "shadho_fleet_machine_load",
-        "Mean number of processes that run or wait for a processor, over a minute, by machine.",
-        labels=("host",),
-        read=_of_machines(lambda worker: {(): worker.usage.load}),
-    ),
-    Family(
-        "shadho_fleet_machine_memory",
-        "Part of a machine's RAM that is in use, from 0 to 1.",
-        labels=("host",),
-        read=_of_machines(lambda worker: {(): worker.usage.memory}),
-    ),
-    Family(
-        "shadho_fleet_gpu_busy",
-        "Part of the last second in which a GPU was busy, from 0 to 1.",
-        labels=("host", "gpu"),
-        read=_of_machines(lambda worker: {(gpu,): each.busy for gpu, each in worker.usage.gpus.items()}),
-    ),
-    Family(
-        "shadho_fleet_gpu_memory",
-        "Part of a GPU's memory that is in use, from 0 to 1.",
-        labels=("host", "gpu"),
-        read=_of_machines(lambda worker: {(gpu,): each.memory for gpu, each in worker.usage.gpus.items()}),
-    ),
+    _family("shadho_fleet_machine_load", "host", "Processes that run or wait to run.", _of_machines("load")),
+    _family("shadho_fleet_machine_memory", "host", "Part of the RAM that is in use.", _of_machines("memory")),
+    _family("shadho_fleet_gpu_busy", "host gpu", "Part of a second in which a GPU was busy.", _of_gpus("busy")),
+    _family("shadho_fleet_gpu_memory", "host gpu", "Part of a GPU's memory that is in use.", _of_gpus("memory")),
 ]

@@ -2,14 +2,16 @@
 
 import { workerActions } from "/static/actions.js";
 import { get } from "/static/api.js";
-import { gib, link, repeat, seconds, table } from "/static/parts.js";
+import { gib, link, money, number, repeat, seconds, table } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 
 const PAUSE = 3000;
+const LONG_PAUSE = 60000;
 
 export async function showFleet({ main, signal }) {
   const body = element("div");
-  main.append(element("h1", "Fleet"), body);
+  const week = element("div");
+  main.append(element("h1", "Fleet"), body, week);
   const renew = async () => {
     const found = await get("/api/fleet");
     if (!signal.aborted) {
@@ -20,7 +22,18 @@ export async function showFleet({ main, signal }) {
     }
   };
   await repeat(renew, PAUSE, signal);
+  await repeat(async () => week.replaceChildren(...weekParts(await get("/api/week"))), LONG_PAUSE, signal);
 }
+
+function weekParts({ uses }) {
+  const columns = [...who, ["slot hours", (each) => number(each.slot_hours), "number"], ["money", (each) => money(each.money), "number"]];
+  return uses.length ? [table("Used in the last week by studies of this store", columns, uses)] : [];
+}
+
+const who = [
+  ["study", (each) => link(each.study, "study", each.study)],
+  ["class", (each) => each.class],
+];
 
 function placeParts(found) {
   if (found.trouble) {
@@ -28,6 +41,14 @@ function placeParts(found) {
   }
   const title = found.folder ? `Workers of ${found.folder}` : `Fleet on ${found.fleet.broker}`;
   const made = [element("h2", title)];
+  if (found.uses.length) {
+    made.push(table("In use now", [
+      ["user", (each) => each.user || "–"],
+      ...who,
+      ["slots", (each) => String(each.slots), "number"],
+      ["money an hour", (each) => money(each.money), "number"],
+    ], found.uses));
+  }
   made.push(
     table("Workers", [
       ["worker", (each) => each.name],
@@ -35,6 +56,8 @@ function placeParts(found) {
       ["class", (each) => each.class],
       ["state", (each) => element("span", each.state, { class: `state ${each.state}` })],
       ["GPUs", gpus],
+      ["machine", usage],
+      ["price of a slot", (each) => (each.price === null ? "–" : money(each.price)), "number"],
       ["slots", (each) => `${each.busy} of ${each.slots} busy`, "number"],
       ["does now", runs],
       ["action", (each) => workerActions(each.actions)[0]],
@@ -58,6 +81,14 @@ function gpus(worker) {
     kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
   }
   return [...kinds].map(([kind, count]) => `${count} x ${kind}`).join(", ");
+}
+
+// The load, and the parts of RAM and of the GPUs' time that all processes of the machine use.
+function usage({ usage: { load, memory, gpus } }) {
+  const percent = (part) => (part === undefined ? "?" : `${Math.round(100 * part)} %`);
+  const busy = Object.values(gpus ?? {}).map((gpu) => `${percent(gpu.busy)} (memory ${percent(gpu.memory)})`);
+  const parts = [load === undefined ? "" : `load ${load}`, memory === undefined ? "" : `RAM ${percent(memory)}`];
+  return [...parts, busy.length ? `GPUs ${busy.join(", ")}` : ""].filter(Boolean).join(", ") || "–";
 }
 
 function runs(worker) {
