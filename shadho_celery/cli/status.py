@@ -141,7 +141,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
         ],
         "uses": [
             {
-                **{name: one_line(getattr(use, name), 255) for name in ("user", "study")},
+                **{name: one_line(getattr(use, name), 255) for name in ("owner", "study")},
                 "class": use.compute_class,
                 "slots": use.slots,
                 "money": use.money,

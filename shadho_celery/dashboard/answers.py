@@ -406,8 +406,8 @@ def week(store: SqlStore, now: float) -> Json:
     """Return the slot hours and the money that the studies of the store have used in the last week."""
     return {
         "uses": [
-            {"study": study, "class": of, "slot_hours": seconds / 3600, "money": money}
-            for study, of, seconds, money in store.used(now - WEEK_SECONDS)
+            {"owner": owner, "study": study, "class": of, "slot_hours": seconds / 3600, "money": money}
+            for owner, study, of, seconds, money in store.used(now - WEEK_SECONDS)
         ]
     }
 

@@ -15,9 +15,10 @@ from shadho_celery.fleet.signing import Signer
 
 
 class Use(NamedTuple):
-    """Slots of one class in which trials of a user's study run."""
+    """Slots of one class in which trials of a study run."""
 
-    user: str
+    #: user who runs the study; "" if it is not known
+    owner: str
     study: str
     compute_class: str
     slots: int = 0
@@ -46,16 +47,13 @@ class FleetState:
         """Return the number of slots of each class that these studies want in total; without arguments, all studies."""
         return wanted_slots(studies or self.studies.values(), self.workers.values())
 
-    def user(self, key: str) -> str:
-        """Return the user of a running study; "" if it is not known."""
-        return getattr(self.studies.get(key), "user", "")
-
     def uses(self) -> list[Use]:
-        """Return which user and study use which slots now, sorted."""
+        """Return which owner's studies use which slots now, sorted."""
         found: dict[tuple[str, str, str], Use] = {}
         for worker in self.workers.values():
             for key, share in worker.studies.items():
-                of = self.user(key), share.name or key, worker.compute_class
+                owner = self.studies[key].owner if key in self.studies else ""
+                of = owner, share.name or key, worker.compute_class
                 before = found.get(of, Use(*of))
                 money = before.money + share.slots * (worker.price or 0.0)
                 found[of] = before._replace(slots=before.slots + share.slots, money=money)

@@ -142,7 +142,7 @@ def _trials(state: FleetState) -> Samples:
     found: Counter[tuple[str, ...]] = Counter()
     for key, study in state.studies.items():
         for name in ("running", "waiting", "ended") if study.progress is not None else ():
-            found[state.user(key), study.name or key, name] += getattr(study.progress, name)
+            found[study.owner, study.name or key, name] += getattr(study.progress, name)
     return found
 
 
@@ -191,14 +191,14 @@ FAMILIES: Sequence[Family[View]] = [
     ),
     _family(
         "shadho_fleet_study_slots",
-        "user study class",
-        "Number of slots that run trials of a study, by user, study and compute class.",
-        lambda state: {(each.user, each.study, each.compute_class): each.slots for each in state.uses()},
+        "owner study class",
+        "Number of slots that run trials of a study, by owner, study and compute class.",
+        lambda state: {(each.owner, each.study, each.compute_class): each.slots for each in state.uses()},
     ),
     _family(
         "shadho_fleet_trials",
-        "user study state",
-        "Number of trials of the running studies by user, study and state: running, waiting or ended.",
+        "owner study state",
+        "Number of trials of the running studies by owner, study and state: running, waiting or ended.",
         _trials,
     ),
     _family(

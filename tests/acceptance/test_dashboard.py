@@ -70,7 +70,7 @@ PAGES = {
     "trials": ("/study/shown/trials", "30 trials"),
     "trial": ("/study/shown/trial/3", "Values that the objective got"),
     "placement": ("/study/shown/placement", "have left the queues"),
-    "fleet": ("/fleet", "Workers will be here"),
+    "fleet": ("/fleet", "Used in the last week"),
     "compare": ("/compare/shown", "The best loss is"),
     "unknown": ("/nowhere", "There is no such page"),
 }
@@ -469,7 +469,10 @@ def test_a_run_has_a_dashboard_beside_it_that_steers_it_and_ends_with_it(desk: D
         # Chromium itself notes the one request that was refused as malformed.
         assert [line for line in opened.logged if "400 (Bad Request)" not in line] == []
         opened.page.get_by_role("link", name="fleet").click()
-        opened.page.get_by_text("slots").first.wait_for()
+        for text in ("In use now", "RAM"):
+            opened.page.get_by_text(text).first.wait_for()
+        opened.page.screenshot(path=shots / "fleet-working.png", full_page=True)
+        assert not opened.problems()
         opened.page.go_back()
         opened.page.get_by_role("button", name="pause", exact=True).click()
         opened.page.locator("nav .state", has_text="paused").wait_for()

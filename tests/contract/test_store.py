@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core import columns
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.records import Action, Answer, AttemptRecord, MoneyPlan
+from shadho_celery.core.records import Action, Answer, AttemptRecord, MoneyPlan, SessionRecord
 from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.program.recorded import list_studies, load_study
@@ -614,6 +614,36 @@ def test_reports_are_read_from_tables_without_losses_and_a_writer_adds_the_colum
         more = replace(report(2), losses={"a": 0.5})
         store.write("k1", store.lock("k1", "here 1 2", NOW), NOW, Turn(reported=[more]))
         assert store.reports("k1") == [report(1), more]
+
+
+def test_what_all_studies_have_used_is_counted_from_a_time_on(shared_url: str) -> None:
+    """Attempts that began before count from that time. A store of an earlier version has no owners."""
+    hour = 3600.0
+    since = NOW - 10 * hour
+    begins = {1: (since - hour, since + hour), 2: (NOW - 2 * hour, NOW), 3: (since - hour, since), 4: (NOW, None)}
+    attempts = [
+        AttemptRecord(
+            number=number, attempt=1, compute_class="gpu", started_at=begin, ended_at=end, price=6.0, owner="anna"
+        )
+        for number, (begin, end) in begins.items()
+    ]
+    attempts.append(replace(attempts[1], attempt=2, compute_class="cpu", price=None, owner=None))
+    seen = [SessionRecord(worker="w", since=since, compute_class="gpu", host="h", slots=3)]
+    old = [SessionRecord(worker="w", since=1.0, until=2.0, compute_class="gpu", host="h", slots=3)]
+    with closing(SqlStore(shared_url)) as store:
+        for key, sessions in {"k1": seen, "k2": old}.items():
+            new = [trial(number, slots=3) for number in begins]
+            store.write(key, begun(store, key), NOW, Turn(new=new, attempted=attempts, seen=sessions))
+        names = {each.key: each.name for each in store.records()}
+        rest = [("anna", names["k1"], "gpu", pytest.approx(3 * 3 * hour), pytest.approx(18.0))]
+        first = ("", names["k1"], "cpu", pytest.approx(2 * 3 * hour), 0.0)
+        assert store.used(since) == [first, *rest]
+    engine = database.make_engine(shared_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE attempts DROP COLUMN owner"))
+    engine.dispose()
+    with closing(SqlStore(shared_url, read_only=True)) as store:
+        assert [each[0] for each in store.used(since)] == ["", ""]
 
 
 def test_owners_are_read_from_tables_without_them_and_a_writer_adds_the_columns(shared_url: str) -> None:

@@ -31,6 +31,7 @@ function weekParts({ uses }) {
 }
 
 const who = [
+  ["owner", (each) => each.owner || "–"],
   ["study", (each) => link(each.study, "study", each.study)],
   ["class", (each) => each.class],
 ];
@@ -43,7 +44,6 @@ function placeParts(found) {
   const made = [element("h2", title)];
   if (found.uses.length) {
     made.push(table("In use now", [
-      ["user", (each) => each.user || "–"],
       ...who,
       ["slots", (each) => String(each.slots), "number"],
       ["money an hour", (each) => money(each.money), "number"],

@@ -340,6 +340,21 @@ def test_the_fleet_is_what_status_shows_or_the_reason_why_it_is_not_known(rig: R
     assert rig.get("/api/fleet") == {"places": [], "trouble": "Redis does not answer"}
 
 
+def test_what_studies_have_used_in_a_week_is_read_once_a_minute(rig: Rig) -> None:
+    asked: list[float] = []
+
+    def used(since: float) -> list[tuple[str, str, str, float, float]]:
+        asked.append(since)
+        return [("anna", "first", "gpu", 7200.0, 5.0)]
+
+    rig.cache.store.used = used  # type: ignore[method-assign]
+    found = {"uses": [{"owner": "anna", "study": "first", "class": "gpu", "slot_hours": 2.0, "money": 5.0}]}
+    assert [rig.get("/api/week"), rig.get("/api/week")] == [found, found]
+    rig.clock.sleep(server.WEEK_FRESH_SECONDS)
+    assert rig.get("/api/week") == found
+    assert [round(later - asked[0]) for later in asked] == [0, server.WEEK_FRESH_SECONDS]
+
+
 def test_many_requests_share_one_question_to_a_silent_fleet_and_others_do_not_wait(rig: Rig) -> None:
     slow = Slow(lambda: [{"folder": "here"}])
     count, asked = 100, 0

@@ -36,7 +36,11 @@ WORKERS = {
 }
 STUDIES = {
     "k": StudyWants(
-        name="svm", progress=Progress(running=4, waiting=9), wanted_slots={"gpu": 8}, metrics="10.0.0.9:9431"
+        name="svm",
+        owner="ada",
+        progress=Progress(running=4, waiting=9),
+        wanted_slots={"gpu": 8},
+        metrics="10.0.0.9:9431",
     ),
     "l": StudyWants(name=HOSTILE),
 }
@@ -101,8 +105,8 @@ def test_the_fleet_is_what_is_announced(servers: Servers) -> None:
     assert (found["shadho_fleet_slots", "gpu"], found["shadho_fleet_busy_slots", "gpu"]) == (6, 5)
     money = {use: found["shadho_fleet_money_per_hour", "gpu", use] for use in ("busy", "idle")}
     assert money == {"busy": 6.0, "idle": 2.0}
-    assert found["shadho_fleet_study_slots", "gpu", "svm", ""] == 4
-    assert found["shadho_fleet_trials", "waiting", "svm", ""] == 9
+    assert found["shadho_fleet_study_slots", "gpu", "ada", "svm"] == 4
+    assert found["shadho_fleet_trials", "ada", "waiting", "svm"] == 9
     assert found["shadho_fleet_wanted_slots", "gpu"] == 8
     # With the queue for one machine.
     assert found["shadho_fleet_queue_messages", "gpu"] == 6
