@@ -11,6 +11,8 @@ SHADHO_REDIS_URL    where workers and schedulers meet, and results come back
 SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
 SHADHO_ACCEPT_CODE                              1 if studies may ship their code to this worker, signed (--code ship)
 SHADHO_SIGNING_KEY_FILE                         key that signs messages, results and announcements
+SHADHO_ADMINS_FILE                              public keys of the admins, who decide what users may do
+SHADHO_USER, SHADHO_USER_KEY_FILE               name of the user who acts, and the user's own key
 SHADHO_ALLOW_UNSIGNED_CONTROL                   1 if requests such as `drain` need no key
 SHADHO_REMOTE_CONTROL                           1 if `celery inspect` and `celery control` may reach the workers
 SHADHO_IGNORE_CELERYCONFIG                      1 if the working directory's file is another project's, not to be read

@@ -29,6 +29,7 @@ from shadho_celery.core.system import BROKER_CONNECT_SECONDS
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.fleet import broker
 from shadho_celery.fleet.celery_settings import configuration
+from shadho_celery.fleet.policy import Guard
 from shadho_celery.fleet.redis import connect, own_address
 from shadho_celery.fleet.registry import Worker
 from shadho_celery.fleet.signing import Signer
@@ -194,6 +195,7 @@ def _open(sender: Any, **_: object) -> None:
         address=address,
         signer=Signer.configured(),
         control=Signer.for_control(),
+        guard=Guard.configured(client),
         code_folder=SHIPPED_CODE.absolute() if conf.get("shadho_accept_code") else None,
         fork_servers=fork_servers,
         shares_gpus=hardware.slots_per_gpu() is None,

@@ -21,6 +21,7 @@ from shadho_celery.cli.shared_options import duration_option
 from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.hardware import check_class_name
 from shadho_celery.core.units import duration
+from shadho_celery.core.users import ADMINS_FILE
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED_CONTROL
@@ -125,6 +126,7 @@ def slurm(
     # The path of the signing key may come from the environment, too.
     key = files.get(KEY_FILE) or os.environ.get(KEY_FILE)
     variables |= {KEY_FILE: _absolute(key)} if key else {}
+    variables |= {ADMINS_FILE: _absolute(admins)} if (admins := os.environ.get(ADMINS_FILE)) else {}
     words = ["exec", sys.executable, "-m", "shadho_celery", "worker", f"--class={compute_class}"]
     words += [f"--import={name}" for name in imports]
     words += [f"--url-file={_absolute(url_file)}"] if url_file else []

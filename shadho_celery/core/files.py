@@ -97,7 +97,11 @@ def read_toml(path: Path, name: str, parse: Callable[[dict[str, object]], T], re
     Raises UsageError if the file is not TOML, if a key has more than MAX_NESTED parts, or if `parse` raises UsageError.
     The message begins with `name`.
     """
-    text = read_text(path, name, remedy)
+    return as_toml(read_text(path, name, remedy), name, parse)
+
+
+def as_toml(text: str, name: str, parse: Callable[[dict[str, object]], T]) -> T:
+    """Return the result of `parse` for the content of a TOML text. Raises UsageError as `read_toml` does."""
     try:
         if _DEEP.search(text):
             raise UsageError(f"a key has more than {MAX_NESTED} parts")

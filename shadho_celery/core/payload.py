@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.code import Digest
 from shadho_celery.core.trial import Attempt, Name, Objectives, ReplicaSeat, TimeLimit
+from shadho_celery.core.users import UserName
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 #: dotted name of a module; or, for a study in another form, the relative path of its file, which cannot lead out of its
@@ -45,6 +46,9 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     one_worker: bool = False
     #: direction of each loss by name; None for a study with one loss that has no name
     objectives: Objectives | None = None
+    #: user whose study it is, and his signature of `policy.study_text`; "" if he has no key
+    owner: UserName = ""
+    proof: str = ""
 
     def __post_init__(self) -> None:
         if self.replica is not None and len(self.attempts) != 1:

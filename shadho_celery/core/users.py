@@ -15,6 +15,9 @@ from shadho_celery.errors import UsageError
 #: environment variable with the name of the user
 USER = "SHADHO_USER"
 
+#: environment variables that name the file with the public keys of a fleet's admins, and the file with the user's key
+ADMINS_FILE, USER_KEY_FILE = "SHADHO_ADMINS_FILE", "SHADHO_USER_KEY_FILE"
+
 #: maximum number of characters of a user's name
 MAX_USER = 255
 

@@ -29,6 +29,7 @@ from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import Answer, OfStudy
 from shadho_celery.core.system import SystemClock
 from shadho_celery.core.trial import AttemptNumber, Bytes, Int64, Name, Number
+from shadho_celery.fleet.policy import Guard, Proof, proof_of
 from shadho_celery.fleet.redis import Redis, keys, run, server_time, spoilt_keys_pass
 from shadho_celery.fleet.signing import Sealed, Signer
 
@@ -63,6 +64,8 @@ class Asked(Struct, Generic[D], frozen=True, kw_only=True):
     #: user who has sent the request
     by: Name
     deed: D
+    #: signature of the request by that user, or ""
+    proof: Proof = ""
 
 
 Request = Asked[OfStudy]
@@ -112,9 +115,12 @@ class Requests(Generic[D, A]):
 class Inbox(Requests[OfStudy, Answer]):
     """The scheduler's end for control requests. Each request is carried out at most once."""
 
-    def __init__(self, client: Redis, study: str, fence: int, signer: Signer) -> None:
+    def __init__(
+        self, client: Redis, study: str, fence: int, signer: Signer, *, guard: Guard | None = None, owner: str = ""
+    ) -> None:
+        """With a `guard`, only requests of the `owner` and of admins are carried out."""
         super().__init__(client, study, signer, CONTROL)
-        self._fence = fence
+        self._fence, self._guard, self._owner = fence, guard, owner
         #: requests that were read, each with None if the scheduler must carry it out, or else with the answer that
         #: refused it because it has expired or is for another scheduler
         self.arrived: list[tuple[Request, Answer | None]] = []
@@ -155,7 +161,7 @@ class Inbox(Requests[OfStudy, Answer]):
             return f"the request is valid for more than {KEPT_SECONDS} s"
         if request.fence != self._fence:
             return "the request is for an earlier scheduler of this study; repeat it"
-        return None
+        return None if self._guard is None else self._guard.refusal(request, self._owner)
 
 
 class Client(Generic[D, A]):
@@ -176,7 +182,7 @@ class Client(Generic[D, A]):
         Raises ValueError if the request is too long.
         """
         [key] = keys(request.to, "inbox")
-        sealed = self.signer.seal(key, request)
+        sealed = self.signer.seal(key, replace(request, proof=proof_of(request)))
         if len(sealed) > (most := self._kind.requests.most):
             raise ValueError(f"it has {len(sealed)} characters, and may have {most}")
         return str(run(self._client, "put_request", request.to, sealed, MAX_REQUESTS, KEPT_SECONDS)) or None

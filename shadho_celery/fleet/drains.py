@@ -19,9 +19,11 @@ from types import MappingProxyType
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from shadho_celery.core.files import MAX_WORKERS
 from shadho_celery.core.trial import Moment, Name, Number
+from shadho_celery.fleet.policy import Guard, Proof, proof_of
 from shadho_celery.fleet.redis import Redis, server_time, spoilt_keys_pass
 from shadho_celery.fleet.signing import Sealed, Signer
 
@@ -46,6 +48,8 @@ class Drain(Struct, frozen=True, kw_only=True):
     alone: bool = False
     #: True if the worker must end when its running trials have ended
     ends: bool = False
+    #: signature of the record by that user, or ""
+    proof: Proof = ""
 
 
 _DRAINS = Sealed[Drain](Drain, MAX_DRAIN)
@@ -57,9 +61,11 @@ class Drains:
     If the key has a wrong type, which only another client can cause, it counts as empty. Schedulers remove such keys.
     """
 
-    def __init__(self, client: Redis, signer: Signer) -> None:
+    def __init__(self, client: Redis, signer: Signer, guard: Guard | None = None) -> None:
+        """With a `guard`, only records of admins count."""
         self._client = client
         self._signer = signer
+        self._guard = guard
 
     def latest(self, place: str) -> Drain | None:
         """Return the latest record of a place, or None if there is none with our signature."""
@@ -69,7 +75,9 @@ class Drains:
         return self._read(place, text)
 
     def _read(self, place: str, text: str | None) -> Drain | None:
-        return None if text is None else _DRAINS.read(_about(place), text, self._signer)
+        found = None if text is None else _DRAINS.read(_about(place), text, self._signer)
+        is_refused = found is not None and self._guard is not None and self._guard.refusal(found, about=place)
+        return None if is_refused else found
 
     def all(self, obeyed: Mapping[str, int] = MappingProxyType({})) -> dict[str, Drain]:
         """Return the records of the drained places.
@@ -100,6 +108,7 @@ class Drains:
         known = max(after, 0 if before is None else before.sequence)
         sequence = max(int(1000 * now), known + 1)
         drain = Drain(by=by, at=now, sequence=sequence, is_drained=is_drained, alone=alone, ends=ends)
+        drain = replace(drain, proof=proof_of(drain, place))
         self._client.hset(KEY, place, self._signer.seal(_about(place), drain))
 
     def forget(self, workers: Collection[str]) -> None:

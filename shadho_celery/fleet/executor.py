@@ -65,7 +65,12 @@ class QueueExecutor:
         self._clock = clock or SystemClock()
         self._study, self._publisher, key = study, servers.publisher, study.template.study
         #: inbox that receives control requests; None if this process refuses requests
-        self._inbox = None if control is None else Inbox(client, key, study.fence, control)
+        self._inbox = (
+            None
+            if control is None
+            else Inbox(client, key, study.fence, control, guard=servers.guard, owner=study.owner)
+        )
+        self._guard = servers.guard
         #: sender of requests to workers to delete folders; None if this process has no key for them
         self._sweeps = None if control is None else Client(client, control, TO_WORKERS)
         self.channel = channel = SchedulerChannel(client, key, signer, study.fence, self._inbox)
@@ -126,6 +131,12 @@ class QueueExecutor:
         return {"the broker": self._publisher.refusal or self._dispatch.refusal, "Redis": self.silence}
 
     @property
+    def unwelcome(self) -> str | None:
+        """Reason why the policy of the fleet does not let the study's user run it any more, or None."""
+        template, owner = self._study.template, self._study.owner
+        return None if self._guard is None else self._guard.unwelcome(template.study, owner, template.proof)
+
+    @property
     def has_workers(self) -> bool:
         """True if the last `poll` found workers that can run this study, quarantined or not."""
         return bool(self.workers.able or self.workers.quarantined)
@@ -154,6 +165,8 @@ class QueueExecutor:
         found = [*self._breaker.notices, *self.gangs.notices, *self.workers.complaints()]
         if self.workers.able and (said := of_other_protocols(self.workers.announced, self._study.template.module)):
             found.append(f"some workers get no trials: they {said}")
+        if self._guard is not None and self._guard.warning:
+            found.append(self._guard.warning)
         if self.channel.forged or self.workers.refused:
             found.append(
                 "records in Redis are refused: they are not signed with our key, or no worker writes such; "
@@ -273,7 +286,7 @@ class QueueExecutor:
             return
         key, names = self._study.template.study, one_a_disk(self.workers.announced, self._sweeps.signer.fingerprint)
         with outages_pass():
-            self._sweeps.ask(names, key, Sweep(studies={key: trials}, is_sure=True))
+            self._sweeps.ask(names, self._study.owner or key, Sweep(studies={key: trials}, is_sure=True))
 
     @property
     def has_news(self) -> bool:

@@ -25,6 +25,7 @@ from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positiv
 from shadho_celery.core.users import UserName
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.policy import Proof
 from shadho_celery.fleet.redis import Redis, spoilt_keys_pass
 from shadho_celery.fleet.signing import UNSIGNED, Sealed, Signer
 from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
@@ -171,6 +172,8 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     name: Name = ""
     #: user who runs it, "" if its scheduler does not announce that
     owner: UserName = ""
+    #: the user's signature of `policy.study_text`, or ""
+    proof: Proof = ""
     #: progress of the study; None if its scheduler does not announce that
     progress: Progress | None = None
     #: fence of the study's scheduler, which requests to the scheduler must contain

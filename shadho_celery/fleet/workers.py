@@ -27,6 +27,7 @@ from shadho_celery.core.hardware import ComputeClass, uses_gpus
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import Leaving, MachineRecord, Present
 from shadho_celery.fleet.broker import Publisher
+from shadho_celery.fleet.policy import Guard
 from shadho_celery.fleet.registry import (
     ANNOUNCE_SECONDS,
     ANY_CODE,
@@ -78,6 +79,8 @@ class Servers:
     signer: Signer = UNSIGNED
     #: signs the requests to the scheduler; None to refuse them
     control: Signer | None = None
+    #: checks users against the policy; None without a policy
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,7 @@ class FleetStudy:
     sources: Sources | None = None
     #: files of a command that are shipped beside them, by digest
     inputs: Mapping[FullDigest, bytes] = field(default_factory=dict)
-    #: user who runs it, "" if unknown
+    #: user who runs it, "" if unknown; his signature is in the template
     owner: str = ""
     #: fencing number of the study's lock in its store
     fence: int = 0
@@ -211,6 +214,7 @@ class Workers:
         announced = StudyWants(
             name=study.name,
             owner=self.study.owner,
+            proof=study.proof,
             progress=self.progress(),
             fence=self.study.fence,
             control=None if control is None else control.fingerprint,

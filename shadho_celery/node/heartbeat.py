@@ -29,6 +29,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.channel import Breaker, Quarantine
 from shadho_celery.fleet.drains import Drain, Drains
+from shadho_celery.fleet.policy import Guard
 from shadho_celery.fleet.redis import clock_offset
 from shadho_celery.fleet.registry import Host, Registry, StudyWants, Worker, place_of
 from shadho_celery.fleet.signing import UNSIGNED, Signer
@@ -121,6 +122,8 @@ class Heartbeat:
     signer: Signer = UNSIGNED
     #: signer of the drains that this worker obeys; None to refuse them
     control: Signer | None = None
+    #: checks who has drained this worker; None without a policy
+    guard: Guard | None = None
     #: measures the use of the machine, which is announced
     measure: Callable[[], Usage] = Usage
 
@@ -135,7 +138,8 @@ class Heartbeat:
         self._sharing_gpus: set[str] = set()
         #: drains that this worker obeys: for its class and host, and for it alone; the latter may also ask it to end
         places = (place_of(self.name), self.name)
-        self._obeyed = [Obeyed(Drains(self.client, self.control), each) for each in places if self.control is not None]
+        drains = None if self.control is None else Drains(self.client, self.control, self.guard)
+        self._obeyed = [Obeyed(drains, each) for each in places if drains is not None]
         #: called once if a user asks this worker to finish its trials and end, with the name of the user and host
         self.on_end: Callable[[str], None] | None = None
         self._was_drained = False

@@ -45,8 +45,16 @@ InUse = Callable[[str], Collection[int]]
 class AnswerServer:
     """Answers requests about the files below one folder of checkpoints. One thread calls `beat`."""
 
-    def __init__(self, requests: WorkerRequests, folder: Path, in_use: InUse | None, clock: Clock) -> None:
-        """Requests to delete folders are refused if `in_use` is None."""
+    def __init__(
+        self,
+        requests: WorkerRequests,
+        folder: Path,
+        in_use: InUse | None,
+        clock: Clock,
+        refusal: Callable[[Asked[WorkerDeed]], str | None] | None = None,
+    ) -> None:
+        """Requests to delete folders are refused if `in_use` is None, or if `refusal` returns a reason."""
+        self._refusal = refusal or (lambda request: None)
         self._requests, self._folder, self._in_use, self._clock = requests, folder, in_use, clock
         self._looked_at = clock.now()
         self._was_asked = self._has_warned = False
@@ -83,7 +91,10 @@ class AnswerServer:
                 for request in sorted(requests, key=lambda each: isinstance(each.deed, Sweep)):
                     # Nobody waits any more for the answer to an expired request.
                     if request.expires >= now_ms:
-                        self._requests.answer(request, answered(self._folder, request.deed, self._in_use))
+                        is_sweep = isinstance(request.deed, Sweep) and request.deed.is_sure
+                        reason = self._refusal(request) if is_sweep else None
+                        answer = WorkerAnswer(problem=reason) if reason else None
+                        self._requests.answer(request, answer or answered(self._folder, request.deed, self._in_use))
                     asked_at = self._clock.now()
                 self._clock.sleep(LINGER_LOOK_SECONDS)
                 now_ms, requests = self._requests.take()

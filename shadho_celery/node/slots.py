@@ -16,6 +16,7 @@ import redis
 from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
+from shadho_celery.core.checks import one_line
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import headline
 from shadho_celery.core.files import study_folder
@@ -39,8 +40,10 @@ from shadho_celery.core.trial import (
 from shadho_celery.core.units import duration
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet.channel import Claim, Shipping, WorkerChannel
-from shadho_celery.fleet.control import TO_WORKERS, Requests, of_worker
+from shadho_celery.fleet.control import TO_WORKERS, Asked, Requests, WorkerDeed, of_worker
+from shadho_celery.fleet.policy import Guard
 from shadho_celery.fleet.redis import refusals
+from shadho_celery.fleet.registry import Registry, StudyWants
 from shadho_celery.fleet.seats import Seat, WorkerSeats
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.code import CodeGate, ShippedCode, storage_id
@@ -84,6 +87,7 @@ class Slots:
         address: str,
         signer: Signer = UNSIGNED,
         control: Signer | None = None,
+        guard: Guard | None = None,
         code_folder: Path | None = None,
         fork_servers: ForkServers | None = None,
         shares_gpus: bool = False,
@@ -91,10 +95,12 @@ class Slots:
         """`imports` are the modules whose objectives may run here; shipped code may run in addition.
 
         `signer` signs messages and events. `control` signs the drains that this worker obeys; None to refuse them.
+        With a `guard`, only trials of users of the policy run, and only admins drain this worker or delete folders.
         Shipped code is accepted only with a `code_folder`, in which it is stored. `fork_servers` start the slots'
         processes, and are closed by `close`. Raises UsageError for a name or a heartbeat file that cannot be used.
         """
         self.name = f"{compute_class}@{machine.host}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
+        self._guard = guard
         self.signer, self._host, self._checkpoints = signer, machine.host, checkpoints
         self._clock, self._closing, self._telling = SystemClock(), threading.Event(), threading.Lock()
         self._fork_servers = fork_servers or ForkServers()
@@ -102,7 +108,7 @@ class Slots:
         channel = WorkerChannel(client, worker=self.name, signer=signer)
         self._seats = WorkerSeats(client, worker=self.name, signer=signer)
         self.leases = Leases(channel, self._seats)
-        complain_once = cache(partial(log.warning, "%s"))
+        self._complain = complain_once = cache(partial(log.warning, "%s"))
         make_runner = partial(Runner, imports, complain=complain_once, start=self._fork_servers.start)
         self._devices = Devices(machine, compute_class, count, make_runner, address=address, shares_gpus=shares_gpus)
         shipped = ShippedCode(Shipping(client, signer), code_folder, self._clock) if code_folder else None
@@ -126,6 +132,7 @@ class Slots:
             self._clock,
             signer=signer,
             control=control,
+            guard=guard,
             measure=Meter(machine.gpus_for(compute_class)).look,
         )
         self._claims = Claims(channel, self.heartbeat.tally.redis, self._clock, self._closing)
@@ -133,7 +140,8 @@ class Slots:
         # The workers of an embedded fleet have no signing key, but a key for control requests.
         requests = Requests(client, of_worker(self.name), control or signer, TO_WORKERS)
         in_use = None if control is None else self.leases.in_use
-        self._answers = AnswerServer(requests, checkpoints, in_use, self._clock)
+        may_sweep = None if guard is None else partial(_refusal, guard, Registry(client, StudyWants, signer))
+        self._answers = AnswerServer(requests, checkpoints, in_use, self._clock, may_sweep)
         self.beat = Beat(self._look, self._beat_once, self._claims.note, self._closing)
         #: slots whose last trial was quick and succeeded; and the current bundle of each slot
         self._quick: set[int] = set()
@@ -151,6 +159,8 @@ class Slots:
         with refusals():
             self.heartbeat.check()
             self._claims.channel.are_refused("0", [])
+            if self._guard is not None:
+                self._guard.check()
 
     def start(self) -> None:
         """Start the slots' processes and the thread that renews leases. Raises ServiceError if that thread cannot
@@ -203,6 +213,14 @@ class Slots:
             self.heartbeat.consumer.note_message()
         if self._is_ending:
             raise NotMine("this worker stops")
+        if self._guard is not None and (reason := self._guard.unwelcome(payload.study, payload.owner, payload.proof)):
+            self._complain(f"trials of study {one_line(payload.name, 80)} are declined: {reason}")
+            self._closing.wait(REQUEUE_SECONDS)
+            # The attempt of a replica has been claimed by another worker.
+            attempts = [] if payload.replica is not None else payload.attempts
+            bundle = Bundle(self._claims.channel, payload, attempts, self._clock, self._host)
+            self._claims.persist(partial(bundle.refuse, f"on {self._host}: {reason}"))
+            return
         lacks = partial(self._gate.lacks, payload)
         if reason := "this worker is drained" if self.heartbeat.is_drained else self._claims.persist(lacks):
             if self._claims.is_void(payload):
@@ -527,3 +545,19 @@ class Slots:
         self._devices.tell()
         self._answers.beat()
         self._claims.flush()
+
+
+def _refusal(guard: Guard, studies: Registry[StudyWants], request: Asked[WorkerDeed]) -> str | None:
+    """Return the reason to refuse a request to delete folders, or None.
+
+    Admins may delete all folders, and the scheduler of a running study those of this study.
+    """
+    if (reason := guard.refusal(request)) is None:
+        return None
+    living = studies.living()
+    for key in getattr(request.deed, "studies", {}):
+        if (study := living.get(key)) is None or guard.refusal(request, study.owner) is not None:
+            return reason
+        if guard.unwelcome(key, study.owner, study.proof) is not None:
+            return reason
+    return None

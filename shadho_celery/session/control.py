@@ -43,6 +43,7 @@ from shadho_celery.fleet.control import (
     worker_of,
 )
 from shadho_celery.fleet.drains import Drains
+from shadho_celery.fleet.policy import need_admin
 from shadho_celery.fleet.redis import Redis, connect, refusals
 from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
@@ -179,6 +180,7 @@ class Control:
         """
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker)
+            self._need_admin(reach)
             for name, each in workers.items():
                 if (reason := why_not(f"worker {name}", each.control, reach.control)) is not None:
                     return Answer(is_done=False, text=reason)
@@ -201,6 +203,7 @@ class Control:
         """Let a worker take trials again. `worker` is as in `drain`."""
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker, with_gone=True)
+            self._need_admin(reach)
             drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers)
             drained = drains.all(obeyed).keys()
             if place in workers and (whole := place_of(place)) in drained:
@@ -234,6 +237,8 @@ class Control:
             sweep = Sweep(studies={key: trials for key, (_, trials) in plan.items()}, is_sure=is_sure)
             if self._redis or urls.is_fleet({}):
                 [reach] = found
+                if is_sure:
+                    self._need_admin(reach)
                 living = Registry(reach.client, Worker, reach.signer).living()
                 ours = reach.control.fingerprint
                 # `one_a_disk` takes the last worker of each disk, so workers with this command's key come last.
@@ -246,6 +251,11 @@ class Control:
                 swept = {"this folder": answered(CHECKPOINTS, sweep)}
         *others, last = cleaning.lines(plan, swept, is_sure=is_sure)
         return Answer(is_done=is_sure or last.startswith("nothing"), text="\n".join([*others, last]))
+
+    def _need_admin(self, reach: Reach) -> None:
+        """Raise UsageError if the fleet has a policy, and this user is no admin."""
+        if self._redis or urls.is_fleet({}):
+            need_admin(reach.client)
 
     def _ask(self, name: str, deed: OfStudy) -> Answer:
         """Send a request to the scheduler of a study, and return the answer. Raises ShadhoError if there is none."""

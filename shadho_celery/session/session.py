@@ -39,6 +39,7 @@ from shadho_celery.fleet.broker import Publisher
 from shadho_celery.fleet.celery_settings import file_of_folder
 from shadho_celery.fleet.control import Sweep
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.policy import Guard, UserKey, study_text
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import MAX_SLOTS, Progress, able, start_command, unable
 from shadho_celery.fleet.signing import Signer, read_key
@@ -297,7 +298,7 @@ class Session:
                 control=Signer(read_key(embedded.directory / CONTROL_KEY)),
             )
         self.study.recorder.class_prices = {name: spec.price for name, spec in self.class_spec.items()}
-        settings = self.plan.settings
+        settings, (owner, proof) = self.plan.settings, self._proof()
         self.executor = QueueExecutor(
             servers,
             FleetStudy(
@@ -311,6 +312,8 @@ class Session:
                     timeout=settings.trial_timeout,
                     one_worker=settings.gpus is not None,
                     objectives=settings.objectives,
+                    owner=owner,
+                    proof=proof,
                 ),
                 code=self.code,
                 sources=self._sources,
@@ -371,17 +374,26 @@ class Session:
 
     def _fleet(self) -> Servers:
         """Return the connections to the servers of a fleet."""
+        client = connect(urls.url(urls.REDIS))
+        if (guard := Guard.configured(client)) is not None:
+            guard.refuse_self()
         servers = Servers(
-            client=connect(urls.url(urls.REDIS)),
+            client=client,
             publisher=Publisher.configured(),
             signer=Signer.configured(),
             control=Signer.for_control(),
+            guard=guard,
         )
         unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
         origin = self.options.broker_from
         named = f" (of {origin}; --local runs on this machine alone)" if origin else ""
         self._say(f"fleet: broker {mask(urls.url(urls.BROKER))}{named}, Redis {mask(urls.url(urls.REDIS))}{unset}")
         return servers
+
+    def _proof(self) -> tuple[str, str]:
+        """Return the owner and his signature for the study's messages, or empty texts if he has no key."""
+        owner, key = self.study.recorder.owner or "", UserKey.configured() if self.options.fleet else None
+        return ("", "") if key is None else (owner, key.sign(study_text(self.study.record.key, owner)))
 
     def _embed(self) -> Embedded:
         """Return the embedded fleet of the study. Its slots by class are given, or chosen for this machine.
@@ -510,6 +522,9 @@ class Session:
         self._forget()
         if self._signals.noted:
             self._handle_signals(view.note)
+        if not self.scheduler.stopping and (reason := self.executor.unwelcome) is not None:
+            self.steering.expel(reason)
+            view.note(f"stopping: {reason}; running trials finish first")
         if self.executor.has_news or self.steering.pending_answers:
             self.steering.turn(view.note)
         self._state = self.scheduler.state

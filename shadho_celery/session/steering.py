@@ -73,10 +73,19 @@ class Steering:
 
     def note_signal(self, number: int) -> None:
         """Record that a signal has stopped the study, in the same form as a request. It is recorded once in a run."""
+        self._note_stop(number, f"stopped by {Signals(number).name}")
+
+    def expel(self, reason: str) -> None:
+        """Stop the study as a request does, because its user may not run it any more."""
+        self._note_stop(0, f"stopped: {reason}")
+        self.has_stopped = True
+        self._run.scheduler.stop()
+
+    def _note_stop(self, number: int, text: str) -> None:
         study, by = self._run.study, own_user()
         once = f"{study.fence:028x}{number:04x}"
         request = Request(to=study.record.key, fence=study.fence, id=once, expires=0, by=by, deed=records.Stop())
-        self._record(request, Answer(is_done=True, text=f"stopped by {Signals(number).name}"))
+        self._record(request, Answer(is_done=True, text=text))
 
     def _record(self, request: Request, answer: Answer) -> None:
         study, deed = self._run.study, request.deed

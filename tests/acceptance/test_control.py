@@ -35,7 +35,7 @@ def test_a_study_on_this_machine_is_paused_unpaused_and_stopped(desk: Desk) -> N
     assert told(desk, "pause", "mine").startswith("paused: ")
     until(lambda: len(desk.runs()) == len(desk.runs("ended")), 20, desk.said)
     begun = len(desk.runs())
-    until(lambda: "│ mine  │ paused │" in told(desk, "status"), 20, desk.said)
+    until(lambda: "│ mine  │ tester │ paused │" in told(desk, "status"), 20, desk.said)
     command.says("; paused")
     assert desk.told("show", "mine", "--json").json()["state"] == "paused"
     assert len(desk.runs()) == begun

@@ -847,6 +847,7 @@ def test_a_trial_finds_no_credential_and_what_is_its_users_own(
         "CELERY_BROKER_URL": "amqp://user:of-the-broker@host;amqp://user:of-another@host",
         "SHADHO_REDIS_URL": "rediss://:of-redis@host/0",
         "SHADHO_SIGNING_KEY_FILE": "/the/key/file",
+        "SHADHO_USER_KEY_FILE": "/the/key/of/the/user",
         "SHADHO_TLS_KEY": "/the/tls/key",
         "PGPASSWORD": "of-the-store",
         "PGPASSFILE": "/the/pgpass/file",
