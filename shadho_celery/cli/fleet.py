@@ -55,7 +55,7 @@ def start(host: str | None, port: int | None) -> None:
     access, is_new = server.start(host, port)
     folder = server.own_folder()
     say(f"the fleet runs {'' if is_new else 'already '}on {access.address}, with its files in {folder}", err=True)
-    if access.host.startswith("127."):
+    if access.host in ("localhost", "::1") or access.host.startswith("127."):
         say("Warning: other machines cannot reach this address; fleet stop, then fleet start --host ADDRESS", err=True)
     say(f"On this machine, in each shell: . {shlex.quote(str(folder / ENVIRONMENT))}", err=True)
     say("On each other machine, the line below, which has the password and the key:", err=True)
@@ -68,10 +68,8 @@ def stop() -> None:
     """Stop the fleet's Redis. What is recorded stays; studies and workers wait until fleet start."""
     from shadho_celery.embedded import server  # imports redis: not for --help
 
-    if (access := server.stop()) is None:
-        say("no fleet of this user runs on this machine", err=True)
-    else:
-        say(f"the fleet on {access.address} has stopped; fleet start continues with what it has recorded", err=True)
+    stopped = "the fleet has stopped; fleet start continues with what it has recorded"
+    say(stopped if server.stop() else "no fleet of this user runs on this machine", err=True)
 
 
 @shared_options.command("fleet key ~/.shadho-user.key")

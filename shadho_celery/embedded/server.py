@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import msgspec.structs
 import psutil
 
 from shadho_celery.core.addresses import LOOPBACK, listen, own_address
@@ -57,21 +58,22 @@ def start(host: str | None, port: int | None) -> tuple[Access, bool]:
         config = folder / "redis.conf"
         with replacing(config, 0o600) as file:
             file.write(f"bind {bound}\nport {access.port}\nrequirepass {access.password}\n".encode())
-        redis = Embedded(folder, {}, [], 1, config=str(config), url=access.url)
+        local = msgspec.structs.replace(access, host=LOOPBACK)
+        redis = Embedded(folder, {}, [], 1, config=str(config), url=local.url)
         redis.await_redis()
+        connect(access.url, "give a --host by which this machine reaches itself, too").close()
         redis.detach()
     return access, True
 
 
-def stop() -> Access | None:
-    """Stop the fleet's Redis, and return its record, or None if it does not run. What is recorded stays.
+def stop() -> bool:
+    """Stop the fleet's Redis, and return whether it ran. What is recorded stays.
 
     Raises ServiceError if it does not end, for example because it runs on another machine.
     """
     folder = own_folder()
-    known = saved(folder)
-    if known is None or not is_locked(folder / LOCK):
-        return None
+    if not is_locked(folder / LOCK):
+        return False
     with _changing(folder):
         with suppress(psutil.Error, ValueError):
             supervisor = psutil.Process(int((folder / LOCK).read_text(errors="replace")))
@@ -79,10 +81,8 @@ def stop() -> Access | None:
             if "shadho_celery.embedded.supervisor" in supervisor.cmdline():
                 supervisor.terminate()
         if is_locked(folder / LOCK, LOCK_SECONDS):
-            raise ServiceError(
-                f"{known.address} does not end; stop it where it was started, or see its logs in {folder}"
-            )
-    return known
+            raise ServiceError(f"the fleet does not end; stop it where it was started, or see its logs in {folder}")
+    return True
 
 
 @contextmanager
@@ -107,5 +107,5 @@ def _bound(access: Access) -> str:
                 found.append(str(probe.getsockname()[0]))
         except UsageError as error:
             raise UsageError(f"{error}, or give another --host") from error
-    # The addresses 0.0.0.0 and :: stand for all addresses of the machine.
-    return found[0] if found[0] in ("0.0.0.0", "::") else " ".join(dict.fromkeys(found))
+    # 0.0.0.0 stands for all addresses of the machine.
+    return found[0] if found[0] == "0.0.0.0" else " ".join(dict.fromkeys(found))

@@ -73,5 +73,5 @@ class _Listening:
 
 
 def test_there_is_nothing_to_stop_before_the_first_start() -> None:
-    assert stop() is None
+    assert stop() is False
     assert not own_folder().exists()
