@@ -37,10 +37,11 @@ def test_a_port_that_something_else_uses_is_named(taken: int) -> None:
     assert not (own_folder() / "env").exists()
 
 
-@cases("host, words", [("192.0.2.77", "Cannot assign requested address"), ("no.such.host.invalid", "")])
-def test_an_address_of_another_machine_is_refused(host: str, words: str) -> None:
-    with pytest.raises(UsageError, match=rf"cannot listen on {host}:6390: .*{words}.*, or give another --host"):
-        start(host, None)
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"on 192.0.2.77:6390: Cannot assign requested address; .* give another --host"
+    ):
+        start("192.0.2.77", None)
 
 
 @cases("host", ["a b", "redis://h", "h:1/0", "", "x" * 64, "..", "ä"])
