@@ -50,7 +50,7 @@ def test_results_are_there_while_a_study_runs_and_go_with_its_deletion(desk: Des
     assert (show.code, status.code, failed.code) == (0, 0, 0), desk.said()
     assert "running on " in show.out.splitlines()[-1]
     assert "what the objective got" in show.out
-    assert re.search(r"│ mine +│ running +│ +1 │ +\d+ of 1000 │", status.out), desk.said()
+    assert re.search(r"│ mine +│ \S+ +│ running +│ +1 │ +\d+ of 1000 │", status.out), desk.said()
     assert "AssertionError" in failed.out
     assert removal.code == 2
     assert "stop it first" in removal.err
@@ -124,9 +124,9 @@ def test_the_status_lists_studies_by_name_and_shows_no_terminal_what_it_would_ob
     rows = [line.strip("│ ").replace(" ", "").split("│") for line in shown.output.splitlines()]
     told_now = {f"{seconds}sago" for seconds in range(20)}
     [row] = [row for row in rows if row[0] == "svm"]
-    assert row[:6] == ["svm", "running", "2.5", "3of9", "2", "1"]
-    assert row[6] in told_now
-    assert ["b\\x9b31m\\u202e", "running", "1", "7", "0", "0"] in [row[:6] for row in rows]
+    assert row[:7] == ["svm", "-", "running", "2.5", "3of9", "2", "1"]
+    assert row[7] in told_now
+    assert ["b\\x9b31m\\u202e", "-", "running", "1", "7", "0", "0"] in [row[:7] for row in rows]
     [row] = [row for row in rows if row[0] == "v"]
     assert row[4] in told_now
     assert [*row[:4], row[5]] == ["v", "9", "9", "4", "serving"]
