@@ -139,15 +139,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
             }
             for key, study in sorted(fleet.studies.items(), key=lambda each: (each[1].name, each[0]))
         ],
-        "uses": [
-            {
-                **{name: one_line(getattr(use, name), 255) for name in ("owner", "study")},
-                "class": use.compute_class,
-                "slots": use.slots,
-                "money": use.money,
-            }
-            for use in fleet.uses()
-        ],
+        "uses": [use._asdict() for use in fleet.uses()],
         "workers": [_worker(name, worker, fleet.ages.get(name)) for name, worker in sorted(fleet.workers.items())],
         "refused": fleet.refused,
         "codes": {module: found for module, found in codes(fleet.workers).items() if len(found) > 1},

@@ -403,13 +403,8 @@ def trial(cached: CachedStudy, number: int) -> Json:
 
 
 def week(store: SqlStore, now: float) -> Json:
-    """Return the slot hours and the money that the studies of the store have used in the last week."""
-    return {
-        "uses": [
-            {"owner": owner, "study": study, "class": of, "slot_hours": seconds / 3600, "money": money}
-            for owner, study, of, seconds, money in store.used(now - WEEK_SECONDS)
-        ]
-    }
+    """Return the slot seconds and the money that the studies of the store have used in the last week."""
+    return {"uses": store.used(now - WEEK_SECONDS)}
 
 
 def fleet(places: Sequence[Json]) -> Json:

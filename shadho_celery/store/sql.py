@@ -250,11 +250,11 @@ class SqlStore:
         # A damaged row may have values of any type.
         return {str(row.compute_class): float(row.money) for row in rows if _is_amount(row.money)}
 
-    def used(self, since: float) -> list[tuple[str, str, str, float, float]]:
+    def used(self, since: float) -> list[dict[str, Any]]:
         """Return how much the attempts of all studies that have ended since a time have used, sorted.
 
-        Each item has the owner of the attempts, "" if it is not known, the study's name, the compute class, slot
-        seconds from `since` on, and the money that these have cost.
+        Each item has the `owner` of the attempts, "" if it is not known, the name of the `study`, the `compute_class`,
+        the `slot_seconds` from `since` on, and the `money` that these have cost.
         """
         # Few rows tell which studies may have such attempts. There may be millions of attempts of others.
         recent = sa.select(sessions.c.study).where(sa.or_(sessions.c.until.is_(None), sessions.c.until > since))
@@ -263,13 +263,15 @@ class SqlStore:
         slots, money = sa.func.sum(took * trials.c.slots), sa.func.sum(took * sa.func.coalesce(at.price, 0.0)) / 3600
         # PostgreSQL refuses to sort by a mere null, which `_known` puts in place of a missing column.
         of = sa.func.coalesce(at.owner, sa.literal_column("''")).label("by"), studies.c.name, at.compute_class
-        query = sa.select(*of, slots.label("slots"), money.label("money")).group_by(*of).order_by(*of)
+        query = sa.select(*of, slots, money).group_by(*of).order_by(*of)
         query = query.where(at.study.in_(recent), at.ended_at > since, took > 0, studies.c.key == at.study)
         rows = self._fetched(query.where(trials.c.study == at.study, trials.c.number == at.number))
         # A damaged row may have values of any type.
-        whole = [row for row in rows if _is_amount(row.slots) and _is_amount(row.money)]
+        names = ("owner", "study", "compute_class", "slot_seconds", "money")
         return [
-            (str(row.by), str(row.name), str(row.compute_class), float(row.slots), float(row.money)) for row in whole
+            dict(zip(names, (*map(str, row[:3]), *row[3:]), strict=True))
+            for row in rows
+            if all(map(_is_amount, row[3:]))
         ]
 
     def best(self, key: str) -> int | None:

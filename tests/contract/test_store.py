@@ -635,15 +635,16 @@ def test_what_all_studies_have_used_is_counted_from_a_time_on(shared_url: str) -
             new = [trial(number, slots=3) for number in begins]
             store.write(key, begun(store, key), NOW, Turn(new=new, attempted=attempts, seen=sessions))
         names = {each.key: each.name for each in store.records()}
-        rest = [("anna", names["k1"], "gpu", pytest.approx(3 * 3 * hour), pytest.approx(18.0))]
-        first = ("", names["k1"], "cpu", pytest.approx(2 * 3 * hour), 0.0)
-        assert store.used(since) == [first, *rest]
+        assert [[*each.values()] for each in store.used(since)] == [
+            ["", names["k1"], "cpu", pytest.approx(2 * 3 * hour), 0.0],
+            ["anna", names["k1"], "gpu", pytest.approx(3 * 3 * hour), pytest.approx(18.0)],
+        ]
     engine = database.make_engine(shared_url)
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE attempts DROP COLUMN owner"))
     engine.dispose()
     with closing(SqlStore(shared_url, read_only=True)) as store:
-        assert [each[0] for each in store.used(since)] == ["", ""]
+        assert [each["owner"] for each in store.used(since)] == ["", ""]
 
 
 def test_owners_are_read_from_tables_without_them_and_a_writer_adds_the_columns(shared_url: str) -> None:

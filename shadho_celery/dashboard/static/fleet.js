@@ -26,14 +26,14 @@ export async function showFleet({ main, signal }) {
 }
 
 function weekParts({ uses }) {
-  const columns = [...who, ["slot hours", (each) => number(each.slot_hours), "number"], ["money", (each) => money(each.money), "number"]];
+  const columns = [...who, ["slot hours", (each) => number(each.slot_seconds / 3600), "number"], ["money", (each) => money(each.money), "number"]];
   return uses.length ? [table("Used in the last week by studies of this store", columns, uses)] : [];
 }
 
 const who = [
   ["owner", (each) => each.owner || "–"],
   ["study", (each) => link(each.study, "study", each.study)],
-  ["class", (each) => each.class],
+  ["class", (each) => each.compute_class],
 ];
 
 function placeParts(found) {

@@ -343,15 +343,16 @@ def test_the_fleet_is_what_status_shows_or_the_reason_why_it_is_not_known(rig: R
 def test_what_studies_have_used_in_a_week_is_read_once_a_minute(rig: Rig) -> None:
     asked: list[float] = []
 
-    def used(since: float) -> list[tuple[str, str, str, float, float]]:
+    uses = [{"owner": "anna", "study": "first", "compute_class": "gpu", "slot_seconds": 7200.0, "money": 5.0}]
+
+    def used(since: float) -> list[dict[str, Any]]:
         asked.append(since)
-        return [("anna", "first", "gpu", 7200.0, 5.0)]
+        return uses
 
     rig.cache.store.used = used  # type: ignore[method-assign]
-    found = {"uses": [{"owner": "anna", "study": "first", "class": "gpu", "slot_hours": 2.0, "money": 5.0}]}
-    assert [rig.get("/api/week"), rig.get("/api/week")] == [found, found]
+    assert [rig.get("/api/week"), rig.get("/api/week")] == [{"uses": uses}] * 2
     rig.clock.sleep(server.WEEK_FRESH_SECONDS)
-    assert rig.get("/api/week") == found
+    assert rig.get("/api/week") == {"uses": uses}
     assert [round(later - asked[0]) for later in asked] == [0, server.WEEK_FRESH_SECONDS]
 
 
