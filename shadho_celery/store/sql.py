@@ -268,11 +268,8 @@ class SqlStore:
         rows = self._fetched(query.where(trials.c.study == at.study, trials.c.number == at.number))
         # A damaged row may have values of any type.
         names = ("owner", "study", "compute_class", "slot_seconds", "money")
-        return [
-            dict(zip(names, (*map(str, row[:3]), *row[3:]), strict=True))
-            for row in rows
-            if all(map(_is_amount, row[3:]))
-        ]
+        whole = [row for row in rows if all(map(_is_amount, row[3:]))]
+        return [dict(zip(names, (*map(str, row[:3]), *row[3:]), strict=True)) for row in whole]
 
     def best(self, key: str) -> int | None:
         """Return the number of the best COMPLETE trial; None if no trial is COMPLETE.
