@@ -59,8 +59,8 @@ def read_bytes(path: Path, name: str, remedy: str = "", *, most: int = MAX_BYTES
     """Return the content of a file, without the byte order mark that some editors write at its start.
 
     Raises UsageError if the file cannot be read, if it has more than `most` bytes, or if it is a secret that other
-    users can read. For a process of another user, the group may read a secret that belongs to root: Kubernetes makes
-    such files. `name` is the name of the file in the message.
+    users can read. A group other than root's may read a secret that belongs to root, because only root can give it to
+    the group; Kubernetes does so. `name` is the name of the file in the message.
     """
     try:
         # Without O_NONBLOCK, the opening of a pipe would wait for a writer. If there is a writer, the read waits for
@@ -70,7 +70,7 @@ def read_bytes(path: Path, name: str, remedy: str = "", *, most: int = MAX_BYTES
             data, found = file.read(most + 1), os.fstat(file.fileno())
     except (OSError, ValueError) as error:
         raise _unreadable(name, getattr(error, "strerror", None) or one_line(error), remedy) from None
-    closed = 0o037 if found.st_uid == 0 and os.geteuid() != 0 else 0o077
+    closed = 0o037 if found.st_uid == 0 and found.st_gid != 0 else 0o077
     if is_secret and found.st_mode & closed:
         raise UsageError(f"other users can read {name}; run chmod 600 {path}")
     if stat.S_ISFIFO(found.st_mode) and not data:

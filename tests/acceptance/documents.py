@@ -13,7 +13,11 @@ DOCUMENTS = [
     *sorted(ROOT.glob("shadho_celery/*/README.md")),
     *(ROOT / folder / "README.md" for folder in ("deploy", "tests")),
 ]
-TEXTS = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *sorted((ROOT / ".readme").glob("*.md"))]}
+#: all of its commands are run, by tests/acceptance/test_operate.py
+OPERATE = ROOT / "deploy" / "OPERATE.md"
+TEXTS = {
+    path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, OPERATE, *sorted((ROOT / ".readme").glob("*.md"))]
+}
 
 
 def blocks(path: Path, language: str) -> list[str]:

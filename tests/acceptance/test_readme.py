@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import services
-from acceptance import test_readme_long, test_readme_training
+from acceptance import test_operate, test_readme_long, test_readme_training
 from acceptance.commands import ROOT, Desk, until
-from acceptance.documents import COMMANDS, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
+from acceptance.documents import COMMANDS, OPERATE, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
 from services.cases import cases
 
 from shadho_celery.fleet.redis import connect
@@ -79,6 +79,9 @@ RUN_BY = {
     "worker --import": "test_growing_to_a_fleet",
     "openssl": "test_signing_what_travels",
     "SHADHO_SIGNING_KEY_FILE": "test_signing_what_travels",
+    "export SHADHO_USER_KEY_FILE": "test_the_book_brings_up_a_signed_fleet_with_tls_on_which_people_run_studies",
+    "shadho-celery fleet key": "test_the_book_brings_up_a_signed_fleet_with_tls_on_which_people_run_studies",
+    "shadho-celery fleet policy": "test_the_book_brings_up_a_signed_fleet_with_tls_on_which_people_run_studies",
     "--help": "test_help",
     "simulate": "test_planning_a_fleet",
     "overhead.py": "test_the_overhead_benchmark",
@@ -101,10 +104,14 @@ RUN_BY = {
 
 @pytest.mark.sample
 def test_every_command_has_its_test() -> None:
-    """A command that is added to a document needs a line in the table above, and a test."""
+    """A command that is added to a document needs a line in the table above, and a test.
+
+    Those of the operator's book are all run by one, which needs to know who types them.
+    """
     missing = [line for line in COMMANDS if not any(part in line for part in RUN_BY)]
     assert not missing
-    modules = test_readme_long, test_readme_training
+    assert all(test_operate.typed_by(text) for text in blocks(OPERATE, "bash"))
+    modules = test_readme_long, test_readme_training, test_operate
     assert set(RUN_BY.values()) <= {*globals(), *(name for module in modules for name in vars(module))}
 
 

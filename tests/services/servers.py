@@ -65,7 +65,7 @@ class RabbitServer(Server):
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
 
     def environment(self) -> dict[str, str]:
-        # All three are given, or the machine's own would be read.
+        # All are given, or the machine's own would be read.
         for name, text in {"env.conf": "", "rabbitmq.conf": self.conf, "plugins": "[].\n"}.items():
             (self.folder / name).write_text(text)
         loopback = "{127,0,0,1}"
@@ -86,6 +86,7 @@ class RabbitServer(Server):
             "RABBITMQ_PID_FILE": str(self.folder / "pid"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
             "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_CONFIG_FILES": str(self.folder / "none"),
             "RABBITMQ_CONF_ENV_FILE": str(self.folder / "env.conf"),
         }
 

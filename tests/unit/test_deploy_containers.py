@@ -19,6 +19,7 @@ import yaml
 from services.cases import cases
 
 from shadho_celery.cli.group import commands
+from shadho_celery.core import users
 from shadho_celery.core.files import read_class_spec
 from shadho_celery.core.system import HEARTBEAT_FILE
 from shadho_celery.core.units import seconds_of
@@ -33,8 +34,14 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", "")
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 MANIFESTS = [document for path in KUBERNETES for document in yaml.safe_load_all(path.read_text())]
-#: secrets that are made by the commands in servers.yaml
-MADE = re.findall(r"kubectl create secret generic ([\w-]+)", (DEPLOY / "kubernetes/servers.yaml").read_text())
+#: secrets that are made by the commands in servers.yaml, with their keys
+MADE = {
+    name: {re.split("[=/]", word)[0] for word in re.findall(r"--from-(?:file|literal)=(\S+)", rest)}
+    for name, rest in re.findall(
+        r"kubectl create secret generic ([\w-]+)(.*)",
+        (DEPLOY / "kubernetes/servers.yaml").read_text().replace("\\\n#", ""),
+    )
+}
 SCALED = [each for each in MANIFESTS if each["kind"] == "ScaledJob"]
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
 #: version of Kubernetes with whose schema the manifests are compared
@@ -190,11 +197,16 @@ def test_an_image_is_pinned_by_its_tag() -> None:
 
 
 @cases("name", [name for name, each in SERVICES.items() if each.get("image", "").startswith("shadho-celery:")])
-def test_a_service_gets_the_signing_key_as_a_secret_if_there_is_one(name: str) -> None:
+def test_a_service_gets_keys_as_secrets_if_there_are_any(name: str) -> None:
     service = SERVICES[name]
-    assert service["environment"][signing.KEY_FILE] == "${KEY_FILE:+/run/secrets/key}"
-    assert service["secrets"] == ["key"]
-    assert COMPOSE["secrets"] == {"key": {"file": "${KEY_FILE:-/dev/null}"}}
+    files = {"key": (signing.KEY_FILE, "KEY_FILE"), "admins": (users.ADMINS_FILE, "ADMINS_FILE")}
+    # Those that act for a user.
+    if name in ("scheduler", "dashboard"):
+        files["user_key"] = users.USER_KEY_FILE, "USER_KEY_FILE"
+    assert service["secrets"] == [*files]
+    for secret, (variable, told) in files.items():
+        assert service["environment"][variable] == f"${{{told}:+/run/secrets/{secret}}}"
+        assert COMPOSE["secrets"][secret] == {"file": f"${{{told}:-/dev/null}}"}
 
 
 # Image
@@ -272,8 +284,10 @@ def test_a_pod_runs_a_command_that_there_is_as_the_user_of_the_image(template: d
         assert context.command.name == "dashboard", "it listens on 127.0.0.1 only"
         return
     ports = {each["name"]: each["containerPort"] for each in found["ports"]}
-    assert str(ports["metrics"]) == str(context.params["metrics_port"] or variables[server.PORT])
-    assert "0.0.0.0" in (context.params["metrics_host"], variables.get(server.HOST))
+    params = context.params
+    port, host = params.get("metrics_port", params.get("port")), params.get("metrics_host", params.get("host"))
+    assert str(ports["metrics"]) == str(port or variables[server.PORT])
+    assert "0.0.0.0" in (host, variables.get(server.HOST))
 
 
 def test_a_pod_names_secrets_claims_and_labels_that_there_are() -> None:
@@ -283,8 +297,10 @@ def test_a_pod_names_secrets_claims_and_labels_that_there_are() -> None:
     for each in MANIFESTS:
         if each["kind"] == "Service":
             assert any(each["spec"]["selector"].items() <= found.items() for found in labels)
-    for each in re.findall(r"secretKeyRef: {name: ([\w-]+)", "".join(map(Path.read_text, KUBERNETES))):
-        assert each in MADE
+    for name, key in re.findall(
+        r"secretKeyRef: {name: ([\w-]+), key: ([\w-]+)", "".join(map(Path.read_text, KUBERNETES))
+    ):
+        assert key in MADE[name]
     for template in templates():
         assert [("Secret", each["secretRef"]["name"]) in names for each in container(template)["envFrom"]] == [True]
         volumes = {each["name"] for each in template["spec"]["volumes"]}
