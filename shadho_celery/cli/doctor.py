@@ -358,17 +358,28 @@ def protocol(site: Site) -> Finding:
 
 
 def keys(site: Site) -> Finding:
-    """All processes sign with this machine's key, or none does."""
+    """All processes know all keys, or nothing is signed."""
+    from shadho_celery.fleet.registry import Keys, keys_of
     from shadho_celery.fleet.signing import KEY_FILE, Signer
+    from shadho_celery.fleet.state import who_knows
 
-    ours, remedy = Signer.configured().fingerprint, f"give all machines the same key in {KEY_FILE}"
+    signer, remedy = Signer.configured(), f"give all machines the same key in {KEY_FILE}"
+    ours = signer.fingerprint
     if refusals := needed(site.fleet).refused:
         refused = counted(refusals, "announcement is", "announcements are")
         return _wrong(f"{refused} malformed or not signed with this machine's key {ours}".rstrip(), remedy)
-    if other := [name for name, worker in sorted(needed(site.fleet).workers.items()) if worker.key != ours]:
-        return _wrong(
-            f"these workers have {'another key' if ours else 'a key, this machine none'}: {_few(other)}", remedy
-        )
+    processes = needed(site.fleet).keys
+    if other := [name for name, each in processes if each.key and not ours]:
+        return _wrong(f"these have a key, this machine none: {_few(other)}", remedy)
+    found = who_knows([("this machine", Keys(**keys_of(signer, None))), *processes])
+    if lacking := [
+        f"{key} is unknown to {_few(each['unknown_to'])}" for key, each in found.items() if each["unknown_to"]
+    ]:
+        remedy = "add it to their key files, or remove it from all; it may sign only once all know it"
+        return _wrong(f"key {'; key '.join(lacking)}", remedy)
+    if len(found) > 1:
+        signs = (f"{key} signs for {len(each['signs_for'])}" for key, each in found.items())
+        return _ok(f"all know two: key {', key '.join(signs)}")
     return _ok(f"key {ours}" if ours else "nothing is signed")
 
 

@@ -32,7 +32,7 @@ from shadho_celery.core.system import overridden
 from shadho_celery.core.units import seconds_of
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.fleet import urls
-from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED_CONTROL, Signer, read_key
+from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED_CONTROL, Signer, read_keys
 from shadho_celery.fleet.urls import BROKER, DEFAULTS, OWN_BROKER, REDIS
 from shadho_celery.metrics.server import HOST, PORT
 from shadho_celery.store.base import DEFAULT_STORE
@@ -177,7 +177,7 @@ def environment(
         found[OWN_BROKER] = found[BROKER]
     if signing_key_file:
         found[KEY_FILE] = str(Path(signing_key_file).expanduser().absolute())
-        read_key(Path(found[KEY_FILE]))
+        read_keys(Path(found[KEY_FILE]))
     else:
         Signer.configured()
     return found

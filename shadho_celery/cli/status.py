@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import moment
-from shadho_celery.core.checks import mask, one_line
+from shadho_celery.core.checks import listed, mask, one_line
 from shadho_celery.core.files import LOCK, is_locked
 from shadho_celery.core.hardware import Gpu, gpus_text
 from shadho_celery.core.system import overridden
@@ -99,12 +99,12 @@ def places_of() -> list[dict[str, Any]]:
 def _place(folder: Path) -> dict[str, Any]:
     """Return a JSON object for the study with embedded workers in `folder`, or the reason why it cannot be read."""
     from shadho_celery.embedded.plan import CONTROL_KEY, reached
-    from shadho_celery.fleet.signing import Signer, read_key
+    from shadho_celery.fleet.signing import Signer, read_keys
 
     place: dict[str, Any] = {"folder": str(folder)}
     try:
         with reached(folder) as named, overridden(named):
-            return place | _look(Signer(read_key(folder / CONTROL_KEY)))
+            return place | _look(Signer(*read_keys(folder / CONTROL_KEY)))
     except UsageError as error:
         return place | {"trouble": str(error)}
     except ServiceError as error:
@@ -117,7 +117,7 @@ def _place(folder: Path) -> dict[str, Any]:
 def _look(control: Signer | None = None) -> dict[str, Any]:
     """Return the fleet whose URLs are in the environment as a JSON object: studies, workers, classes and drains."""
     # Imported here, because Celery's libraries take half a second to import, and read the environment.
-    from shadho_celery.fleet.state import read_fleet
+    from shadho_celery.fleet.state import read_fleet, who_knows
 
     fleet = read_fleet(control)
     wanted = fleet.wanted()
@@ -142,6 +142,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
         "uses": [use._asdict() for use in fleet.uses()],
         "workers": [_worker(name, worker, fleet.ages.get(name)) for name, worker in sorted(fleet.workers.items())],
         "refused": fleet.refused,
+        "keys": who_knows(fleet.keys),
         "codes": {module: found for module, found in codes(fleet.workers).items() if len(found) > 1},
         "classes": {
             name: {
@@ -231,6 +232,9 @@ def _show(found: Mapping[str, Any]) -> None:
         place = one_line(drain["worker"])
         by = f"by {one_line(drain['by'])} at {moment(drain['at'])}" if drain["by"] else "but Redis has lost its record"
         say(f"{place} is drained, {by}; shadho-celery undrain {shlex.quote(place)} lets it take trials again")
+    for key, each in found["keys"].items():
+        unknown = f"is unknown to {listed(each['unknown_to'], TRIALS)}" if each["unknown_to"] else "is known to all"
+        say(f"key {key} signs for {len(each['signs_for'])}, and {unknown}")
     for module, versions in found["codes"].items():
         parts = (f"{digest or 'one that fails'} on {', '.join(hosts)}" for digest, hosts in versions.items())
         say(f"{module} has {len(versions)} versions of its code, but a study uses only one: {'; '.join(parts)}")

@@ -283,7 +283,8 @@ class SchedulerChannel(ChannelEnd):
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
         self._fence = fence
         self._inbox = inbox
-        self._holder = self._signed(f"{holder_name()}:{fence}")
+        self._holder_name = f"{holder_name()}:{fence}"
+        self._holder = self._signed(self._holder_name)
         #: number of events, leases, locks and keys that were refused: unsigned, malformed, or of a wrong type
         self.forged = 0
         #: id of the last event that was read but not confirmed, or "". If it is "", the stream is read from its start,
@@ -352,6 +353,7 @@ class SchedulerChannel(ChannelEnd):
 
         Raises LockLost if another scheduler has the lock.
         """
+        self._holder = self._signed(self._holder_name)
         held = self._hold(recorded=recorded)
         if held != self._holder and _fence(held) < self._fence:
             # An earlier scheduler has taken the lock back. If two schedulers are live, the scheduler with the greater
@@ -373,10 +375,14 @@ class SchedulerChannel(ChannelEnd):
         """
         for _ in range(FORGED_HOLDERS):
             held = str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
-            is_known = held in (self._holder, dead)
-            if is_known or (_HOLDER.fullmatch(held) and held == self._signed(held.rpartition(":")[0])):
+            if held in (self._holder, dead):
                 return held
-            self.forged += 1
+            name, _, signature = held.rpartition(":")
+            # Our own name was signed with an earlier key, so the value is replaced, too.
+            is_own = name == self._holder_name
+            if not is_own and _HOLDER.fullmatch(held) and self._signer.is_signed(self._study + name, signature):
+                return held
+            self.forged += not is_own
             dead = held
         raise redis.ConnectionError("another client keeps overwriting the study's lock")
 

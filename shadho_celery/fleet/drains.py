@@ -66,6 +66,8 @@ class Drains:
         self._client = client
         self._signer = signer
         self._guard = guard
+        #: keys of the signer at the last call of `follow_keys`
+        self._keys: tuple[str, ...] = ()
 
     def latest(self, place: str) -> Drain | None:
         """Return the latest record of a place, or None if there is none with our signature."""
@@ -111,6 +113,25 @@ class Drains:
         drain = replace(drain, proof=proof_of(drain, place))
         self._client.hset(KEY, place, self._signer.seal(_about(place), drain))
 
+    def follow_keys(self) -> None:
+        """If the keys of our signer have changed, sign the records again, because a drain outlasts a rotation.
+
+        The first call signs them, too. Raises redis-py's errors.
+        """
+        if (keys := self._signer.fingerprints) != self._keys:
+            # If somebody drains a worker at this moment, the transaction is repeated.
+            with spoilt_keys_pass():
+                self._client.transaction(self._sign_again, KEY)
+            self._keys = keys
+
+    def _sign_again(self, pipe: Redis) -> None:
+        texts = pipe.hgetall(KEY)
+        pipe.multi()
+        for place, text in texts.items():
+            drain = self._read(place, text)
+            if drain is not None and (anew := self._signer.seal(_about(place), drain)) != text:
+                pipe.hset(KEY, place, anew)
+
     def forget(self, workers: Collection[str]) -> None:
         """Remove the records of workers that have ended, by their full names."""
         if workers:
@@ -125,7 +146,7 @@ class DrainWatch:
     """
 
     def __init__(self, drains: Drains) -> None:
-        self._drains = drains
+        self.drains = drains
         #: place -> sequence of its latest known drain or undrain
         self._known: dict[str, int] = {}
 
@@ -135,7 +156,7 @@ class DrainWatch:
         Records that Redis has lost are left out. Raises redis-py's errors.
         """
         new = {place: sequence for place, sequence in obeyed.items() if sequence > self._known.get(place, 0)}
-        latest = {place: self._drains.latest(place) for place in new}
+        latest = {place: self.drains.latest(place) for place in new}
         self._known |= new
         return {place: drain for place, drain in latest.items() if drain is not None and drain.sequence == new[place]}
 

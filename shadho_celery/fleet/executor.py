@@ -216,6 +216,8 @@ class QueueExecutor:
                 self._ship()
                 self._shipped_at = asked_at
             self._confirm()
+            if self._drain_watch is not None:
+                self._drain_watch.drains.follow_keys()
             flush(self._breaker.pending_calls)
             self._leases.note_wait(self._clock.now() - asked_at)
             # Send before taking attempts back, because `send` also reopens trials whose attempts have ended.

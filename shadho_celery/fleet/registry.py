@@ -27,7 +27,7 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.policy import Proof
 from shadho_celery.fleet.redis import Redis, spoilt_keys_pass
-from shadho_celery.fleet.signing import UNSIGNED, Sealed, Signer
+from shadho_celery.fleet.signing import MOST_KEYS, UNSIGNED, Sealed, Signer
 from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
 
 #: seconds after which an announcement expires unless it is renewed
@@ -49,7 +49,7 @@ _Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
 
-#: value of `Signer.fingerprint`
+#: identifies a key (`Signer.fingerprint`)
 Fingerprint = Annotated[str, Meta(max_length=8)]
 
 #: one of a worker's complaints: a printable line
@@ -83,12 +83,35 @@ class Share(Struct, frozen=True, kw_only=True):
     trials: list[RunningTrial] = []
 
 
-class Worker(Struct, frozen=True, kw_only=True):
+class Keys(Struct, frozen=True, kw_only=True):
+    """Base of the announcements: the keys of a process, by their fingerprints."""
+
+    #: key that signs, "" without a key
+    key: Fingerprint = ""
+    #: all keys whose signatures it accepts; earlier versions of the package announce only `key`
+    keys: Annotated[tuple[Fingerprint, ...], Meta(max_length=MOST_KEYS)] = ()
+    #: key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
+    control: Fingerprint | None = None
+
+    def knows(self, fingerprint: str) -> bool:
+        """Return whether it accepts what the key with this fingerprint has signed; for "", what is not signed."""
+        return fingerprint in (self.key, *self.keys)
+
+    def obeys(self, fingerprint: str) -> bool:
+        """Return whether it obeys requests that this key has signed; for "", unsigned ones."""
+        return self.control is not None and fingerprint in (self.control, *self.keys)
+
+
+def keys_of(signer: Signer, control: Signer | None) -> dict[str, Any]:
+    """Return the fields of `Keys` for a process with these signers, of which `control` is for requests."""
+    own = None if control is None else control.fingerprint
+    return {"key": signer.fingerprint, "keys": signer.fingerprints, "control": own}
+
+
+class Worker(Keys, frozen=True, kw_only=True):
     """A worker's announcement. Every field has a default, because workers with another protocol may not announce it."""
 
     protocol: int = 0
-    #: fingerprint of the worker's signing key, "" without a key
-    key: str = ""
     compute_class: _ClassName = ""
     #: number of the worker's slots; if trials share GPUs, number of slots that it can use at the moment
     slots: _Slots = 0
@@ -127,8 +150,6 @@ class Worker(Struct, frozen=True, kw_only=True):
     #: (`place_of`), then of the record for this worker alone; 0 for no record
     drain_sequence: Number = 0
     own_drain_sequence: Number = 0
-    #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
-    control: Fingerprint | None = None
     #: problems that slow the worker down although its trials run, as texts for people, without duplicates
     complaints: Annotated[list[_Complaint], Meta(max_length=MAX_COMPLAINTS)] = []
     #: money that one slot costs per hour; None if it is not known
@@ -162,7 +183,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     sendable_slots: _Slots = 0
 
 
-class StudyWants(Struct, frozen=True, kw_only=True):
+class StudyWants(Keys, frozen=True, kw_only=True):
     """A study's announcement: the slots that it wants, its weight and its virtual times. Name and progress are only
     displayed.
 
@@ -178,8 +199,6 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     #: fence of the study's scheduler, which requests to the scheduler must contain
     fence: Int64 = 0
-    #: fingerprint of the key of the requests that its scheduler obeys, "" for unsigned ones; None if it refuses them
-    control: Fingerprint | None = None
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
@@ -204,7 +223,7 @@ def one_a_disk(workers: Mapping[str, Worker], control: str | None = None) -> lis
 
     With `control`, the fingerprint of a signer, workers that do not obey its requests are left out.
     """
-    found = {name: each for name, each in workers.items() if control in {None, each.control}}
+    found = {name: each for name, each in workers.items() if control is None or each.obeys(control)}
     return [*{each.storage or name: name for name, each in found.items()}.values()]
 
 
@@ -242,6 +261,8 @@ class Registry(Generic[T]):
         self._left = f"{self._name}:left"
         #: name -> latest text and its decoded announcement, which is reused because most announcements do not change
         self._known: dict[str, tuple[str, T | None]] = {}
+        #: keys that were accepted when these texts were decoded
+        self._keys = signer.fingerprints
 
     def announce(self, name: str, announcement: T) -> bool:
         """Announce `name` for the next ANNOUNCE_SECONDS. Return True if Redis did not know the name before."""
@@ -288,7 +309,9 @@ class Registry(Generic[T]):
         texts = self._client.mget([self._name.format(name) for name in names]) if names else []
         if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
             self._client.srem(self._index, *expired)
-        before = self._known
+        keys, before = self._signer.fingerprints, self._known
+        if keys != self._keys:
+            self._keys, before = keys, {}
         self._known = {
             name: before[name]
             if name in before and before[name][0] == text
@@ -310,7 +333,7 @@ def able(
 ) -> dict[str, Worker]:
     """Return the live `workers` that can run trials of `module` in the version `code`.
 
-    They use our protocol and the signing key with this `fingerprint`. Draining workers are left out.
+    They use our protocol and know the signing key with this `fingerprint`. Draining workers are left out.
     """
     return sorted_out(workers, module, fingerprint, code)[0]
 
@@ -324,7 +347,7 @@ def sorted_out(
     for name, worker in workers.items():
         # A worker that gets shipped code does not use the files on its own disk.
         is_shipped = code.is_shipped and worker.accepts_code
-        if worker.protocol != PROTOCOL or worker.key != fingerprint or worker.draining:
+        if worker.protocol != PROTOCOL or not worker.knows(fingerprint) or worker.draining:
             continue
         if is_shipped:
             lack = worker.unfit.get(code.digest, "")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shadho_celery.core.checks import one_line
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.broker import depths, machine_queue
 from shadho_celery.fleet.drains import Drain, Drains
 from shadho_celery.fleet.redis import connect, refusals
-from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, place_of, wanted_slots
+from shadho_celery.fleet.registry import Keys, Registry, StudyWants, Worker, obeyed_drains, place_of, wanted_slots
 from shadho_celery.fleet.signing import Signer
 
 
@@ -59,6 +60,12 @@ class FleetState:
                 found[of] = before._replace(slots=before.slots + share.slots, money=money)
         return sorted(found.values())
 
+    @property
+    def keys(self) -> Sequence[tuple[str, Keys]]:
+        """The name of each worker and study, of which several may have the same, with its keys."""
+        studies = ((f"study {study.name or key}", study) for key, study in self.studies.items())
+        return sorted((*self.workers.items(), *studies), key=lambda each: each[0])
+
     def waiting(self, name: str) -> int | None:
         """Return the number of messages in the queues of a compute class, or None if no queue of it exists."""
         known = [depth for depth in self.depths[name].values() if depth is not None]
@@ -100,3 +107,15 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
         depths={name: {each: waiting[each] for each in names} for name, names in queues.items()},
         ages=ages,
     )
+
+
+def who_knows(processes: Sequence[tuple[str, Keys]]) -> dict[str, dict[str, list[str]]]:
+    """Return by fingerprint of a signing key: the processes that sign with it, and those that do not know it."""
+    found = dict.fromkeys(each for _, keys in processes for each in (keys.key, *keys.keys) if each)
+    return {
+        one_line(key, 8): {
+            "signs_for": [one_line(name) for name, each in processes if each.key == key],
+            "unknown_to": [one_line(name) for name, each in processes if not each.knows(key)],
+        }
+        for key in found
+    }

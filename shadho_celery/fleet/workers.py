@@ -36,6 +36,7 @@ from shadho_celery.fleet.registry import (
     Registry,
     StudyWants,
     Worker,
+    keys_of,
     obeyed_drains,
     place_of,
     sorted_out,
@@ -163,7 +164,7 @@ class Workers:
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
         """Update the live workers, and announce the slots that this study wants. `sent` are its attempts in flight."""
-        study, control = self.study.template, self.servers.control
+        study = self.study.template
         self.announced = self._workers.living()
         if (obeyed := obeyed_drains(self.announced)) != self.obeyed:
             self.obeyed = obeyed
@@ -217,7 +218,7 @@ class Workers:
             proof=study.proof,
             progress=self.progress(),
             fence=self.study.fence,
-            control=None if control is None else control.fingerprint,
+            **keys_of(self.servers.signer, self.servers.control),
             weight=self.weight,
             wants=wants,
             turns=turns,

@@ -130,7 +130,8 @@ class Heartbeat:
     def __post_init__(self) -> None:
         self._workers = Registry(self.client, Worker, self.signer)
         self._studies = Registry(self.client, StudyWants, self.signer)
-        self._has_warned = False
+        #: True if there are announcements of studies, but none with a key that this worker knows
+        self._is_stranger = self._has_warned = False
         self._host = Host(self.client, self.name, self.worker.machine, self.signer)
         #: other live workers that share this worker's cores
         self.neighbours: Collection[Worker] = ()
@@ -180,6 +181,8 @@ class Heartbeat:
         self.consumer = consumer
         if consumer is not None and self.is_drained:
             consumer.pause("drain")
+        if consumer is not None and self._is_stranger:
+            consumer.pause("key")
         self._is_announced.set()
         self._announce_now()
         with suppress(redis.RedisError):
@@ -190,7 +193,7 @@ class Heartbeat:
 
         It reads announcements, and withdraws its own, which does not exist yet. It also learns whether it is drained.
         """
-        self._studies.living()
+        self._follow_keys()
         self._follow_drain()
         self._compare_clocks()
         self._meet_neighbours()
@@ -238,6 +241,7 @@ class Heartbeat:
             with self._lock:
                 self.worker = replace(self.worker, usage=usage)
             self._announce()
+            self._follow_keys()
             self._meet_neighbours()
             self._announced_at = self.clock.now()
         if self._studies.refused and not self._has_warned:
@@ -302,6 +306,23 @@ class Heartbeat:
         if self.consumer is not None:
             (self.consumer.pause if self.is_drained else self.consumer.resume)("drain")
         self._announce_now()
+
+    def _follow_keys(self) -> None:
+        """Take no messages while all studies sign with keys that this worker does not know: it would refuse and lose
+        them. Raises redis-py's errors.
+        """
+        living = self._studies.living()
+        before = self._is_stranger
+        self._is_stranger = bool(self.signer.fingerprint and self._studies.refused and not living)
+        if before == self._is_stranger:
+            return
+        tell(
+            "no study signs with a key of this worker, so it takes no trials; see --signing-key-file"
+            if self._is_stranger
+            else "this worker takes trials again: no study, or one with its key, is there"
+        )
+        if self.consumer is not None:
+            (self.consumer.pause if self._is_stranger else self.consumer.resume)("key")
 
     def _compare_clocks(self) -> None:
         """Update the announced difference between this machine's clock and that of the Redis server.

@@ -43,7 +43,7 @@ from shadho_celery.fleet.channel import Claim, Shipping, WorkerChannel
 from shadho_celery.fleet.control import TO_WORKERS, Asked, Requests, WorkerDeed, of_worker
 from shadho_celery.fleet.policy import Guard
 from shadho_celery.fleet.redis import refusals
-from shadho_celery.fleet.registry import Registry, StudyWants
+from shadho_celery.fleet.registry import Registry, StudyWants, keys_of
 from shadho_celery.fleet.seats import Seat, WorkerSeats
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.code import CodeGate, ShippedCode, storage_id
@@ -121,8 +121,7 @@ class Slots:
             imports=imports,
             accepts_code=code_folder is not None,
             storage=storage_id(checkpoints),
-            key=signer.fingerprint,
-            control=None if control is None else control.fingerprint,
+            **keys_of(signer, control),
         )
         self.heartbeat = Heartbeat(
             client,
@@ -349,15 +348,16 @@ class Slots:
         return reason
 
     def _tell(self) -> None:
-        """Announce the versions of the code that this worker has, the shipped versions that it cannot run, the number
-        of slots that trials may use now, and complaints.
+        """Announce the versions of the code that this worker has, the shipped versions that it cannot run, its keys,
+        the number of slots that trials may use now, and complaints.
 
         Complaints say why the slots' processes start slowly. A slot that is starting waits for this announcement, so
         the scheduler knows the complaint before the slot's result, which may be the last one of a short study.
         """
         with self._telling:
             complaints, slots = [*self._fork_servers.complaints()], self._devices.free.open
-            self.heartbeat.tell(**self._gate.facts, complaints=complaints, slots=slots)
+            keys = keys_of(self.signer, self.heartbeat.control)
+            self.heartbeat.tell(**self._gate.facts, **keys, complaints=complaints, slots=slots)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next `count` attempts.

@@ -45,8 +45,8 @@ from shadho_celery.fleet.control import (
 from shadho_celery.fleet.drains import Drains
 from shadho_celery.fleet.policy import need_admin
 from shadho_celery.fleet.redis import Redis, connect, refusals
-from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
-from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
+from shadho_celery.fleet.registry import Keys, Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
+from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_keys
 from shadho_celery.node.logs import answered
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
@@ -92,7 +92,7 @@ def reaches(redis: str | None = None) -> Iterator[Sequence[Reach]]:
             with suppress(ServiceError, UsageError):
                 named = stack.enter_context(reached(folder))
                 client = stack.enter_context(connect(named[urls.REDIS]))
-                control = Signer(read_key(folder / CONTROL_KEY))
+                control = Signer(*read_keys(folder / CONTROL_KEY))
                 found.append(Reach(client=client, signer=signer, control=control))
         yield found
 
@@ -182,7 +182,7 @@ class Control:
             reach, place, workers = _place(found, worker)
             self._need_admin(reach)
             for name, each in workers.items():
-                if (reason := why_not(f"worker {name}", each.control, reach.control)) is not None:
+                if (reason := why_not(f"worker {name}", each, reach.control)) is not None:
                     return Answer(is_done=False, text=reason)
             drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers).get(place, 0)
             drain = drains.latest(place)
@@ -242,10 +242,10 @@ class Control:
                 living = Registry(reach.client, Worker, reach.signer).living()
                 ours = reach.control.fingerprint
                 # `one_a_disk` takes the last worker of each disk, so workers with this command's key come last.
-                disks = one_a_disk(dict(sorted(living.items(), key=lambda each: each[1].control == ours)))
+                disks = one_a_disk(dict(sorted(living.items(), key=lambda each: each[1].obeys(ours))))
                 swept: dict[str, WorkerAnswer | None] = dict.fromkeys(disks)
                 sender = Client(reach.client, reach.control, TO_WORKERS)
-                asked = sender.ask([each for each in disks if living[each].control == ours], own_user(), sweep)
+                asked = sender.ask([each for each in disks if living[each].obeys(ours)], own_user(), sweep)
                 swept |= {worker_of(each): answer for each, answer in sender.answers(asked, cleaning.ANSWER_SECONDS)}
             else:
                 swept = {"this folder": answered(CHECKPOINTS, sweep)}
@@ -262,7 +262,7 @@ class Control:
         with reaches(self._redis) as found, refusals():
             reach, key, study = self._study(found, name)
             what = f"study {one_line(study.name or key, 80)}"
-            if (reason := why_not(what, study.control, reach.control)) is not None:
+            if (reason := why_not(what, study, reach.control)) is not None:
                 return Answer(is_done=False, text=reason)
             client = Client(reach.client, reach.control, CONTROL)
             request = client.request(key, own_user(), deed, study.fence)
@@ -353,14 +353,14 @@ def _other_key(refused: int) -> str:
     return f"announcements with another signing key than this command's: {refused}; give the fleet's --signing-key-file"
 
 
-def why_not(what: str, control: str | None, signer: Signer) -> str | None:
-    """Return why `what` would refuse requests that `signer` signs, or None. `control` is what `what` announces."""
-    if control is None:
+def why_not(what: str, keys: Keys, signer: Signer) -> str | None:
+    """Return why `what` would refuse requests that `signer` signs, or None. `keys` are those that `what` announces."""
+    if keys.control is None:
         return (
             f"{what} refuses control because it has no signing key; start it with --signing-key-file ({KEY_FILE}), or "
             f"with --allow-unsigned-control ({UNSIGNED_CONTROL}=1)"
         )
-    if control != signer.fingerprint:
+    if not keys.obeys(signer.fingerprint):
         return f"{what} obeys requests with another signing key; give its --signing-key-file"
     return None
 
@@ -518,7 +518,7 @@ class TrialLogs:
                     self._fleet = client, Registry(client, Worker, self._signer)
                 client, registry = self._fleet
                 announced, refused = registry.living(), registry.refused
-            living = {name: worker for name, worker in announced.items() if worker.key == self._signer.fingerprint}
+            living = {name: worker for name, worker in announced.items() if worker.knows(self._signer.fingerprint)}
             strangers = refused + len(announced) - len(living)
             on_host = [name for name, worker in living.items() if worker.machine.host == host]
             # If no worker is live on the host, ask one worker for each disk, because disks may be shared.

@@ -320,7 +320,7 @@ class ScaledFleet:
 
     def may_end(self, name: str) -> bool:
         """Return whether a worker would obey a request to end. If not, show a warning."""
-        reason = why_not(f"worker {one_line(name)}", self._live[name].control, self._signer)
+        reason = why_not(f"worker {one_line(name)}", self._live[name], self._signer)
         if reason is not None:
             self.warn(f"{reason}; until then it is not ended")
         return reason is None

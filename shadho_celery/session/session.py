@@ -42,7 +42,7 @@ from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.fleet.policy import Guard, UserKey, study_text
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import MAX_SLOTS, Progress, able, start_command, unable
-from shadho_celery.fleet.signing import Signer, read_key
+from shadho_celery.fleet.signing import Signer, read_keys
 from shadho_celery.fleet.workers import FleetStudy, Servers
 from shadho_celery.node.logs import answered
 from shadho_celery.objective.command import Command
@@ -295,7 +295,7 @@ class Session:
                 client=connect(embedded.urls[urls.REDIS]),
                 publisher=Publisher.configured(),
                 signer=Signer.configured(),
-                control=Signer(read_key(embedded.directory / CONTROL_KEY)),
+                control=Signer(*read_keys(embedded.directory / CONTROL_KEY)),
             )
         self.study.recorder.class_prices = {name: spec.price for name, spec in self.class_spec.items()}
         settings, (owner, proof) = self.plan.settings, self._proof()

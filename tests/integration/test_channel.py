@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from services.channels import Channel
 
 from shadho_celery.core.failures import cause_of
 from shadho_celery.core.hardware import Gpu, Machine
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import (
     Called,
     Event,
@@ -47,11 +49,14 @@ from shadho_celery.fleet.channel import (
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import MAX_ANNOUNCEMENT, Host, Registry, StudyWants, Worker
 from shadho_celery.fleet.seats import SchedulerSeats, Seat, WorkerSeats
-from shadho_celery.fleet.signing import UNSIGNED, Signer
+from shadho_celery.fleet.signing import READ_SECONDS, UNSIGNED, Signer
 from shadho_celery.store.base import holder_name
 from shadho_celery.store.sql import LOCK_SECONDS
 
 S = TrialState
+
+#: the keys of a rotation
+OLD, NEW = b"a key of sixteen bytes", b"another key of sixteen bytes"
 
 #: seconds of a lease that is meant to run out
 SHORT = 0.03
@@ -572,6 +577,26 @@ def test_a_lock_that_is_not_signed_with_the_fleets_key_counts_for_nothing(client
     assert scheduler.forged == 2
 
 
+def test_a_scheduler_keeps_its_lock_through_a_rotation_of_the_keys(client: Any, tmp_path: Path) -> None:
+    """Schedulers of either step see that it is held, and after the last one its value is signed with the new key."""
+    key, clock = tmp_path / "shadho.key", ManualClock()
+    for step, keys in enumerate([(OLD,), (OLD, NEW), (NEW, OLD), (NEW,)]):
+        key.write_bytes(b"\n".join(keys))
+        key.chmod(0o600)
+        if not step:
+            scheduler = SchedulerChannel(client, "k1", Signer.of_file(key, clock))
+            scheduler.lock()
+        with pytest.raises(StudyLocked):
+            SchedulerChannel(client, "k1", Signer(*keys), fence=1).lock()
+        clock.sleep(READ_SECONDS)
+        scheduler.confirm()
+        assert scheduler.forged == 0
+    held, _, signature = client.get("shadho:k1:holder").rpartition(":")
+    assert Signer(NEW).is_signed(f"k1{held}", signature)
+    scheduler.unlock()
+    assert not client.exists("shadho:k1:holder")
+
+
 def test_a_redis_that_is_full_is_emptied_although_it_takes_no_lock(private_redis: services.RedisServer) -> None:
     with connect(private_redis.url) as client:
         scheduler = SchedulerChannel(client, "k1")
@@ -961,6 +986,23 @@ def test_what_is_no_announcement_is_refused_and_counted(client: Any, text: str |
         client.sadd("shadho:workers", "x")
         client.set("shadho:worker:x", text)
         assert (registry.living(), registry.refused) == ({"a": Worker(slots=1)}, 1)
+
+
+def test_announcements_are_judged_again_when_the_keys_have_changed(
+    client: Any, kind: type[Any], tmp_path: Path
+) -> None:
+    key, clock, (announced, _) = tmp_path / "shadho.key", ManualClock(), facts(kind)
+    key.write_bytes(OLD)
+    key.chmod(0o600)
+    ours = Registry(client, kind, Signer.of_file(key, clock))
+    for name, signed_by in {"a": OLD, "b": NEW}.items():
+        Registry(client, kind, Signer(signed_by)).announce(name, announced)
+    seen = []
+    for keys in ((OLD,), (OLD, NEW), (NEW,)):
+        key.write_bytes(b"\n".join(keys))
+        clock.sleep(READ_SECONDS)
+        seen.append((ours.living().keys(), ours.refused))
+    assert seen == [({"a"}, 1), ({"a", "b"}, 0), ({"b"}, 1)]
 
 
 def test_an_announcement_is_decoded_again_only_when_it_has_changed(registry: Registry[Any], kind: type[Any]) -> None:

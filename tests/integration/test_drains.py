@@ -14,7 +14,7 @@ from acceptance.commands import until
 from click.testing import CliRunner
 from integration.fleets import fleet
 from services.cases import cases
-from services.controlled import SIGNER, control
+from services.controlled import BYTES, SIGNER, control
 from services.repeating import repeated
 
 from shadho_celery.cli.group import commands
@@ -23,9 +23,9 @@ from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.drains import KEY, Drain, Drains, DrainWatch
 from shadho_celery.fleet.redis import server_time
-from shadho_celery.fleet.registry import Registry, Worker, obeyed_drains
-from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, Signer
-from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
+from shadho_celery.fleet.registry import Registry, StudyWants, Worker, obeyed_drains
+from shadho_celery.fleet.signing import KEY_FILE, READ_SECONDS, UNSIGNED, Signer
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Leases
 from shadho_celery.session import control as module
 from shadho_celery.session.control import Control
@@ -295,3 +295,44 @@ def test_a_worker_that_does_not_beat_is_said_to_be_late(
     with pytest.raises(ServiceError, match=r"worker cpu@h\.1\.aaaa has not confirmed it"):
         control.drain("cpu@h")
     assert Drains(client, SIGNER).latest("cpu@h") is not None
+
+
+def test_a_drain_outlasts_a_rotation_of_the_keys(client: Any, tmp_path: Path) -> None:
+    """Schedulers sign the record again, and none that a stranger has written."""
+    file, clock, old, new = tmp_path / "shadho.key", ManualClock(), b"a key of sixteen bytes", b"another key of a fleet"
+    file.write_bytes(old)
+    file.chmod(0o600)
+    ours = Drains(client, Signer.of_file(file, clock))
+    ours.put("cpu@h", "me@here")
+    Drains(client, Signer(b"the key of a stranger")).put("gpu@h", "mallory")
+    before = client.hgetall(KEY)
+    ours.follow_keys()
+    assert client.hgetall(KEY) == before
+    file.write_bytes(new + b"\n" + old)
+    clock.sleep(READ_SECONDS)
+    ours.follow_keys()
+    assert Drains(client, Signer(new)).all().keys() == {"cpu@h"}
+    assert client.hget(KEY, "gpu@h") == before["gpu@h"]
+
+
+def test_a_worker_that_was_off_during_a_rotation_takes_messages_once_its_file_has_the_key(
+    client: Any, tmp_path: Path
+) -> None:
+    file, clock, consumer = tmp_path / "shadho.key", ManualClock(), MagicMock()
+    file.write_bytes(b"the key before the rotation")
+    file.chmod(0o600)
+    signer = Signer.of_file(file, clock)
+    Registry(client, StudyWants, SIGNER).announce("k1", StudyWants(name="one"))
+    heartbeat = Heartbeat(client, "cpu@h.1.aaaa", Worker(), Leases(MagicMock(), MagicMock()), clock, signer=signer)
+    heartbeat.check()
+    heartbeat.announce(consumer)
+    consumer.pause.assert_called_once_with("key")
+    file.write_bytes(BYTES)
+    clock.sleep(ANNOUNCE_EVERY)
+    heartbeat.beat(has_free_slot=False)
+    consumer.resume.assert_called_once_with("key")
+    Registry(client, StudyWants, UNSIGNED).announce("k2", StudyWants(name="of a stranger"))
+    clock.sleep(ANNOUNCE_EVERY)
+    heartbeat.beat(has_free_slot=False)
+    consumer.pause.assert_called_once_with("key")
+    heartbeat.withdraw()

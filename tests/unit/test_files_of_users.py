@@ -18,7 +18,7 @@ from shadho_celery.core.files import MAX_COLUMNS, MAX_NESTED, read_class_spec
 from shadho_celery.dashboard.access import read_token
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
-from shadho_celery.fleet.signing import read_key
+from shadho_celery.fleet.signing import read_keys
 from shadho_celery.objective.study_file import literal_settings
 from shadho_celery.results.warm_start import of_table
 from shadho_celery.space.compile import compile_space
@@ -46,7 +46,7 @@ READERS: Mapping[str, tuple[Callable[[Path], Any], bytes, str]] = {
     "points": (points, b'{"x": 0.5}\n', "the points in {path}"),
     "warm start": (table, b"x,loss\n0.5,1\n", "the warm start {path}"),
     "URLs": (url_file, b"SHADHO_REDIS_URL=redis://host\n", "the URL file {path}"),
-    "key": (read_key, b"k" * 40, "the signing key file {path}"),
+    "key": (read_keys, b"k" * 40, "the signing key file {path}"),
     "token": (read_token, b"t" * 40, "--token-file {path}"),
     "certificate": (certificate, b"-----BEGIN CERTIFICATE-----", "SHADHO_TLS_CA: {path}"),
 }

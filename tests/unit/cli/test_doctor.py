@@ -28,7 +28,8 @@ from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.limits import BrokerFacts, RedisFacts
-from shadho_celery.fleet.registry import StudyWants, Worker
+from shadho_celery.fleet.registry import StudyWants, Worker, keys_of
+from shadho_celery.fleet.signing import Signer
 from shadho_celery.fleet.state import FleetState
 
 DAY = 86400.0
@@ -146,6 +147,41 @@ def test_each_check_says_what_is_wrong_and_what_to_do() -> None:
             if each not in well and is_shown:
                 lines.append(f"{case}: {each.state.value} {each.name}: {each.text}; {each.remedy}")
     check("doctor", "\n".join(lines).replace(f"protocol {PROTOCOL}", "protocol N"))
+
+
+@cases(
+    "study, worker, state, words",
+    [
+        ("on", "on", State.OK, "all know two: key O signs for 3, key N signs for 0"),
+        ("on", "no", State.OK, "all know two: key O signs for 2, key N signs for 1"),
+        ("on", "o", State.WRONG, "key N is unknown to cpu@b.1.x; add it to their key files"),
+        ("no", "o", State.WRONG, "key N is unknown to cpu@b.1.x; add it to their key files"),
+        ("n", "on", State.WRONG, "key O is unknown to study s; add it to their key files"),
+        (
+            "on",
+            "oz",
+            State.WRONG,
+            "key N is unknown to cpu@b.1.x; key Z is unknown to this machine, study s; add",
+        ),
+        ("", "on", State.WRONG, "key O is unknown to study s; key N is unknown to study s; add"),
+    ],
+)
+def test_a_rotation_of_the_keys_is_done_only_when_all_know_all(
+    study: str, worker: str, state: State, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is left half done, begun twice or ended too early is wrong."""
+    keys = {"o": b"the old key of a fleet", "n": b"the new key of a fleet", "z": b"a third key of a fleet"}
+    file = tmp_path / "shadho.key"
+    file.write_bytes(keys["o"] + b"\n" + keys["n"])
+    file.chmod(0o600)
+    monkeypatch.setenv("SHADHO_SIGNING_KEY_FILE", str(file))
+    signers = [Signer(*(keys[each] for each in names)) for names in (study, worker)]
+    of_study, of_worker = (keys_of(signer, None) for signer in signers)
+    own = fleet(workers={"cpu@b.1.x": changed(WORKER, **of_worker)}, studies={"k": StudyWants(name="s", **of_study)})
+    finding = found(doctor.keys, site(fleet=own))
+    for letter, key in keys.items():
+        words = words.replace(f"key {letter.upper()} ", f"key {Signer(key).fingerprint} ")
+    assert (finding.state, words in f"{finding.text}; {finding.remedy}") == (state, True), finding
 
 
 def test_where_nothing_is_wrong_every_check_says_so() -> None:

@@ -27,6 +27,8 @@ FLEET = FleetState(
     workers={
         "cpu@h.1.a": Worker(
             compute_class="cpu",
+            key="0a0a",
+            keys=("0a0a",),
             machine=Machine(host="h"),
             slots=12,
             busy=11,
@@ -49,6 +51,8 @@ FLEET = FleetState(
         "k": StudyWants(
             owner="anna@lab",
             name="slow [red]",
+            key="1b2c",
+            keys=("1b2c", "0a0a"),
             progress=Progress(state="paused", ended=3, limit=40, running=10, waiting=1),
             weight=2.5,
             wants={"cpu": 3.0},

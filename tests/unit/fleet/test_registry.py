@@ -16,12 +16,13 @@ from shadho_celery.fleet.registry import (
     StudyWants,
     Worker,
     able,
+    keys_of,
     obeyed_drains,
     sorted_out,
     unable,
     wanted_slots,
 )
-from shadho_celery.fleet.signing import Signer
+from shadho_celery.fleet.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
 
@@ -45,11 +46,22 @@ def test_a_worker_can_that_has_the_module_speaks_our_protocol_and_signs_with_our
         "another module": worker(imports=["other"]),
         "older": worker(protocol=PROTOCOL - 1),
         "with a key": worker(key="12345678"),
+        "with two": worker(key="87654321", keys=("87654321", "12345678")),
         "draining": worker(draining=True),
     }
     assert able(workers, "my_study").keys() == {"good"}
-    assert able(workers, "my_study", "12345678").keys() == {"with a key"}
+    assert able(workers, "my_study", "12345678").keys() == {"with a key", "with two"}
+    assert able(workers, "my_study", "87654321").keys() == {"with two"}
     assert unable(workers, "my_study") is None
+
+
+def test_who_obeys_a_key_obeys_it_in_a_rotation_too_and_who_refuses_control_obeys_none() -> None:
+    both = Signer(b"another key of a fleet", b"a key of sixteen bytes")
+    of_fleet, of_machine = worker(**keys_of(both, both)), worker(**keys_of(UNSIGNED, SIGNER))
+    assert [of_fleet.obeys(key) for key in (*both.fingerprints, "12345678", "")] == [True, True, False, False]
+    assert [of_machine.obeys(key) for key in (SIGNER.fingerprint, both.fingerprint, "")] == [True, False, False]
+    assert [worker(**keys_of(UNSIGNED, UNSIGNED)).obeys(key) for key in ("", "12345678")] == [True, False]
+    assert not any(worker(**keys_of(both, None)).obeys(key) for key in (*both.fingerprints, ""))
 
 
 @pytest.mark.parametrize(

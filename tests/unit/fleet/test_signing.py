@@ -10,11 +10,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import GangCall
 from shadho_celery.errors import UsageError
-from shadho_celery.fleet.signing import CONTROL_KEY_FILE, KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
+from shadho_celery.fleet.signing import (
+    CONTROL_KEY_FILE,
+    KEY_FILE,
+    READ_SECONDS,
+    UNSIGNED,
+    UNSIGNED_CONTROL,
+    Signer,
+    read_keys,
+)
 
-KEY = b"0123456789abcdef"
+KEY, OTHER, THIRD = b"0123456789abcdef", b"another key of a fleet", b"the next key of a fleet"
 
 
 @pytest.fixture
@@ -92,7 +101,7 @@ def test_a_fingerprint_tells_keys_apart_and_does_not_hold_them() -> None:
 
 
 def test_the_key_is_the_files_text_without_the_space_around_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_key(file) == KEY
+    assert read_keys(file) == (KEY,)
     monkeypatch.setenv(KEY_FILE, str(file))
     assert Signer.configured().sign("text") == Signer(KEY).sign("text")
 
@@ -108,7 +117,7 @@ def test_without_a_file_named_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -
 def test_a_key_that_others_can_read_or_write_is_refused_with_the_remedy(file: Path, mode: int) -> None:
     file.chmod(mode)
     with pytest.raises(UsageError, match=f"chmod 600 {file}") as caught:
-        read_key(file)
+        read_keys(file)
     assert "\n" not in str(caught.value)
 
 
@@ -116,7 +125,7 @@ def test_a_short_key_and_a_file_that_cannot_be_read_are_refused_by_name(file: Pa
     file.write_bytes(KEY[:-1] + b"   \n\n")
     for path in (file, tmp_path / "missing", tmp_path):
         with pytest.raises(UsageError, match=str(path)) as caught:
-            read_key(path)
+            read_keys(path)
         assert "\n" not in str(caught.value)
         assert KEY[:-1].decode() not in str(caught.value)
 
@@ -148,3 +157,88 @@ def test_control_needs_a_key_or_permission_to_do_without(file: Path, monkeypatch
     embedded = Signer.for_control()
     assert embedded is not None
     assert embedded.fingerprint == Signer(KEY[::-1]).fingerprint
+
+
+def write(file: Path, *keys: bytes) -> None:
+    file.write_bytes(b"\n".join(keys) + b"\n")
+    file.chmod(0o600)
+
+
+def test_the_first_of_two_keys_signs_and_encrypts_and_both_are_accepted() -> None:
+    both = Signer(OTHER, KEY)
+    assert both.fingerprints == (Signer(OTHER).fingerprint, Signer(KEY).fingerprint)
+    assert both.fingerprint == Signer(OTHER).fingerprint
+    assert both.sign("text") == Signer(OTHER).sign("text")
+    for one in (Signer(KEY), Signer(OTHER)):
+        assert both.is_signed("text", one.sign("text"))
+        assert both.decrypt(one.encrypt("secret", "call 1"), "call 1") == "secret"
+    assert not both.is_signed("text", Signer(THIRD).sign("text"))
+    assert Signer(OTHER).decrypt(both.encrypt("secret", "call 1"), "call 1") == "secret"
+    with pytest.raises(UsageError, match="was not encrypted"):
+        both.decrypt(Signer(THIRD).encrypt("secret", "call 1"), "call 1")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ((KEY, OTHER, THIRD), "has 3 keys; keep 2"),
+        ((KEY, KEY), "has the same key twice"),
+        ((KEY, KEY[:-1]), "a key under 16 bytes"),
+        ((b"", b""), "a key under 16 bytes"),
+    ],
+)
+def test_a_file_that_is_no_key_or_rotation_is_refused_in_one_line(
+    file: Path, lines: tuple[bytes, ...], words: str
+) -> None:
+    write(file, *lines)
+    with pytest.raises(UsageError, match=f"{file} has .*{words.removeprefix('has ')}") as caught:
+        read_keys(file)
+    assert "\n" not in str(caught.value)
+    assert not any(key.decode() in str(caught.value) for key in lines if key)
+
+
+def test_empty_lines_and_the_line_ends_of_windows_are_no_part_of_a_key(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf" + KEY + b"\r\n\r\n" + OTHER + b"\r\n")
+    assert read_keys(file) == (KEY, OTHER)
+
+
+def test_a_signer_follows_its_file_through_a_rotation(file: Path) -> None:
+    """So does one whose next rotation begins, or that is left half done: it accepts what its file has."""
+    clock = ManualClock()
+    signer = Signer.of_file(file, clock)
+    steps = [(KEY, OTHER), (OTHER, KEY), (OTHER,), (OTHER, THIRD), (KEY,)]
+    for keys in steps:
+        before = signer.fingerprints
+        write(file, *keys)
+        assert signer.fingerprints == before, "the file is read at most once in READ_SECONDS"
+        clock.sleep(READ_SECONDS)
+        assert signer.sign("text") == Signer(keys[0]).sign("text")
+        assert [signer.is_signed("text", Signer(key).sign("text")) for key in (KEY, OTHER, THIRD)] == [
+            key in keys for key in (KEY, OTHER, THIRD)
+        ]
+
+
+def test_a_broken_file_keeps_the_last_keys_and_is_warned_of_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    signers = [Signer.of_file(file, clock) for _ in range(2)]
+
+    def broken(words: str) -> None:
+        caplog.clear()
+        for _ in range(3):
+            clock.sleep(READ_SECONDS)
+            assert {signer.fingerprints for signer in signers} == {(Signer(KEY).fingerprint,)}
+        [line] = caplog.messages
+        assert words in line
+        assert "\n" not in line
+
+    write(file, KEY, OTHER[:5])
+    broken("a key under 16 bytes; make one with openssl rand -hex 32; the keys that were read before stay in force")
+    write(file, KEY, OTHER, THIRD)
+    broken("has 3 keys")
+    file.chmod(0o644)
+    broken("chmod 600")
+    file.unlink()
+    broken("cannot be read")
+    write(file, OTHER, KEY)
+    clock.sleep(READ_SECONDS)
+    assert {signer.fingerprint for signer in signers} == {Signer(OTHER).fingerprint}
