@@ -83,6 +83,9 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
     try:
         slots.run(broker.read_message(payload, self.request, slots.signer))
     except broker.RefusedMessage as error:
+        if slots.heartbeat.is_stranger:
+            # It came before this worker could stop to take messages.
+            raise Reject(str(error), requeue=True) from None
         log.error("%s", error)
     except NotMine as error:
         log.warning("%s", error)

@@ -131,7 +131,7 @@ class Heartbeat:
         self._workers = Registry(self.client, Worker, self.signer)
         self._studies = Registry(self.client, StudyWants, self.signer)
         #: True if there are announcements of studies, but none with a key that this worker knows
-        self._is_stranger = self._has_warned = False
+        self.is_stranger = self._was_stranger = self._has_warned = False
         self._host = Host(self.client, self.name, self.worker.machine, self.signer)
         #: other live workers that share this worker's cores
         self.neighbours: Collection[Worker] = ()
@@ -181,11 +181,10 @@ class Heartbeat:
         self.consumer = consumer
         if consumer is not None and self.is_drained:
             consumer.pause("drain")
-        if consumer is not None and self._is_stranger:
-            consumer.pause("key")
         self._is_announced.set()
         self._announce_now()
         with suppress(redis.RedisError):
+            self._follow_keys()
             self._meet_neighbours()
 
     def check(self) -> None:
@@ -312,17 +311,18 @@ class Heartbeat:
         them. Raises redis-py's errors.
         """
         living = self._studies.living()
-        before = self._is_stranger
-        self._is_stranger = bool(self.signer.fingerprint and self._studies.refused and not living)
-        if before == self._is_stranger:
+        self.is_stranger = bool(self.signer.fingerprint and self._studies.refused and not living)
+        if self.consumer is None or self._was_stranger == self.is_stranger:
             return
-        tell(
-            "no study signs with a key of this worker, so it takes no trials; see --signing-key-file"
-            if self._is_stranger
-            else "this worker takes trials again: no study, or one with its key, is there"
-        )
-        if self.consumer is not None:
-            (self.consumer.pause if self._is_stranger else self.consumer.resume)("key")
+        self._was_stranger = self.is_stranger
+        if self.is_stranger:
+            self.consumer.pause("key")
+            tell(
+                "all studies sign with keys that this worker does not know; it waits for one in its --signing-key-file"
+            )
+        else:
+            self.consumer.resume("key")
+            tell("this worker takes trials again: its key file has the key of a study, or these studies have ended")
 
     def _compare_clocks(self) -> None:
         """Update the announced difference between this machine's clock and that of the Redis server.
