@@ -20,6 +20,7 @@ from services.cases import cases
 
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
+from shadho_celery.fleet.signing import read_keys
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -77,6 +78,8 @@ RUN_BY = {
     "export CELERY_BROKER_URL": "test_growing_to_a_fleet",
     "SHADHO_IMPORTS=": "test_growing_to_a_fleet",
     "worker --import": "test_growing_to_a_fleet",
+    "openssl rand -hex 32 >> ": "test_changing_the_key",
+    "sed -i": "test_changing_the_key",
     "openssl": "test_signing_what_travels",
     "SHADHO_SIGNING_KEY_FILE": "test_signing_what_travels",
     "export SHADHO_USER_KEY_FILE": "test_the_book_brings_up_a_signed_fleet_with_tls_on_which_people_run_studies",
@@ -416,6 +419,21 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
     assert "5 complete, 0 failed" in out
     unsigned = first_study.launch("my_study", "--trials", "5", "--seconds", "4", **urls).wait()
     assert "5 complete" not in unsigned.out
+
+
+def test_changing_the_key(desk: Desk) -> None:
+    """The three steps add the new key, let it sign, and remove the old one; test_keys.py takes them on a fleet."""
+    old = b"0123456789abcdef"
+    file = desk.write("shadho.key", f"{old.decode()}\n")
+    file.chmod(0o600)
+    add, swap, remove = (line for line in COMMANDS if line.endswith("shadho.key") and (">>" in line or "sed" in line))
+    shell(desk, add)
+    first, new = read_keys(file)
+    assert first == old
+    shell(desk, swap)
+    assert read_keys(file) == (new, old)
+    shell(desk, remove)
+    assert read_keys(file) == (new,)
 
 
 def test_the_money_that_a_study_costs(first_study: Desk, redis_url: str) -> None:
