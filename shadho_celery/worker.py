@@ -180,9 +180,7 @@ class Workers:
     metavar="NAME",
     help="Do so at this signal too, such as USR1; the grace is then 30s by default.  [env: SHADHO_PREEMPT_SIGNAL]",
 )
-@variable_option(
-    "SHADHO_PRICE", "--price", metavar="MONEY", help="Money that a slot costs an hour, for reports and --max-cost."
-)
+@shared_options.price_option
 @shared_options.metrics_options
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @click.option("-v", "--verbose", is_flag=True, help="The same as --loglevel DEBUG.")

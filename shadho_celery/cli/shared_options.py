@@ -149,6 +149,11 @@ def variable_option(variable: str, *names: str, **form: Any) -> Callable[[F], F]
     return click.option(*names, expose_value=False, callback=note, **form)
 
 
+price_option = variable_option(
+    "SHADHO_PRICE", "--price", metavar="MONEY", help="Money that a slot costs an hour, for reports and --max-cost."
+)
+
+
 def control_option(command: F) -> F:
     """Add --allow-unsigned-control to a command that starts a process which carries out users' requests."""
     return variable_option(

@@ -19,7 +19,7 @@ from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shared_options import duration_option
 from shadho_celery.core.checks import one_line, printable, short
-from shadho_celery.core.hardware import check_class_name
+from shadho_celery.core.hardware import check_class_name, price
 from shadho_celery.core.units import duration
 from shadho_celery.core.users import ADMINS_FILE
 from shadho_celery.errors import UsageError
@@ -65,6 +65,7 @@ GPUS = r"([\w.-]+:)?0*[1-9]\d{0,3}(,([\w.-]+:)?0*[1-9]\d{0,3})*"
     "slurm --class gpu_large --count 4 --for 4h --gpus 1 --import my_study > workers.sh",
     "slurm --class cpu --for 2d --partition long --url-file ~/fleet.urls --submit",
     "slurm --class cpu --for 8h --grace 5m --idle-exit 10m -- --cpus-per-task=8 --mem=32G",
+    "slurm --class cpu --for 8h --slots 2 --price 0.12 --python /opt/shadho/bin/python -- --cpus-per-task=8",
     more="The script has no URLs: give a --url-file that the nodes can read, or set the variables where sbatch is "
     "called.",
 )
@@ -79,6 +80,14 @@ GPUS = r"([\w.-]+:)?0*[1-9]\d{0,3}(,([\w.-]+:)?0*[1-9]\d{0,3})*"
 @duration_option("--grace", default="2m", help="Time for running trials to write a checkpoint before the job ends.")
 @duration_option("--idle-exit", "idle", help="End after this time without a trial.")
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
+@click.option("--slots", type=click.IntRange(min=1), help="Trials at a time.  [default: one per GPU, else per core]")
+@shared_options.price_option
+@click.option(
+    "--python",
+    default=sys.executable,
+    metavar="PATH",
+    help="Python on the nodes with this package, or its name on PATH there.  [default: the one of this command]",
+)
 @click.option("--partition", metavar="NAME", help="Partition of the cluster.")
 @click.option("--gpus", metavar="[TYPE:]NUMBER", help="GPUs of each worker, such as 2 or a100:2.")
 @click.option("--submit", is_flag=True, help="Call sbatch with the script, instead of printing it.")
@@ -92,6 +101,8 @@ def slurm(
     grace: float,
     idle: float | None,
     imports: Sequence[str],
+    slots: int | None,
+    python: str,
     partition: str | None,
     gpus: str | None,
     submit: bool,
@@ -104,6 +115,9 @@ def slurm(
     Running trials are told before a job ends, or when it is preempted, so that they write a checkpoint.
     """
     check_class_name(compute_class, "--class")
+    price()
+    if not python.strip():
+        raise UsageError("--python is empty; give the path of a Python on the nodes, such as /opt/shadho/bin/python")
     files = shared_options.environment(None, None, url_file, signing_key_file)
     if not (url_file or urls.is_fleet({})):
         problem = f"no fleet is named; give --url-file, or set {urls.BROKER} and {urls.REDIS} where sbatch is called"
@@ -127,7 +141,8 @@ def slurm(
     key = files.get(KEY_FILE) or os.environ.get(KEY_FILE)
     variables |= {KEY_FILE: _absolute(key)} if key else {}
     variables |= {ADMINS_FILE: _absolute(admins)} if (admins := os.environ.get(ADMINS_FILE)) else {}
-    words = ["exec", sys.executable, "-m", "shadho_celery", "worker", f"--class={compute_class}"]
+    words = ["exec", python, "-m", "shadho_celery", "worker", f"--class={compute_class}"]
+    words += [] if slots is None else [f"--slots={slots}"]
     words += [f"--import={name}" for name in imports]
     words += [f"--url-file={_absolute(url_file)}"] if url_file else []
     text = script(directives, variables, words)

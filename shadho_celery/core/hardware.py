@@ -48,6 +48,9 @@ MOST_PER_GPU = 8
 #: environment variable with the device of a slot's trials, as torch names it
 DEVICE = "SHADHO_DEVICE"
 
+#: environment variable in which SLURM gives a job the number of its cores on the machine
+SLURM_CORES = "SLURM_CPUS_ON_NODE"
+
 #: Linux: file with the id of the running kernel; file with this process's control groups; folder with the limits of
 #: groups
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -116,7 +119,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     host: Annotated[Clean, Meta(max_length=175)] = ""
     #: number of cores that this process may use
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
-    #: bytes of RAM
+    #: bytes of RAM that this process may use
     memory: _Bytes = 0
     #: GPUs that this process may use
     cards: Annotated[tuple[Gpu, ...], Meta(max_length=1000)] = ()
@@ -127,7 +130,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     #: Processes that share cores have equal digests. Host names are not used, because they may differ between
     #: containers on one machine, and be equal on different machines
     pool: Name = ""
-    #: True if ``SHADHO_CORES`` limits the cores
+    #: True if ``SHADHO_CORES`` limits the cores, or an allocation of SLURM that does not bind processes to them
     is_limited: bool = False
 
     @property
@@ -352,11 +355,11 @@ def detect() -> Machine:
     """Return the resources of this machine that the process may use. Never raises: facts that cannot be read are left
     out.
 
-    ``SHADHO_CORES`` limits the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
-    this machine for other machines, if its own name is ambiguous.
+    ``SHADHO_CORES`` limits the cores, for several workers on one machine, and SLURM limits cores and memory.
+    ``SHADHO_HOST`` is the name or address of this machine for other machines, if its own name is ambiguous.
     """
     cards = _nvidia_gpus() or _apple_gpu()
-    return msgspec.structs.replace(usable_cores(), host=own_host(), memory=ram_bytes(), cards=cards)
+    return msgspec.structs.replace(usable_cores(), host=own_host(), memory=usable_memory(), cards=cards)
 
 
 def price() -> float | None:
@@ -398,6 +401,25 @@ def ram_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def usable_memory() -> int:
+    """Return the bytes of RAM that this process may use: all, or the limit of a control group or of SLURM. Never
+    raises.
+    """
+    limits = [ram_bytes(), 2**20 * (_told("SLURM_MEM_PER_NODE") or _told("SLURM_MEM_PER_CPU") * _told(SLURM_CORES))]
+    for folder in _control_groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):
+                limits.append(int((folder / name).read_text()))
+    return min(limit for limit in limits if limit > 0)
+
+
+def _told(variable: str) -> int:
+    """Return the number in an environment variable; 0 if there is none, or an absurd one."""
+    told = os.environ.get(variable, "")
+    # Python refuses to convert thousands of digits.
+    return int(told) if told.isdecimal() and len(told) < 10 else 0
+
+
 def usable_cores() -> Machine:
     """Return the facts about the cores that this process may use. Never raises."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
@@ -405,9 +427,9 @@ def usable_cores() -> Machine:
     quotas = [(quota, group) for quota, group in _quotas() if quota < len(processors)]
     quota, group = min(quotas, default=(len(processors), ""))
     usable = max(1, math.ceil(quota))
-    told = os.environ.get("SHADHO_CORES", "")
-    # Longer numbers are ignored: Python refuses to convert thousands of digits, and no machine has so many cores.
-    limit = int(told) if told.isdecimal() and len(told) < 10 else 0
+    # Where SLURM binds processes to their cores, the affinity has the right number.
+    allocated = _told(SLURM_CORES)
+    limit = _told("SHADHO_CORES") or (allocated if allocated < len(processors) else 0)
     pool = hashlib.blake2b(f"{_running_system()} {group}".encode(), digest_size=8).hexdigest()
     bits = f"{sum(1 << number for number in processors):x}"
     return Machine(cores=min(usable, limit or usable), processors=bits, pool=pool, is_limited=bool(limit))
@@ -422,7 +444,7 @@ def _running_system() -> str:
 
 def _quotas() -> Iterator[tuple[float, str]]:
     """Yield each CPU quota that applies to this process, in cores, with an id of its control group."""
-    for folder in _control_groups():
+    for folder in _control_groups("cpu"):
         with suppress(OSError, ValueError):
             if (quota := _quota(folder)) > 0:
                 # The id is the inode, because a container sees its own group under another path, but with the same
@@ -430,15 +452,15 @@ def _quotas() -> Iterator[tuple[float, str]]:
                 yield quota, str(folder.stat().st_ino)
 
 
-def _control_groups() -> Iterator[Path]:
-    """Yield the folders of the control groups, of either version, that may limit this process's CPU time."""
+def _control_groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of the control groups, of either version, by which a controller may limit this process."""
     lines: list[str] = []
     with suppress(OSError):
         lines = _OWN_GROUPS.read_text().splitlines()
     for line in lines:
         controllers, _, path = line.partition(":")[2].partition(":")
-        if not controllers or "cpu" in controllers.split(","):
-            root = _GROUPS / ("cpu" if controllers else "")
+        if not controllers or controller in controllers.split(","):
+            root = _GROUPS / (controller if controllers else "")
             folder = root / path.lstrip("/")
             yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 

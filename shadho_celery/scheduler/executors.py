@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.files import CHECKPOINTS, holds_files
-from shadho_celery.core.hardware import ComputeClass, ram_bytes, usable_cores
+from shadho_celery.core.hardware import ComputeClass, usable_cores, usable_memory
 from shadho_celery.core.records import MachineRecord, Present, own_versions
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Params, Report, Result, Started, TrialState, whole
@@ -90,7 +90,7 @@ STORAGES = {HOST: "local"}
 
 def record_process(recorder: Recorder, at: float) -> None:
     """Record this process as a worker from now on, and its machine."""
-    machine = replace(usable_cores(), host=HOST, memory=ram_bytes())
+    machine = replace(usable_cores(), host=HOST, memory=usable_memory())
     present = Present(INLINE_CLASS, 1, MachineRecord.of(machine, own_versions()))
     recorder.see({HOST}, at, lambda name: present)
 

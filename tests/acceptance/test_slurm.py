@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from acceptance.commands import Desk, until
 from acceptance.commands import desk as make_desk
 from acceptance.test_fleet import Fleet
 from acceptance.test_metrics import free_port
+
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, Worker
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -38,12 +42,12 @@ SlurmdPidFile={folder}/slurmd.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
 SlurmdParameters=config_overrides
 MpiDefault=none
 MailProg=/bin/true
 KillWait=20
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -171,6 +175,34 @@ def test_a_study_ends_on_an_array_of_workers_of_which_one_is_requeued(cluster: D
     until(lambda: not said(desk, "squeue", "--noheader"), 60, lambda: told(desk))
     log = (desk.folder / f"slurm-{job}_1.out").read_text()
     assert log.count(f"serving class {fleet.cpu}") == 2, log
+
+
+def test_scale_submits_jobs_of_one_core_whose_workers_have_one_slot(
+    cluster: Desk, fleet: Fleet, redis_url: str
+) -> None:
+    """Memory and cores are those of the allocation, although this SLURM does not bind processes to them."""
+    desk = cluster
+    desk.environment |= {"SHADHO_ALLOW_UNSIGNED_CONTROL": "1"}
+    desk.study("quick", seconds=0.5)
+    spec = "max_workers = 2\nstartup_seconds = 5\nmemory_gib = 0.25\nprice = 1.5\n"
+    desk.write("classes.toml", f"[classes.{fleet.cpu}]\n{spec}")
+    words = ["--class-spec", "classes.toml", "--max", "2", "--cooldown", "1s", "--slurm", "--", "--for", "5m"]
+    words += ["--grace", "10s", "--python", sys.executable, "--import", "quick", "--", "--cpus-per-task=1"]
+    scaler = desk.start(sys.executable, "-m", "shadho_celery", "scale", *words)
+    study = desk.launch("quick", "--trials", "24", "--class-spec", "classes.toml")
+    with connect(redis_url) as client:
+        workers = Registry(client, Worker)
+        until(lambda: len(workers.living()) == 2, 60, lambda: told(desk))
+        facts = {
+            (each.slots, each.machine.cores, each.machine.memory, each.price) for each in workers.living().values()
+        }
+    assert facts == {(1, 1, 256 * 2**20, 1.5)}
+    assert study.wait(90).code == 0, told(desk)
+    assert desk.states() == {"COMPLETE": 24}
+    until(lambda: not said(desk, "squeue", "--noheader"), 60, lambda: told(desk))
+    scaler.interrupt()
+    assert scaler.wait(20).code == 130
+    assert "Warning" not in scaler.err
 
 
 def told(desk: Desk) -> str:

@@ -27,7 +27,8 @@ LARGE = ("--class", "gpu_large", "--for", "4h")
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("SHADHO_")]:
         monkeypatch.delenv(name)
-    for name, value in URLS.items():
+    # --price sets it.
+    for name, value in {**URLS, "SHADHO_PRICE": ""}.items():
         monkeypatch.setenv(name, value)
 
 
@@ -128,6 +129,10 @@ def test_a_class_that_is_none_is_refused(name: str) -> None:
         ("--", "script.sh"),
         ("--grace", "4h"),
         ("--for", "3m"),
+        ("--python", ""),
+        ("--python", "/a\x1bb"),
+        ("--price", "much"),
+        ("--price", "-1"),
     ],
 )
 def test_bad_input_is_one_line_with_its_remedy(words: tuple[str, ...]) -> None:
@@ -152,6 +157,19 @@ def test_sbatch_gets_each_value_as_it_is(value: str) -> None:
     assert read == [[f"--partition={value}"], [f"--constraint={value}"], ["--threads-per-core=1"]]
 
 
+def test_slots_price_and_python_of_the_nodes_are_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option counts before the same setting of the environment."""
+    monkeypatch.setenv("SHADHO_PRICE", "7")
+    (tmp_path / "my python").symlink_to("python")
+    text = script(*LARGE, "--slots", "3", "--price", "0.12", "--python", str(tmp_path / "my python"))
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/bash\nenv -0 > {tmp_path}/environment\nprintf '%s\\0' \"$@\" > {tmp_path}/words\n")
+    stand_in.chmod(0o755)
+    subprocess.run(["bash"], input=text, text=True, check=True)
+    assert "SHADHO_PRICE=0.12\0" in (tmp_path / "environment").read_text()
+    assert "--slots=3\0" in (tmp_path / "words").read_text()
+
+
 def test_options_of_sbatch_are_passed_on() -> None:
     text = script(*LARGE, "--partition", "long", "--gpus", "a100:2", "--", "--mem=32G", "--exclusive")
     assert directives(text)[-4:] == ["--partition=long", "--gpus=a100:2", "--mem=32G", "--exclusive"]
@@ -163,15 +181,16 @@ def test_variables_are_exported_without_secrets_and_without_those_of_this_machin
     key = tmp_path / "shadho.key"
     key.write_text("k3y" * 16)
     key.chmod(0o600)
-    for name in CARRIED:
-        monkeypatch.setenv(name, f"value of {name}")
+    carried = {name: f"value of {name}" for name in CARRIED} | {"SHADHO_PRICE": "2.5"}
+    for name, value in carried.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("SHADHO_HOST", "login")
     monkeypatch.setenv("SHADHO_SIGNING_KEY_FILE", str(key))
     text = script(*LARGE, "--idle-exit", "10m")
     assert "s3cret" not in text
     assert "k3y" not in text
     environment, _ = ran(text, tmp_path)
-    assert {name: environment[name] for name in CARRIED} == {name: f"value of {name}" for name in CARRIED}
+    assert {name: environment[name] for name in CARRIED} == carried
     assert environment["SHADHO_SIGNING_KEY_FILE"] == str(key)
     assert environment["SHADHO_IDLE_EXIT"] == "600s"
     assert "SHADHO_HOST" not in environment

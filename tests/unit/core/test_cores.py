@@ -1,4 +1,4 @@
-"""The cores of a process are those that its affinity, its control groups and SHADHO_CORES leave to it."""
+"""The cores and the memory of a process are what its affinity, control groups, SLURM and SHADHO_CORES leave to it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.core import hardware
-from shadho_celery.core.hardware import Machine, usable_cores
+from shadho_celery.core.hardware import Machine, detect, usable_cores, usable_memory
 
 #: as a container sees them, and as other processes do; of version 1, the one of its cpu controller counts
 CONTAINER, SERVICE, VERSION_1 = "0::/", "0::/a.slice/b.service", "5:memory:/other\n3:cpu,cpuacct:/docker/c\n0::/"
+
+GIB = 2**30
 
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the control groups of a machine of eight processors."""
-    monkeypatch.delenv("SHADHO_CORES", raising=False)
+    for name in ("SHADHO_CORES", "SLURM_CPUS_ON_NODE", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hardware, "ram_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(hardware, "_GROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(hardware, "_OWN_GROUPS", tmp_path / "own")
@@ -84,3 +88,61 @@ def test_a_limit_of_ones_own_is_below_the_quota_and_of_the_same_cores(
     assert (limited.cores, limited.is_limited) == (count, True)
     monkeypatch.delenv("SHADHO_CORES")
     assert usable_cores().pool == limited.pool
+
+
+@pytest.mark.parametrize(
+    ("processors", "variables", "cores", "is_limited"),
+    [
+        (8, {"SLURM_CPUS_ON_NODE": "1"}, 1, True),
+        (8, {"SLURM_CPUS_ON_NODE": "3"}, 3, True),
+        (2, {"SLURM_CPUS_ON_NODE": "2"}, 2, False),
+        (1, {"SLURM_CPUS_ON_NODE": "2"}, 1, False),
+        (8, {"SLURM_CPUS_ON_NODE": "many"}, 8, False),
+        (8, {"SLURM_CPUS_ON_NODE": "0"}, 8, False),
+        (8, {"SLURM_CPUS_ON_NODE": "4", "SHADHO_CORES": "2"}, 2, True),
+    ],
+)
+def test_an_allocation_of_slurm_limits_the_cores_where_it_does_not_bind_processes(
+    groups: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processors: int,
+    variables: dict[str, str],
+    cores: int,
+    is_limited: bool,
+) -> None:
+    """Workers of two jobs on one node then have cores of their own."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)), raising=False)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    found = usable_cores()
+    assert (found.cores, found.is_limited) == (cores, is_limited)
+    assert found.slots_for("cpu") == cores
+    assert found.threads(cores, [(usable_cores(), cores)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "variables", "gib"),
+    [
+        (CONTAINER, {}, {}, 64),
+        (CONTAINER, {"memory.max": "max"}, {}, 64),
+        (CONTAINER, {"memory.max": f"{8 * GIB}"}, {}, 8),
+        (CONTAINER, {"memory.max": f"{100 * GIB}"}, {}, 64),
+        (SERVICE, {"a.slice/memory.max": f"{4 * GIB}", "a.slice/b.service/memory.max": "max"}, {}, 4),
+        (VERSION_1, {"memory/other/memory.limit_in_bytes": f"{6 * GIB}"}, {}, 6),
+        (VERSION_1, {"memory/memory.limit_in_bytes": "9223372036854771712"}, {}, 64),
+        ("damaged", {"memory.max": "much"}, {}, 64),
+        (CONTAINER, {}, {"SLURM_MEM_PER_NODE": "3072"}, 3),
+        (CONTAINER, {}, {"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "4"}, 2),
+        (CONTAINER, {}, {"SLURM_MEM_PER_CPU": "512"}, 64),
+        (CONTAINER, {}, {"SLURM_MEM_PER_NODE": "0"}, 64),
+        (CONTAINER, {"memory.max": f"{2 * GIB}"}, {"SLURM_MEM_PER_NODE": "3072"}, 2),
+        (CONTAINER, {"memory.max": "0"}, {"SLURM_MEM_PER_NODE": 5000 * "9"}, 64),
+    ],
+)
+def test_the_memory_is_the_least_of_ram_limits_of_control_groups_and_an_allocation_of_slurm(
+    groups: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str], variables: dict[str, str], gib: int
+) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    found(groups, own, files)
+    assert usable_memory() == detect().memory == gib * GIB
