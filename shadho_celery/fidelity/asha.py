@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Sequence
-from itertools import accumulate
 
-from shadho_celery.core.columns import feasible_loss, feasible_losses
+from shadho_celery.core.columns import feasible_losses
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.brackets import Result, best_of, rung_of
 from shadho_celery.fidelity.ladder import Ladder
@@ -21,28 +20,24 @@ class Rung:
     """Results at one budget, and the promotions from it."""
 
     def __init__(self) -> None:
-        #: sorted pairs (loss, origin) of all results; and of the results that were not promoted
-        self._all: list[tuple[float, int]] = []
-        self.stayed: list[tuple[float, int]] = []
-        #: by origin, in the order of the results: the loss
-        self.losses: dict[int, float] = {}
-        #: by origin: number of its trial on the next rung
+        #: all results, sorted; and the results that were not promoted
+        self._all: list[Result] = []
+        self.stayed: list[Result] = []
+        #: by origin: its result; and the number of its trial on the next rung
+        self._results: dict[int, Result] = {}
         self.promoted: dict[int, int] = {}
-        #: results with several losses; and the candidates, with the numbers on which they depend
-        self._several: list[Result] = []
+        #: the candidates with several losses, and the numbers on which they depend
         self._best: tuple[tuple[int, int, int], list[int]] = (0, 0, 0), []
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def tell(self, origin: int, loss: float, losses: tuple[float, ...] = ()) -> None:
-        """Add the loss of a trial on this rung, and its `losses` if it has several. `origin` is its origin."""
-        if len(losses) > 1:
-            self._several.append((losses, origin))
-        insort(self._all, (loss, origin))
-        self.losses[origin] = loss
+    def tell(self, origin: int, losses: tuple[float, ...]) -> None:
+        """Add the losses of a trial on this rung, see `feasible_losses`. `origin` is its origin."""
+        result = self._results[origin] = losses, origin
+        insort(self._all, result)
         if origin not in self.promoted:
-            insort(self.stayed, (loss, origin))
+            insort(self.stayed, result)
 
     def candidates(self, count: int) -> list[int]:
         """Return the origins of those of the best `count` results that were not promoted, the best first.
@@ -51,27 +46,27 @@ class Rung:
         """
         if count < 1 or not self.stayed:
             return []
-        if self._several:
-            now = len(self._several), len(self.promoted), count
+        if len(self._all[0][0]) > 1:
+            now = len(self._all), len(self.promoted), count
             if self._best[0] != now:
-                self._best = now, best_of(self._several, count, self.promoted)[:MOST_OFFERED]
+                self._best = now, best_of(self._all, count, self.promoted)[:MOST_OFFERED]
             return [origin for origin in self._best[1] if origin not in self.promoted]
         worst = self._all[min(count, len(self._all)) - 1]
         end = min(bisect_right(self.stayed, worst), MOST_OFFERED)
-        return [origin for loss, origin in self.stayed[:end] if loss < math.inf]
+        return [origin for losses, origin in self.stayed[:end] if losses[0] < math.inf]
 
     def promote(self, origin: int, number: int) -> None:
         """Record that an origin was promoted to the next rung, as the trial with this number."""
-        if origin in self.losses and origin not in self.promoted:
-            del self.stayed[bisect_left(self.stayed, (self.losses[origin], origin))]
+        if origin in self._results and origin not in self.promoted:
+            del self.stayed[bisect_left(self.stayed, self._results[origin])]
         self.promoted[origin] = number
 
     def take_back(self, origin: int, number: int) -> None:
         """Undo the promotion of an origin, if it was promoted as the trial with this number."""
         if self.promoted.get(origin) == number:
             del self.promoted[origin]
-            if origin in self.losses:
-                insort(self.stayed, (self.losses[origin], origin))
+            if origin in self._results:
+                insort(self.stayed, self._results[origin])
 
 
 class Asha(Rounds):
@@ -83,34 +78,22 @@ class Asha(Rounds):
     MLSys 2020, algorithm 2.
     """
 
-    def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
-        """With a `limit` on trials, new ones start on the lowest rung whose round of ``1 + eta + ...`` trials fits."""
+    def __init__(self, ladder: Ladder) -> None:
         self._budgets: Sequence[float] = ladder.budgets
         self._eta = ladder.eta
-        rounds = accumulate(ladder.eta**above for above in range(ladder.top + 1))
-        self._start: int = ladder.top + 1 - max(sum(limit is None or size <= limit for size in rounds), 1)
         #: True once no more new trials are drawn
         self._is_finite = False
         self._rungs = [Rung() for _ in self._budgets]
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
-        promotions = [
-            Wanted(budget=self._budgets[place + 1], rung=place + 1, origin=origin)
-            for place in range(len(self._rungs) - 2, -1, -1)
-            for origin in self._promotable(place)
-        ]
-        first = self._first()
-        return [*promotions, Wanted(budget=self._budgets[first], rung=first)]
-
-    def _promotable(self, place: int) -> Sequence[int]:
-        """Return the origins that may be promoted from a rung, the best first."""
-        rung = self._rungs[place]
         # A rung that gets no more trials promotes at least its best trial, even if it has fewer than eta trials.
-        return rung.candidates(-(-len(rung) // self._eta) if self._is_finite else len(rung) // self._eta)
-
-    def _first(self) -> int:
-        """Return the index of the rung on which a new trial starts."""
-        return self._start
+        more = self._eta - 1 if self._is_finite else 0
+        promotions = [
+            Wanted(budget=self._budgets[place], rung=place, origin=origin)
+            for place in range(len(self._rungs) - 1, 0, -1)
+            for origin in self._rungs[place - 1].candidates((len(self._rungs[place - 1]) + more) // self._eta)
+        ]
+        return [*promotions, Wanted(budget=self._budgets[0], rung=0)]
 
     def add(self, trial: Trial) -> None:
         place = rung_of(trial, self._budgets)
@@ -131,7 +114,7 @@ class Asha(Rounds):
             return
         origin = trial.number if trial.origin is None else trial.origin
         if trial.state is not TrialState.CANCELLED:
-            self._rungs[place].tell(origin, feasible_loss(trial), feasible_losses(trial))
+            self._rungs[place].tell(origin, feasible_losses(trial))
         elif place:
             self._rungs[place - 1].take_back(origin, trial.number)
 
@@ -141,4 +124,4 @@ class Asha(Rounds):
     @property
     def promotable(self) -> Collection[int]:
         # Each of them is promoted once enough others have ended with a higher loss.
-        return {origin for rung in self._rungs[:-1] for loss, origin in rung.stayed if loss < math.inf}
+        return {origin for rung in self._rungs[:-1] for losses, origin in rung.stayed if losses[0] < math.inf}

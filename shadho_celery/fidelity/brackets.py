@@ -65,12 +65,6 @@ class _Rung:
     def is_complete(self) -> bool:
         return len(self.losses) >= min(self.wanted, len(self.origins) if self.is_closed else self.sent)
 
-    def best(self, most: int) -> list[int]:
-        """Return the origins of at most `most` of the best among the first `wanted` results. Failed trials are left
-        out.
-        """
-        return best_of(self.losses[: self.wanted], most)
-
 
 class Bracket:
     """A sequence of rungs with rising budgets. Failed trials rank last, and cancelled trials are ignored."""
@@ -157,7 +151,8 @@ class Bracket:
             # number.
             is_short = self.rungs[0].is_closed and len(self.rungs[0].origins) < self.rungs[0].wanted
             count = math.ceil(len(last.origins) * rung.wanted / last.wanted) if is_short else rung.sent
-            rung.chosen = [each for each in last.best(count) if self._ahead.get(each, 0.0) < rung.budget]
+            best = best_of(last.losses[: last.wanted], count)
+            rung.chosen = [each for each in best if self._ahead.get(each, 0.0) < rung.budget]
             rung.sent = len(rung.chosen)
 
 
@@ -176,7 +171,8 @@ class Brackets(Rounds):
         `sizes` has the sizes of the rungs of each bracket.
         """
         self._budgets = budgets
-        self._sizes = sizes
+        #: by the rung on which a bracket starts: the sizes of its rungs
+        self._sizes = {len(budgets) - len(each): each for each in sizes}
         self._backups = backups
         self._overlap = overlap
         #: brackets that have started and not ended, in the order of their starts; number of brackets that have started
@@ -198,11 +194,10 @@ class Brackets(Rounds):
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
         found: Sequence[Wanted] = [offer for bracket in self._active for offer in bracket.offers()]
-        if found or not self._overlap:
-            drawn = self._drawn
-        else:
+        drawn = self._drawn
+        if not found and self._overlap:
             bracket = self._next()
-            found, drawn = bracket.offers(), self._drawn + bracket.rungs[0].sent
+            found, drawn = bracket.offers(), drawn + bracket.rungs[0].sent
         return [offer if offer.origin is not None else replace(offer, drawn=drawn) for offer in found]
 
     def add(self, trial: Trial) -> None:
@@ -243,13 +238,14 @@ class Brackets(Rounds):
             self._begin()
 
     def _drawing(self, rung: int) -> Bracket | None:
-        """Return the bracket that takes a new draw on `rung`. If necessary, start further brackets."""
-        for _ in range(len(self._sizes) + 1):
-            for bracket in self._active:
-                if bracket.first == rung and bracket.rungs[0].left > 0:
-                    return bracket
-            self._begin()
-        return None
+        """Return the bracket that takes a new draw on `rung`. If necessary, start one; None if none starts there."""
+        for bracket in self._active:
+            if bracket.first == rung and bracket.rungs[0].left > 0:
+                return bracket
+        if rung not in self._sizes:
+            return None
+        self._begin(self._bracket(rung))
+        return self._active[-1]
 
     def _begin(self, bracket: Bracket | None = None) -> None:
         """Start a bracket, by default the next one."""
@@ -260,12 +256,11 @@ class Brackets(Rounds):
 
     def _next(self) -> Bracket:
         """Return the bracket that starts next."""
-        return self._bracket(len(self._budgets) - len(self._sizes[self._begun % len(self._sizes)]))
+        return self._bracket([*self._sizes][self._begun % len(self._sizes)])
 
     def _bracket(self, first: int) -> Bracket:
         """Return a bracket that starts on the rung with index `first`."""
-        sizes = next(sizes for sizes in self._sizes if len(sizes) == len(self._budgets) - first)
-        return Bracket(first, self._budgets[first:], sizes, self._backups)
+        return Bracket(first, self._budgets[first:], self._sizes[first], self._backups)
 
 
 class SuccessiveHalving(Brackets):
@@ -364,33 +359,21 @@ class TrustingHyperband(Hyperband):
             self._forecast = None
         super().tell(trial)
 
-    def _drawing(self, rung: int) -> Bracket | None:
-        for bracket in self._active:
-            if bracket.first == rung and bracket.rungs[0].left > 0:
-                return bracket
-        self._begin(self._bracket(rung))
-        return self._active[-1]
-
     def _next(self) -> Bracket:
-        lowest, forecast = self._lowest, self._forecast or Forecast(self._results)
-        self._forecast = forecast
-        trusted = [rung for rung in range(lowest, len(self._sizes)) if forecast.trust(rung) >= ENOUGH]
-        firsts = [lowest] if self._begun % PROBE == 0 else trusted
+        self._forecast = forecast = self._forecast or Forecast(self._results)
+        trusted = [rung for rung in range(self._lowest, len(self._sizes)) if forecast.trust(rung) >= ENOUGH]
+        firsts = [self._lowest] if self._begun % PROBE == 0 else trusted
         return self._bracket(firsts[self._begun % len(firsts)])
 
     @property
     def _lowest(self) -> int:
         """The lowest rung whose bracket fits in the limit on trials, or else the top rung."""
-        top = len(self._budgets) - 1
-        return next((rung for rung in range(top) if self._is_affordable(rung)), top)
-
-    def _is_affordable(self, rung: int) -> bool:
-        """Return whether the bracket that starts on this rung fits in the limit on trials."""
-        if self._limit is None:
-            return True
-        on_rungs: list[int] = [self._eta**above for above in range(len(self._sizes[rung]) - 1)]
-        others = max(self._slots - 1, 0) * sum(on_rungs)
-        return sum(self._sizes[rung]) + others <= self._limit - self._spent
+        left = math.inf if self._limit is None else self._limit - self._spent
+        for rung, sizes in self._sizes.items():
+            others = max(self._slots - 1, 0) * sum(self._eta**above for above in range(len(sizes) - 1))
+            if sum(sizes) + others <= left:
+                return rung
+        return len(self._budgets) - 1
 
 
 def sizes_of(ladder: Ladder) -> list[Sequence[int]]:

@@ -337,18 +337,15 @@ def _step(step: Any, loss: Any) -> int:
 def _reported(loss: Any, objectives: Mapping[str, str] | None) -> dict[str, float]:
     """Return the losses of a report by name. Raises TypeError or ValueError with a message for the user."""
     what, names = "context.report: the loss", objectives or {"loss": "minimize"}
-    if not isinstance(loss, Mapping):
-        if len(names) > 1:
-            form = ", ".join(f"{name!r}: ..." for name in names)
-            raise TypeError(
-                f"{what} is not a dict but {short(loss)}; the study has several objectives: report {{{form}}}"
-            )
-        loss = dict.fromkeys(names, loss)
-    if loss.keys() != names.keys():
-        remedy = f"the study's objectives are {', '.join(names)}" if len(names) > 1 else "report a number"
-        raise ValueError(f"{what} is a dict with {', '.join(map(short, loss)) or 'no names'}; {remedy}")
+    form = "{{{}}}".format(", ".join(f"{name!r}: ..." for name in names))
+    remedy = f"the study's objectives are {', '.join(names)}: report {form}" if len(names) > 1 else "report a number"
+    if not isinstance(loss, Mapping) and len(names) > 1:
+        raise TypeError(f"{what} is not a dict but {short(loss)}; {remedy}")
+    losses = loss if isinstance(loss, Mapping) else dict.fromkeys(names, loss)
+    if losses.keys() != names.keys():
+        raise ValueError(f"{what} is a dict with {', '.join(map(short, losses)) or 'no names'}; {remedy}")
     # A loss may be NaN, so that a pruner can stop a training that diverges.
-    return {name: _number(loss[name], what if len(names) < 2 else f"{what} {name}", finite=False) for name in names}
+    return {name: _number(losses[name], what if len(names) < 2 else f"{what} {name}", finite=False) for name in names}
 
 
 def _number(value: object, what: str, *, finite: bool = True) -> float:

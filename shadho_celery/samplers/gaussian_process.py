@@ -58,10 +58,6 @@ class Rungs(NamedTuple):
     #: result is known has none, although its value at the top is not known
     next: int = 0
 
-    def shared(self, rung: int) -> Array:
-        """Return the variance of the error that a trial on a rung shares with each known trial, shape (n,)."""
-        return np.asarray(self.errors[np.maximum(self.known, rung)])
-
 
 class GaussianProcess:
     """Gaussian process over rows of features. Standardise the values, because they are not scaled here."""
@@ -203,7 +199,7 @@ class GaussianProcess:
         kernel = self._likeness(self._known) * (self._variance + errors[np.maximum.outer(known, known)])
         #: variance of the next result, and its covariance with the result of each known trial at the same point
         self._prior_variance = self._variance + float(errors[next_rung])
-        self._scales = self._variance + self._rungs.shared(next_rung)
+        self._scales = self._variance + errors[np.maximum(known, next_rung)]
         noise = math.exp(self._logs[-1]) + JITTER
         while True:
             try:

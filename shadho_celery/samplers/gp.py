@@ -12,7 +12,6 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress, islice
-from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -68,15 +67,9 @@ MOST_ERROR = 100.0
 QUICK_GROWTH, QUICK_DRAWS, QUICK_CLIMBS = 3.0, 100, 1
 
 
-class History(NamedTuple):
-    """Results from which the process learns."""
-
-    #: features, shape (n, labels); standardised losses, shape (n,); and the constraints of each trial
-    rows: Array
-    losses: Array
-    constraints: list[Mapping[str, float]]
-    #: their rungs; None in a study without budgets
-    rungs: Rungs | None
+#: results from which a process learns: features, shape (n, labels); standardised losses, shape (n,); and their rungs,
+#: None in a study without budgets
+History = tuple[Array, Array, Rungs | None]
 
 
 class GpSampler(Learner, LearnsBudgets):
@@ -232,18 +225,18 @@ class GpSampler(Learner, LearnsBudgets):
         """
         while (number := self._next_fit()) <= len(self._losses):
             number = max(number, self._random)
-            known = self._history(number)
+            known, constraints = self._history(number)
             for process in self._processes:
-                process.fit(known.rows, known.losses, known.rungs)
-                process.learn(known.rows, known.losses, known.rungs)
+                process.fit(*known)
+                process.learn(*known)
             self._process = max(self._processes, key=lambda each: each.r_squared)
-            self._constraints.learn(known.rows, known.constraints, fit=True)
+            self._constraints.learn(known[0], constraints, fit=True)
             # The processes have learned only the results of the fit.
             self._fitted, self._learned = number, -1
         if self._learned != len(self._losses) or self._learned_for != self.budget:
-            known = self._history(len(self._losses))
-            self._process.learn(known.rows, known.losses, known.rungs)
-            self._constraints.learn(known.rows, known.constraints, fit=False)
+            known, constraints = self._history(len(self._losses))
+            self._process.learn(*known)
+            self._constraints.learn(known[0], constraints, fit=False)
             self._learned, self._learned_for = len(self._losses), self.budget
 
     def _next_fit(self) -> int:
@@ -255,8 +248,8 @@ class GpSampler(Learner, LearnsBudgets):
         self._process.suppose(self._features(params_list))
         self._learned = -1
 
-    def _history(self, number: int) -> History:
-        """Return what is learned from the first `number` results.
+    def _history(self, number: int) -> tuple[History, list[Mapping[str, float]]]:
+        """Return what is learned from the first `number` results, and their constraints.
 
         If there are too many results, only the best and the latest ones are used. Feasible results count as better than
         others.
@@ -286,7 +279,7 @@ class GpSampler(Learner, LearnsBudgets):
             unit = (values[middle] - values[least]) / difference if difference > 0 else 0.0
             rungs = rungs._replace(known=rungs.known[kept], errors=np.minimum(rungs.errors * unit**2, MOST_ERROR))
         rows = np.array([self._rows[place] for place in kept])
-        return History(rows, values, [self._told_constraints[place] for place in kept], rungs)
+        return (rows, values, rungs), [self._told_constraints[place] for place in kept]
 
     def _at_top(self, losses: Array) -> tuple[list[int], Array, Rungs]:
         """Return the places of the latest result of each origin, and for all results the predicted loss at the top and

@@ -197,9 +197,9 @@ class ByBudget:
         self.sampler = self.samplers[self._lowest]
 
     @property
-    def budget(self) -> float | None:
-        """The highest budget with enough results; None if there is none."""
-        return max((b for b, known in self._known.items() if known >= self._enough), default=None)
+    def budget(self) -> float:
+        """The highest budget with enough results; the lowest budget if there is none."""
+        return max((b for b, known in self._known.items() if known >= self._enough), default=self._lowest)
 
     def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
         self._choose()
@@ -212,8 +212,7 @@ class ByBudget:
         return cast(WholeSampler, self.sampler).outlook(parts, pending)
 
     def _choose(self) -> None:
-        budget = self.budget
-        self.sampler = self.samplers[self._lowest if budget is None else budget]
+        self.sampler = self.samplers[self.budget]
 
     def tell(self, trials: Sequence[Trial]) -> None:
         for trial in trials:

@@ -175,19 +175,16 @@ def _check_money(settings: StudySettings, limits: Limits) -> None:
         raise UsageError("deadline is the time for a number of trials; give trials, too")
 
 
-def make_rounds(
-    ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None, *, several: bool = False
-) -> Rounds:
+def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
     """Return the rounds for a ladder; without a ladder, one endless round.
 
     `space` and `seed` are needed by rounds that propose trials themselves. `limit` is the maximum number of trials,
-    which is needed by rounds that choose their rungs. With `several` losses, `auto` is `asha` within this limit.
+    which is needed by rounds that choose their rungs.
     """
     if ladder is None:
         return Rounds()
     more = {"dehb": (space, seed), "auto": (limit,)}.get(ladder.how, ())
-    how = "asha" if several and ladder.how == "auto" else ladder.how
-    rounds: Rounds = named(FIDELITIES[how])(ladder, *more)
+    rounds: Rounds = named(FIDELITIES[ladder.how])(ladder, *more)
     return rounds
 
 
@@ -215,9 +212,7 @@ def make_scheduler(
         subspaces,
         policy=policy,
         shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
-        rounds=make_rounds(
-            plan.ladder, plan.space, study.record.seed, plan.limits.trials, several=settings.has_several
-        ),
+        rounds=make_rounds(plan.ladder, plan.space, study.record.seed, plan.limits.trials),
         samplers=samplers,
         sampler=settings.sampler if isinstance(settings.sampler, str) else name_of(settings.sampler),
         limits=plan.limits,

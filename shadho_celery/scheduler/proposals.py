@@ -111,10 +111,9 @@ class Proposals:
         self._budgets: deque[float] = deque(maxlen=SHOWN * max(1, len(self.budgets)))
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
         #: decade of the seconds of the study's first trials, shared by the samplers of all subspaces
-        self._decade, self._learns_budgets = Decade(self.study.decade), False
+        self._decade = Decade(self.study.decade)
+        self._learns_budgets = any(_part(each, LearnsBudgets) or _part(each, ByBudget) for each in samplers.values())
         for sampler in samplers.values():
-            by_budget, of_all = _part(sampler, ByBudget), _part(sampler, LearnsBudgets)
-            self._learns_budgets |= by_budget is not None or of_all is not None
             if (auto := _part(sampler, AutoSampler)) is not None:
                 auto.decade = self._decade
         #: sampler that learns from all subspaces; None if each subspace has its own
@@ -456,8 +455,7 @@ class Proposals:
         if (of_all := _part(sampler, LearnsBudgets)) is not None:
             of_all.budget = wanted.budget
         asked = sampler.ask(number, self.study.pending() if sees_all else self.study.pending(name))
-        auto = _part(sampler, AutoSampler)
-        if auto is not None:
+        if (auto := _part(sampler, AutoSampler)) is not None:
             self.study.note_choice(name if self._whole is None else UNDIVIDED, auto.choice)
         if len(asked) < number:
             self._exhausted.add(name)

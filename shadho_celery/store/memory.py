@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shadho_celery.core.columns import merit
-from shadho_celery.core.records import Action, AttemptRecord, MachineRecord, SessionRecord
+from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost
 from shadho_celery.store.base import StudyRecord, Turn
@@ -116,12 +115,11 @@ class LateStore(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._study: StudyRecord | None = None
-        self._lessons: Sequence[Trial] = ()
-        self._actions: list[Action] = []
-        #: holder of the lock, and the time at which it took it
-        self._holder = "", 0.0
-        self._is_locked = False
+        #: calls of methods that change the database, and the last arguments of `write`, until there is a database
+        self._calls: list[Callable[[SqlStore], object]] = []
+        self._written: tuple[str, int, float] | None = None
+        #: changes that the study's record or its actions got from turns
+        self._facts: dict[str, Any] = {"asked": []}
         self._sql: SqlStore | None = None
         #: held while something is written, because another thread may read the study for the first time
         self._writing = RLock()
@@ -134,81 +132,71 @@ class LateStore(MemoryStore):
                 from shadho_celery.store.sql import SqlStore
 
                 store = SqlStore(self.url)
-                if self._study is not None:
-                    self._copy(store, self._study)
+                # The first two calls have created and locked the study.
+                for call in (*self._calls[:2], self._write_all, *self._calls[2:]):
+                    call(store)
                 self._sql = store
             return self._sql
 
-    def _copy(self, store: SqlStore, study: StudyRecord) -> None:
-        store.create(study, self._lessons)
-        fence = store.lock(study.key, *self._holder)
-        turn = Turn(new=self.trials(), attempted=[*self.attempts()], reported=self.reports(study.key))
-        turn.seen, turn.asked = [*self.sessions(), *self.machines()], self._actions
-        store.write(study.key, fence, self._holder[1], turn)
-        if not self._is_locked:
-            store.unlock(study.key, fence)
+    def _write_all(self, store: SqlStore) -> None:
+        if self._written is not None:
+            turn = Turn(new=self.earlier(), attempted=[*self.attempts()], reported=self.reports(""), **self._facts)
+            turn.seen = [*self.sessions(), *self.machines()]
+            store.write(*self._written, turn)
+
+    def _call(self, call: Callable[[SqlStore], object]) -> None:
+        with self._writing:
+            if self._sql is None:
+                self._calls.append(call)
+            else:
+                call(self._sql)
 
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
         """Record the study, and the trials of earlier studies from which it learns."""
-        with self._writing:
-            self._study, self._lessons = record, warm_start
-            if self._sql is not None:
-                self._sql.create(record, warm_start)
+        self._call(lambda sql: sql.create(record, warm_start))
 
     def lock(self, key: str, holder: str, now: float) -> int:
         """Lock the study, which has no other scheduler. Return its fencing number."""
-        with self._writing:
-            self._holder, self._is_locked = (holder, now), True
-            return self._fence if self._sql is None else self._sql.lock(key, holder, now)
+        self._call(lambda sql: sql.lock(key, holder, now))
+        return self._fence
 
     def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         with self._writing:
             super().write(key, fence, now, turn)
-            facts = {name: getattr(turn, name) for name in ("choices", "decade", "money_plan", "classes")}
-            self._evolve(**{name: fact for name, fact in facts.items() if fact is not None})
-            self._actions += turn.asked
-            return () if self._sql is None else self._sql.write(key, fence, now, turn)
+            if self._sql is not None:
+                return self._sql.write(key, fence, now, turn)
+            self._written = key, fence, now
+            facts = ((name, getattr(turn, name)) for name in ("choices", "decade", "money_plan", "classes"))
+            self._facts |= {name: fact for name, fact in facts if fact is not None}
+            self._facts["asked"] += turn.asked
+            return ()
 
     def unlock(self, key: str, fence: int) -> None:
-        with self._writing:
-            self._is_locked = False
-            if self._sql is not None:
-                self._sql.unlock(key, fence)
+        self._call(lambda sql: sql.unlock(key, fence))
 
     def record_settings(self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Replace the settings of the study's record."""
-        with self._writing:
-            self._evolve(settings=settings, in_force=in_force)
-            if self._sql is not None:
-                self._sql.record_settings(key, fence, settings, in_force)
+        self._call(lambda sql: sql.record_settings(key, fence, settings, in_force))
 
     def reshape(self, key: str, fence: int, now: float, moved: Mapping[int, str], **facts: Mapping[str, Any]) -> None:
         """Set `space` and `tree` in the study's record, and the subspaces of the `moved` trials."""
-        with self._writing:
-            self._evolve(**facts)
-            self._trials |= {number: replace(self._trials[number], subspace=name) for number, name in moved.items()}
-            if self._sql is not None:
-                self._sql.reshape(key, fence, now, moved, **facts)
-
-    def _evolve(self, **facts: Any) -> None:
-        if facts and self._study is not None:
-            self._study = dataclasses.replace(self._study, **facts)
+        self._trials |= {number: replace(self._trials[number], subspace=name) for number, name in moved.items()}
+        self._call(lambda sql: sql.reshape(key, fence, now, moved, **facts))
 
     def trials(self, key: str = "", numbers: Collection[int] | None = None) -> list[Trial]:
         """Return all trials, or the trials with these numbers, sorted by number. The caller may change their dicts."""
         return [_copied(trial) for trial in super().trials(key, numbers)]
 
-    def earlier(self, key: str) -> list[Trial]:
-        """Return the study's trials, sorted by number."""
-        return super().trials(key)
+    #: method that returns the study's trials, sorted by number
+    earlier = MemoryStore.trials
 
     def counts(self, key: str) -> dict[TrialState, int]:
         """Return the number of the study's trials by state."""
-        return dict(Counter(trial.state for trial in super().trials(key)))
+        return dict(Counter(trial.state for trial in self.earlier(key)))
 
     def best(self, key: str) -> int | None:
         """Return the number of the best COMPLETE trial, as `SqlStore.best`; None if no trial is COMPLETE."""
-        complete = (trial for trial in super().trials(key) if trial.state is TrialState.COMPLETE)
+        complete = (trial for trial in self.earlier(key) if trial.state is TrialState.COMPLETE)
         ranked = [trial for trial in complete if trial.outcome.loss is not None and not math.isnan(trial.outcome.loss)]
         return min(ranked, key=merit).number if ranked else None
 

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from itertools import combinations
+from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +20,9 @@ from shadho_celery.core.trial import Trial, TrialState, turned_first
 
 #: number of best trials that are repeated
 FEW = 3
+
+#: negated budget of a trial, whether it lacks results or one of them is none, the mean of its losses, and its number
+_Key = tuple[float, bool, float, int]
 
 
 class Repeated(Struct, frozen=True, kw_only=True):
@@ -52,18 +56,14 @@ class Repeats:
         self.wanted = wanted
         #: by number of a trial: negated budget, number of its folder, and the losses of the trial and its repeats
         self._results: dict[int, tuple[float, int, list[float]]] = {}
-        #: negated budgets, mean losses and numbers, in ascending order
-        self._order: list[tuple[float, float, int]] = []
-        #: the same of the trials that have all their results
-        self._done: list[tuple[float, float, int]] = []
+        #: keys of the trials, in ascending order
+        self._order: list[_Key] = []
 
     def tell(self, trial: Trial) -> None:
         """Add a finished trial. A trial comes before its repeats."""
         first, loss = int(trial.origin or 0) if trial.is_repeat else trial.number, feasible_loss(trial)
         if first in self._results and trial.state is not TrialState.CANCELLED:
             del self._order[bisect_left(self._order, self._key(first))]
-            # A trial has more results than wanted if the setting was lowered.
-            self._done = [key for key in self._done if key[-1] != first]
         elif self.wanted > 1 and not trial.is_repeat and loss < math.inf:
             budget = math.inf if trial.budget is None else trial.budget
             self._results[first] = -budget, trial.folder, []
@@ -71,13 +71,12 @@ class Repeats:
             return
         self._results[first][-1].append(loss)
         insort(self._order, self._key(first))
-        if len(self._results[first][-1]) >= self.wanted:
-            insort(self._done, self._key(first))
 
-    def _key(self, number: int) -> tuple[float, float, int]:
+    def _key(self, number: int) -> _Key:
         budget, _, losses = self._results[number]
         # Losses are divided before they are added, because a sum of very large floats overflows.
-        return budget, math.fsum(loss / len(losses) for loss in losses), number
+        mean = math.fsum(loss / len(losses) for loss in losses)
+        return budget, len(losses) < self.wanted or mean == math.inf, mean, number
 
     def of(self, number: int) -> Repeated | None:
         """Return the results of a trial and its repeats; None if it has no repeats, or if one of them is no result."""
@@ -86,13 +85,11 @@ class Repeats:
             return None
         # For equal losses this is exactly 0. `hypot` does not overflow.
         apart = math.hypot(*(one - other for one, other in combinations(losses, 2)))
-        return Repeated(results=count, mean=self._key(number)[1], deviation=apart / math.sqrt(count * (count - 1)))
+        return Repeated(results=count, mean=self._key(number)[2], deviation=apart / math.sqrt(count * (count - 1)))
 
     def best_few(self, count: int) -> list[int]:
         """Return the numbers of at most `count` best trials: those with all their results first."""
-        done = [key for key in self._done[:count] if key[1] < math.inf and key[0] == self._order[0][0]]
-        others = (key for key in self._order[: count + len(done)] if key not in done)
-        return [number for *_, number in [*done, *others][:count]]
+        return [number for *_, number in self._order[:count]]
 
     def folders(self, count: int) -> list[int]:
         """Return the numbers of the folders of at most `count` best trials."""
@@ -105,7 +102,10 @@ class Repeats:
         the full `budget` are repeated, if there are budgets.
         """
         found = []
-        for own, mean, number in self._order[:FEW]:
+        # The best trials by their means are the best of those with all their results, or the best of the others.
+        others = bisect_left(self._order, (-(budget or math.inf), True))
+        few = [*self._order[: min(others, FEW)], *self._order[others : others + FEW]]
+        for own, _, mean, number in sorted(few, key=itemgetter(0, 2, 3))[:FEW]:
             if mean < math.inf and -own >= (budget or 0.0):
                 found += [number] * (self.wanted - len(self._results[number][-1]) - pending.get(number, 0))
         return found

@@ -157,7 +157,7 @@ def test_the_front_has_the_feasible_trials_that_no_other_one_dominates(trials: l
 def test_a_rung_promotes_so_and_nothing_but_feasible_complete_trials(trials: list[Trial]) -> None:
     rung = Rung()
     for each in trials:
-        rung.tell(each.number, feasible_loss(each))
+        rung.tell(each.number, (feasible_loss(each),))
     able = [each for each in trials if is_complete(each) and not each.outcome.violation]
     found = rung.candidates(len(trials))
     assert {*found} == {each.number for each in able}
@@ -169,7 +169,7 @@ def test_a_rung_promotes_none_of_several_losses_that_a_trial_which_stays_dominat
     """This holds for each number of promotions, and for trials that are left after some were promoted."""
     rung = Rung()
     for each in trials:
-        rung.tell(each.number, feasible_loss(each), feasible_losses(each))
+        rung.tell(each.number, feasible_losses(each))
     able = [each for each in trials_with_losses(trials) if is_complete(each) and not each.outcome.violation]
     for count in range(1, len(able) + 1):
         chosen = {*rung.candidates(count)}

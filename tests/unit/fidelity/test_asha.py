@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
 from services.rounds import Player
 
 from shadho_celery.core.trial import TrialState
 from shadho_celery.fidelity.asha import Asha
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.scheduler.plan import make_rounds
 
 
 def asha(least: float = 1, most: float = 9, eta: int = 3) -> Asha:
@@ -70,14 +68,3 @@ def test_a_promotion_that_was_cancelled_is_made_again() -> None:
     again = player.ask()
     assert again is not None
     assert (again.rung, again.origin) == (trial.rung, trial.origin)
-
-
-@pytest.mark.parametrize(("limit", "first"), [(None, 1.0), (121, 1.0), (120, 3.0), (12, 27.0), (4, 27.0), (3, 81.0)])
-def test_with_several_losses_auto_is_asha_from_the_lowest_rung_whose_round_fits_in_the_limit(
-    limit: int | None, first: float
-) -> None:
-    """A round of a rung that is r rungs below the top is 1 + 3 + ... + 3**r trials."""
-    ladder = Ladder(least=1.0, most=81.0, how="auto")
-    rounds = make_rounds(ladder, limit=limit, several=True)
-    assert [offer.budget for offer in rounds.offers()] == [first]
-    assert type(rounds) is Asha

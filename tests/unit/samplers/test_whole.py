@@ -413,14 +413,14 @@ def test_a_budget_has_enough_results_by_the_labels_of_one_subspace(name: str, la
     samplers = make_samplers(find_sampler(name, budgets=[1.0, 3.0]), subspaces, (0,))
     inside = dict.fromkeys(each.sampler if isinstance(each, Unrepeated) else each for each in samplers.values())
     for sampler, count in zip(inside, labels, strict=True):
-        told = [Trial(number=place, subspace=subspaces[labels.index(count)].name, budget=1.0, state=TrialState.COMPLETE,
+        told = [Trial(number=place, subspace=subspaces[labels.index(count)].name, budget=3.0, state=TrialState.COMPLETE,
                       params=subspaces[labels.index(count)].sample(np.random.default_rng(place), 1)[0],
                       outcome=Outcome(state=TrialState.COMPLETE, loss=float(place)))
                 for place in range(max(LEAST, count + MORE))]  # fmt: skip
         sampler.tell(told[:-1])
-        assert sampler.budget is None  # type: ignore[attr-defined]
-        sampler.tell(told[-1:])
         assert sampler.budget == 1.0  # type: ignore[attr-defined]
+        sampler.tell(told[-1:])
+        assert sampler.budget == 3.0  # type: ignore[attr-defined]
 
 
 # Shares
