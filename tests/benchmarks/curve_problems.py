@@ -23,6 +23,8 @@ from shadho_celery.space.compile import compile_space
 
 #: instances of LCBench that were used to develop `auto`; others may be named
 LCBENCH = ("167168", "126026", "189866")
+#: epochs of a full evaluation of LCBench
+EPOCHS = 52
 #: draws that give the median and the optimum of a surrogate
 DRAWS = 20_000
 #: numbers that the surrogate gets, in this order; and the search space, whose bounds are those of YAHPO Gym
@@ -89,29 +91,32 @@ def _lcbench(data: Path, instance: str) -> CurveProblem:
     session = onnxruntime.InferenceSession(str(data / "model.onnx"), options)
     code = json.loads((data / "encoding.json").read_text())["OpenML_task_id"][instance]
 
-    def run(rows: Sequence[Mapping[str, Any]], epoch: float) -> Any:
-        numbers = [[float({**row, "epoch": epoch}[name]) for name in INPUTS] for row in rows]
+    def run(rows: Sequence[Mapping[str, Any]]) -> Any:
+        numbers = [[float(row[name]) for name in INPUTS] for row in rows]
         codes = np.full((len(rows), 1), code, dtype=np.int32)
         return session.run(None, {"x_cat": codes, "x_cont": np.array(numbers, dtype=np.float32)})[0][:, :2]
 
     draw = np.random.default_rng(0)
     space = compile_space(LCBENCH_SPACE)
-    rows = [space.evaluate(params) for params in space.sample(draw, DRAWS)]
-    seconds, accuracies = run(rows, 52).T
+    rows = [{**space.evaluate(params), "epoch": EPOCHS} for params in space.sample(draw, DRAWS)]
+    seconds, accuracies = run(rows).T
     typical = float(np.median(seconds))
 
-    @lru_cache(maxsize=100_000)
-    def look(values: tuple[tuple[str, Any], ...], budget: float) -> tuple[float, float]:
-        [[time, accuracy]] = run([dict(values)], budget)
-        return 100.0 - float(accuracy), max(float(time), 1e-3 * typical) / typical
+    @lru_cache(maxsize=10_000)
+    def curve(values: tuple[tuple[str, Any], ...]) -> Any:
+        return run([{**dict(values), "epoch": epoch} for epoch in range(1, EPOCHS + 1)])
+
+    def look(values: Mapping[str, Any], budget: float) -> tuple[float, float]:
+        time, accuracy = curve(tuple(sorted(values.items())))[round(budget) - 1].tolist()
+        return 100.0 - accuracy, max(time, 1e-3 * typical) / typical
 
     return CurveProblem(
         space=LCBENCH_SPACE,
-        look=lambda values, budget: look(tuple(sorted(values.items())), budget),
+        look=look,
         optimum=100.0 - float(accuracies.max()),
         median=100.0 - float(np.median(accuracies)),
         least=1,
-        most=52,
+        most=EPOCHS,
     )
 
 

@@ -7,7 +7,8 @@ Parts, in this order; ``--part`` runs some of them:
   TPE with Hyperband, and random search at the full budget.
 - curves: recorded learning curves in the folder ``--data`` (without it, the part is left out), on 1 and 8 slots. The
   mean regret of the best trial that the study names, at the cost of 5, 10, 20 and 40 full evaluations. Promoted trials
-  continue from checkpoints.
+  continue from checkpoints. Beside it are the regrets of NePS, Syne Tune, DEHB and Optuna, which `curve_peers.py` has
+  recorded. The seeds begin at 200, because lower ones were used for tuning.
 - straggling: on 25 and 64 simulated slots whose trials take ``1 + |N(0, 1)|`` times as long, the time in which ASHA
   comes to the final regret of successive halving, and the part of the slots' time that it leaves unused.
 - machines: on 8 strong and 32 weak simulated slots, with a start-up of every trial and with none, how many results at
@@ -36,9 +37,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from curve_peers import FIRST, TABLE
 from curve_problems import curve_names, read_curves
 from fidelity_problems import PROBLEMS, FidelityProblem, read_problems
 from figures import beside, count, finish, goal, interval, make_parser, p_no_worse, runs_of, show
+from numpy.typing import NDArray
 from playing import play_study
 from services.families import Family, cluster_of, fleet_of, half_normal, log_normal
 
@@ -56,6 +59,8 @@ PEERS_TABLE = Path(__file__).parent / "data" / "fidelity_peers.json"
 AT = (12, 25, 50, 100)
 #: the same of learning curves, whose full evaluation takes UNITS simulated seconds
 CURVES_AT, UNITS = (5, 10, 20, 40), 200.0
+#: half the width of a 95 % interval, in standard errors
+NORMAL = 1.96
 PEERS = ("random", "optuna tpe, hyperband", "dehb")
 SEEDS = 11
 #: part of the regret of random search by which `auto` may exceed it where low budgets mislead
@@ -153,6 +158,7 @@ def play_curve(data: Path, name: str, how: str, slots: int, seed: int) -> list[f
         shares=None,
         fidelity=fidelity,
         speculate=False,
+        turn_seconds=UNITS / 100,
         seed=seed,
         on_turn=on_turn,
     )
@@ -168,8 +174,9 @@ def curves(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tup
     data: Path | None = arguments.data
     if data is None:
         return {}, {}
-    seeds = [*range(arguments.first_seed, arguments.first_seed + arguments.seeds)]
-    names, slots = curve_names(data), (1, 8)
+    first = FIRST + arguments.first_seed
+    seeds = [*range(first, first + arguments.seeds)]
+    names, slots = curve_names(data), arguments.slots or (1, 8)
     jobs = {
         (name, how, count): partial(play_curve, data, name, how, count)
         for name in names
@@ -177,27 +184,42 @@ def curves(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tup
         for count in slots
     }
     found = runs_of(processes, "learning curves", jobs, seeds)
+    recorded = json.loads(TABLE.read_text())
     figures: Json = {}
     goals: Json = {}
     texts: dict[str, dict[str, str]] = {}
-    for kind, at, most in (("lcbench", 10, 0.25), ("taskset", 40, 0.2)):
+    no_worse = []
+    for (kind, at, most), number in itertools.product((("lcbench", 10, 0.25), ("taskset", 40, 0.2)), slots):
         own = [name for name in names if name.startswith(kind)]
-        for how, number in itertools.product(arguments.how, slots):
-            runs = np.array([found[name, how, number] for name in own])
-            means = runs.mean(axis=(0, 1))
-            errors = np.sqrt(runs.var(axis=1, ddof=1).mean(axis=0) / runs.shape[1] / len(own))
-            title = f"{kind} {how}, {number} slots"
-            texts[title] = {
-                str(spent): f"{mean:.3f} ({error:.3f})"
-                for spent, mean, error in zip(CURVES_AT, means, errors, strict=True)
-            }
-            figures[title] = {"mean": means.tolist(), "standard_error": errors.tolist()}
-            if how == "auto" and number == 1:
-                goals[f"{kind}: mean regret of auto at the cost of {at}"] = goal(
-                    float(means[CURVES_AT.index(at)]), at_most=most
-                )
+        peers = [each for each in recorded[own[0]] if each.endswith(f" {number} slots")]
+        rows = {f"{how}, {number} slots": [found[name, how, number] for name in own] for how in arguments.how}
+        rows |= {each: [[*recorded[name][each].values()] for name in own] for each in peers}
+        means, errors = zip(*map(mean_and_error, rows.values()), strict=True)
+        for place, title in enumerate(rows):
+            texts[f"{kind} {title}"] = _shown(means[place], errors[place])
+            figures[f"{kind} {title}"] = {"mean": means[place].tolist(), "standard_error": errors[place].tolist()}
+            if place:
+                difference, error = means[0] - means[place], np.hypot(errors[0], errors[place])
+                texts[f"{kind} auto less {title}"] = _shown(difference, error)
+                if title in peers:
+                    no_worse.append(difference <= NORMAL * error)
+        if number == 1:
+            reached = float(means[0][CURVES_AT.index(at)])
+            goals[f"{kind}: mean regret of auto at the cost of {at}"] = goal(reached, at_most=most)
     show(texts, "search", "mean regret (standard error) at a cost")
+    goals["costs, kinds and peers of all at which auto is no worse"] = goal(float(np.mean(no_worse)), at_least=1.0)
     return figures, goals
+
+
+def mean_and_error(runs: Sequence[Sequence[Sequence[float]]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean regrets over problems and their seeds, by cost, and the standard errors of the seeds."""
+    own = [np.array(each) for each in runs]
+    variances = [each.var(axis=0, ddof=1) / len(each) for each in own]
+    return np.mean([each.mean(axis=0) for each in own], axis=0), np.sqrt(np.sum(variances, axis=0)) / len(own)
+
+
+def _shown(means: NDArray[np.float64], errors: NDArray[np.float64]) -> dict[str, str]:
+    return {str(at): f"{mean:.3f} ({error:.3f})" for at, mean, error in zip(CURVES_AT, means, errors, strict=True)}
 
 
 def regrets_at(path: Sequence[tuple[float, float]]) -> list[float]:
@@ -416,6 +438,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slower", type=float, default=4.0, help="part machines: of a weak slot beside a strong one")
     parser.add_argument("--hours", type=float, default=0.6, help="part machines: simulated")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="part curves: the data, see curve_problems.py")
+    parser.add_argument("--slots", action="append", type=int, help="part curves: numbers of slots (default 1 and 8)")
     parser.add_argument("--how", action="append", choices=HOWS, help="ours beside auto; may be repeated")
     parser.add_argument(
         "--problems", type=Path, metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py"
