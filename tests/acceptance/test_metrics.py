@@ -144,7 +144,7 @@ def test_prometheus_finds_a_run_and_a_worker_by_the_exporter(desk: Desk, redis_u
     assert ask("sum(shadho_slots)") == ask("sum(shadho_fleet_slots)") == [2.0]
     assert ask('shadho_server_up{server="servers"}') == [1.0]
     assert ask("sum(shadho_fleet_money_per_hour)") == [4.0]
-    until(lambda: sum(ask('shadho_fleet_study_slots{study=~"my_study.*"}')) > 0, 60, desk.said)
+    until(lambda: sum(ask('shadho_fleet_study_slots{owner="ada"}')) > 0, 60, desk.said)
     until(lambda: bool(ask("shadho_fleet_machine_load")), 60, desk.said)
     until(lambda: bool(ask("shadho_bound_share")), 60, desk.said)
     [share] = ask("shadho_bound_share")
