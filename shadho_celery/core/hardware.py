@@ -273,6 +273,8 @@ class ComputeClass:
     #: number of slots that this study may use now in addition to its share rounded down; 0 while it is the turn of
     #: other studies; None if it may use its share rounded up
     turn: int | None = None
+    #: maximum number of slots that the limit of the study's user leaves to this study now; None without a limit
+    most: int | None = None
     #: number of trials to queue in addition to the number of slots, so that a slot need not wait for the scheduler
     ahead: int = 0
     #: number of slots of this study's attempts on workers that are silent or being drained, which are not in `slots`
@@ -316,9 +318,8 @@ class ComputeClass:
     def targets(self) -> Sequence[ComputeClass]:
         """The machines of the class, each with the limits of the class; the class itself if `machines` is empty."""
         # No trials are queued ahead on a machine, because each trial is sent to a machine with free slots for it.
-        return [replace(each, allowance=self.share, turn=self.turn, silent=self.silent) for each in self.machines] or [
-            self
-        ]
+        limits: dict[str, Any] = {"allowance": self.share, "turn": self.turn, "most": self.most, "silent": self.silent}
+        return [replace(each, **limits) for each in self.machines] or [self]
 
     @property
     def share(self) -> float:
@@ -328,7 +329,8 @@ class ComputeClass:
     @property
     def limit(self) -> int:
         """Maximum number of slots that this study may use now."""
-        return math.ceil(self.share) if self.turn is None else math.floor(self.share) + self.turn
+        fair = math.ceil(self.share) if self.turn is None else math.floor(self.share) + self.turn
+        return fair if self.most is None else min(fair, self.most)
 
     def bytes_of(self, memory: Memory) -> int:
         """Return the least bytes of a kind of memory on the machines of the class."""

@@ -118,7 +118,8 @@ class QueueExecutor:
 
     def classes(self) -> Sequence[ComputeClass]:
         known = self.workers.take_turns(self._clock.now(), self._in_flight)
-        return [replace(each, ahead=self._dispatch.pace.ahead(each)) for each in known]
+        # Under a limit of the user, trials that are queued ahead would exceed it on free slots of others.
+        return [replace(each, ahead=0 if each.most is not None else self._dispatch.pace.ahead(each)) for each in known]
 
     @property
     def trouble(self) -> ServiceError | None:
@@ -276,7 +277,7 @@ class QueueExecutor:
     def change(self, trial_timeout: float | None, weight: float) -> None:
         """From now on, send trials with this time limit in seconds, and share slots by this weight."""
         self._dispatch.template = structs.replace(self._dispatch.template, timeout=trial_timeout)
-        self.workers.set_weight(weight, self._in_flight, self._clock.now())
+        self.workers.weight = weight
 
     def forget(self, trials: bytes) -> None:
         """Let the live workers that obey control requests delete the folders of these trials; see `core.files`.

@@ -200,6 +200,11 @@ class StudyWants(Keys, frozen=True, kw_only=True):
     #: fence of the study's scheduler, which requests to the scheduler must contain
     fence: Int64 = 0
     weight: Positive = 1.0
+    #: slots that its trials take or may take until its next announcement, and those without the limit of its user
+    taken: _Slots = 0
+    asks: _Slots = 0
+    #: what it has used of the limit of its user, as a virtual time; a new study begins with the least of its siblings
+    spent: Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)] = 0.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
     #: virtual time (`fleet.workers`) of the study by compute class, for classes where it wants more slots than it has

@@ -1,13 +1,15 @@
 """The live workers that can run a study's trials, their compute classes, and the study's share of their slots.
 
-The studies of a fleet share a class's slots by weight. A share may have a fraction, for example 0.8 and 0.2 of a single
-slot for studies of weights 4 and 1. Studies use whole slots all the time, and take turns at the remaining slots. A
-study may round its share up to a whole number of slots (here one) as long as it is not ahead of the other studies. This
-is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) without a central queue. In each class a study has a
-virtual time, which advances by the slot seconds that it uses, divided by its weight. Studies announce their virtual
-times. A study that is ahead of another study by more than a leeway waits. A study that wanted no slots for a while
-starts again from the lowest virtual time of the other studies, unless its own is higher. So it is not compensated for
-that time, and remains ahead if it was ahead.
+The slots of a class are shared first between the users whose studies want them, by the users' weights in the policy of
+the fleet, and then between the studies of a user, by the studies' weights. Studies of unknown users count as those of
+one user. A user may have a limit on the slots of all of his studies together. A share may have a fraction, for example
+0.8 and 0.2 of a single slot for studies of weights 4 and 1. Studies use whole slots all the time, and take turns at the
+remaining slots. A study may round its share up to a whole number of slots (here one) as long as it is not ahead of the
+other studies. This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) without a central queue. In each
+class a study has a virtual time, which advances by the slot seconds that it uses, divided by its weight. Studies
+announce their virtual times. A study that is ahead of another study by more than a leeway waits. A study that wanted no
+slots for a while starts again from the lowest virtual time of the other studies, unless its own is higher. So it is not
+compensated for that time, and remains ahead if it was ahead.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple
 
 import redis
 
@@ -27,10 +31,11 @@ from shadho_celery.core.hardware import ComputeClass, uses_gpus
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import Leaving, MachineRecord, Present
 from shadho_celery.fleet.broker import Publisher
-from shadho_celery.fleet.policy import Guard
+from shadho_celery.fleet.policy import Guard, User
 from shadho_celery.fleet.registry import (
     ANNOUNCE_SECONDS,
     ANY_CODE,
+    MAX_SLOTS,
     MAX_VIRTUAL,
     Progress,
     Registry,
@@ -62,6 +67,9 @@ LEEWAY_SECONDS = 3.0
 #: a study that is ahead by more slot seconds than this is assumed to wait, and other studies take over its slots; the
 #: limit is below LEEWAY_SECONDS because announcements are seconds old
 NEARLY_SECONDS = 1.0
+
+#: slot seconds after which the last slot of a user's limit goes to another one of his studies
+TURN_SECONDS = 60.0
 
 #: seconds that a message costs a worker; an attempt counts as at least this long
 MESSAGE_SECONDS = 0.001
@@ -129,7 +137,7 @@ class Workers:
         #: HOST:PORT of the run's metrics, which is announced; "" for none
         self.metrics = ""
         #: computes how many of the slots shared with other studies this study may use now, by class
-        self.turns = Turns(self.weight)
+        self.turns = Turns()
         #: announcements of all live workers, including those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
         #: sequences of the drains that the announced workers obey, by place; replaced by a new mapping at each change
@@ -151,6 +159,12 @@ class Workers:
         self._complaints: dict[str, str] = {}
         #: compute classes of the able workers
         self.classes: list[ComputeClass] = []
+        #: the latest announcement of this study, which the other studies know; None before the first one
+        self._told: StudyWants | None = None
+        #: `StudyWants.spent`, and the slot seconds used in all classes until the last `look`
+        self._spent, self._used = 0.0, 0.0
+        #: classes of which the study may use fewer slots than its share, because of the limit of its user
+        self._limited: set[str] = set()
         #: class -> virtual times of other studies that left slots free; such a study is ignored until its time changes
         self._unused: dict[str, Mapping[str, float]] = {}
         #: classes in which all workers are quarantined
@@ -164,8 +178,86 @@ class Workers:
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
         """Update the live workers, and announce the slots that this study wants. `sent` are its attempts in flight."""
-        study = self.study.template
+        study, guard = self.study.template, self.servers.guard
         self.announced = self._workers.living()
+        by_class = self._see(now, quarantined)
+        in_flight: dict[str, list[Sent]] = defaultdict(list)
+        for each in sent:
+            in_flight[str(each.attempt.compute_class)].append(each)
+        taken = {name: sum([each.attempt.slots for each in found]) for name, found in in_flight.items()}
+        fellows = self._studies.living()
+        fellows.pop(study.study, None)
+        if guard is not None:
+            fellows = {key: each for key, each in fellows.items() if not guard.unwelcome(key, each.owner, each.proof)}
+        users: Mapping[str, User] = {} if guard is None else guard.users
+        self.refused = self._workers.refused + self._studies.refused
+        most = {known.name: known.limit + known.silent for known in self.classes}
+        limited, self._limited = self._limited, set()
+        limit = self._limit(fellows, users)
+        left = None if limit is None else limit - sum(taken.values())
+        asks, wants, turns = 0, dict[str, float](), dict[str, float]()
+        self.classes = []
+        for name, workers in by_class.items():
+            ours = taken.get(name, 0)
+            known = self._entitled(self._class(name, workers, in_flight[name]), fellows, users)
+            if left is not None:
+                known = self._capped(known, ours, left)
+                left -= (known.most or 0) - ours
+            if study.one_worker:
+                known = self._on_machines(known, workers)
+            self.classes.append(known)
+            # A study that did not use all the slots that the last `look` allowed does not want more. Before the first
+            # `look`, it was allowed none.
+            asks += known.slots if (is_asking := ours >= most.get(name, 0)) else ours
+            is_wanting = is_asking and name not in limited
+            wants[name] = float(known.slots if is_wanting else ours)
+            rivals = self._rivals(name, fellows, now)
+            weight, *weights = in_all([(self.study.owner, self.weight), *(each[:2] for each in rivals)], users)
+            behind = [(each, rival[2]) for each, rival in zip(weights, rivals, strict=True)]
+            virtual = self.turns.look(known, behind, in_flight[name], now, is_wanting=is_wanting, weight=weight)
+            if is_wanting:
+                turns[name] = virtual
+            self._note((name, None), known.slots - known.busy, now)
+            self._note_machines(known, workers, in_flight[name], now)
+        used = self.turns.used(chain.from_iterable(in_flight.values()), now)
+        self._spend(used, fellows, is_asking=asks > sum(taken.values()))
+        # If the announcement is new (`is_new`), Redis may have lost its data. Then the workers' announcements are
+        # missing until each worker announces itself again.
+        self._told = StudyWants(
+            name=study.name,
+            owner=self.study.owner,
+            proof=study.proof,
+            progress=self.progress(),
+            fence=self.study.fence,
+            **keys_of(self.servers.signer, self.servers.control),
+            weight=self.weight,
+            taken=min(max(sum(taken.values()), limit or 0), MAX_SLOTS),
+            asks=min(asks, MAX_SLOTS),
+            spent=self._spent,
+            wants=wants,
+            turns=turns,
+            wanted_slots=dict(self.wanted()),
+            metrics=self.metrics,
+        )
+        is_new = self._studies.announce(study.study, self._told)
+        if is_new or self._is_late(now):
+            self._known_since = now
+        self._looked_at = now
+
+    def _spend(self, used: float, fellows: Mapping[str, StudyWants], *, is_asking: bool) -> None:
+        """Update `_spent`. `used` are the slot seconds in all classes until now.
+
+        A study that is new, or that asked for no more slots, begins with the least of the user's other studies.
+        """
+        more, self._used = max(0.0, used - self._used) / self.weight, used
+        self._spent = min(MAX_VIRTUAL, self._spent + more)
+        if self._told is None or not is_asking:
+            siblings = [each.spent for each in fellows.values() if each.owner == self.study.owner]
+            self._spent = max([self._spent, *([min(siblings)] if siblings else [])])
+
+    def _see(self, now: float, quarantined: set[str]) -> Mapping[str, Mapping[str, Worker]]:
+        """Update which of the announced workers may run the study's trials. Return the able ones by class and name."""
+        study = self.study.template
         if (obeyed := obeyed_drains(self.announced)) != self.obeyed:
             self.obeyed = obeyed
         ours, differing = sorted_out(self.announced, study.module, self.servers.signer.fingerprint, self.study.code)
@@ -184,56 +276,40 @@ class Workers:
         by_class: dict[str, dict[str, Worker]] = defaultdict(dict)
         for name in sorted(self.able):
             by_class[ours[name].compute_class][name] = ours[name]
-        in_flight: dict[str, list[Sent]] = defaultdict(list)
-        for each in sent:
-            in_flight[str(each.attempt.compute_class)].append(each)
         self._closed = {ours[name].compute_class for name in self.quarantined} - by_class.keys()
-        fellows = self._studies.living()
-        fellows.pop(study.study, None)
-        self.refused = self._workers.refused + self._studies.refused
-        most = {known.name: known.limit + known.silent for known in self.classes}
-        self.classes, wants, turns = [], {}, {}
-        for name, workers in by_class.items():
-            others = [(fellow.weight, fellow.wants.get(name, 0)) for fellow in fellows.values()]
-            known = self._class(name, workers, in_flight[name], others)
-            if study.one_worker:
-                known = self._on_machines(known, workers)
-            self.classes.append(known)
-            taken = sum([each.attempt.slots for each in in_flight[name]])
-            # A study that did not use all the slots that the last `look` allowed does not want more. Before the first
-            # `look`, it was allowed none.
-            is_wanting = taken >= most.get(name, 0)
-            wants[name] = float(known.slots if is_wanting else taken)
-            rivals = self._rivals(name, fellows, now)
-            virtual = self.turns.look(known, rivals, in_flight[name], now, is_wanting=is_wanting)
-            if is_wanting:
-                turns[name] = virtual
-            self._note((name, None), known.slots - known.busy, now)
-            self._note_machines(known, workers, in_flight[name], now)
-        # If the announcement is new (`is_new`), Redis may have lost its data. Then the workers' announcements are
-        # missing until each worker announces itself again.
-        announced = StudyWants(
-            name=study.name,
-            owner=self.study.owner,
-            proof=study.proof,
-            progress=self.progress(),
-            fence=self.study.fence,
-            **keys_of(self.servers.signer, self.servers.control),
-            weight=self.weight,
-            wants=wants,
-            turns=turns,
-            wanted_slots=dict(self.wanted()),
-            metrics=self.metrics,
-        )
-        is_new = self._studies.announce(study.study, announced)
-        if is_new or self._is_late(now):
-            self._known_since = now
-        self._looked_at = now
+        return by_class
 
-    def set_weight(self, weight: float, sent: Iterable[Sent], now: float) -> None:
-        """Share slots by another weight from the next `look` on. `sent` are the study's attempts in flight."""
-        self.turns.set_weight(weight, sent, now)
-        self.weight = weight
+    def _entitled(
+        self, known: ComputeClass, fellows: Mapping[str, StudyWants], users: Mapping[str, User]
+    ) -> ComputeClass:
+        """Return a class with the study's share of its slots."""
+        others = [Claim(each.owner, each.weight, each.wants.get(known.name, 0.0)) for each in fellows.values()]
+        own = Claim(self.study.owner, self.weight, math.inf)
+        return replace(known, allowance=entitle(known.slots, own, others, users)) if others else known
+
+    def _capped(self, known: ComputeClass, taken: int, left: int) -> ComputeClass:
+        """Return a class of which the study may use at most `left` slots more than it has `taken`, which may be
+        negative.
+        """
+        wanted = max(0, math.ceil(known.share) - taken)
+        if left < wanted:
+            self._limited.add(known.name)
+        return replace(known, most=taken + max(-taken, min(left, wanted)))
+
+    def _limit(self, fellows: Mapping[str, StudyWants], users: Mapping[str, User]) -> int | None:
+        """Return how many slots the limit of the user leaves to this study; None without a limit.
+
+        The user's studies divide the limit by what they have announced. So all of them get the same result, except in
+        the seconds after a change, in which none takes slots that another one may take by its announcement.
+        """
+        user, key = users.get(self.study.owner), self.study.template.study
+        if user is None or user.slots is None:
+            return None
+        if self._told is None:
+            return 0
+        own = {name: each for name, each in fellows.items() if each.owner == self.study.owner}
+        part = divide(user.slots, {key: self._told, **own})[key]
+        return max(0, min(part, user.slots - sum([each.taken for each in own.values()])))
 
     def describe(self, name: str) -> Present:
         """Return the record of an announced worker: class, slots, machine and price."""
@@ -310,15 +386,16 @@ class Workers:
         """
         return now - max(at, self._free_since.get((compute_class, host, slots), now)) > seconds
 
-    def _rivals(self, name: str, fellows: Mapping[str, StudyWants], now: float) -> list[tuple[float, float]]:
-        """Return a (weight, virtual time) pair for each other study that wants more slots of a class, except studies
+    def _rivals(self, name: str, fellows: Mapping[str, StudyWants], now: float) -> list[tuple[str, float, float]]:
+        """Return owner, weight and virtual time of each other study that wants more slots of a class, except studies
         that leave slots free.
         """
         virtual = {study: fellow.turns[name] for study, fellow in fellows.items() if name in fellow.turns}
         if self.had_free_slot(name, -math.inf, now, UNUSED_TURN_SECONDS):
             self._unused[name] = virtual
         unused = self._unused.get(name, {})
-        return [(fellows[study].weight, each) for study, each in virtual.items() if each != unused.get(study)]
+        known = [(fellows[study], each) for study, each in virtual.items() if each != unused.get(study)]
+        return [(fellow.owner, fellow.weight, each) for fellow, each in known]
 
     def _note(self, place: _Place, free: int, now: float, slots: int = 1) -> None:
         """Record that a class, or one of its machines, has live workers now, and whether at least `slots` slots are
@@ -354,9 +431,7 @@ class Workers:
         """Return whether the last `look` is so long ago that announcements of live workers may have expired since."""
         return now - self._looked_at > ANNOUNCE_SECONDS / 2
 
-    def _class(
-        self, name: str, named: Mapping[str, Worker], in_flight: Sequence[Sent], others: Sequence[tuple[float, float]]
-    ) -> ComputeClass:
+    def _class(self, name: str, named: Mapping[str, Worker], in_flight: Sequence[Sent]) -> ComputeClass:
         workers = named.values()
         machines = [worker.machine for worker in workers]
         # The slots of a draining or silent worker are no longer announced, but its attempts still take some of them.
@@ -372,7 +447,7 @@ class Workers:
             slots=hosts.total(),
             busy=sum([worker.busy for worker in workers]),
             workers=len(workers),
-            allowance=allow(hosts.total(), self.weight, others) if others else float(hosts.total()),
+            allowance=float(hosts.total()),
             silent=sum([each.attempt.slots for each in silent]),
             memory=min([machine.memory for machine in machines]),
             gpu_memory=min([machine.gpu_memory for machine in machines]) if uses_gpus(name) else 0,
@@ -391,7 +466,7 @@ class Workers:
         for host in known.hosts:
             here = {name: worker for name, worker in named.items() if worker.machine.host == host}
             by_worker = {name: worker.slots for name, worker in here.items()} if len(here) > 1 else {}
-            machines.append(replace(self._class(known.name, here, (), ()), host=host, by_worker=by_worker))
+            machines.append(replace(self._class(known.name, here, ()), host=host, by_worker=by_worker))
         return replace(known, machines=tuple(machines))
 
 
@@ -403,6 +478,8 @@ class _Turn:
     ended: float = 0.0
     #: virtual time of the study if it had used no slot seconds
     origin: float = 0.0
+    #: the study's weight (`in_all`); 0 before the first `look`
+    weight: float = 0.0
     #: True if the study wanted more slots than it had
     is_wanting: bool = False
     #: (weight, virtual time) of each other study that wanted more slots
@@ -420,22 +497,12 @@ class Turns:
     Each study uses the whole slots of its share all the time. The studies use the remaining slots alternately.
     """
 
-    def __init__(self, weight: float) -> None:
-        self._weight = weight
+    def __init__(self) -> None:
         self._turns: dict[str, _Turn] = defaultdict(_Turn)
 
-    def set_weight(self, weight: float, sent: Iterable[Sent], now: float) -> None:
-        """Use another weight of the study from now on. `sent` are its attempts in flight.
-
-        The virtual times do not change: slot seconds used so far count by the weight at that time.
-        """
-        used = _slot_seconds(sent, now)
-        for name, turn in self._turns.items():
-            so_far = turn.ended + used[name]
-            turn.origin += so_far / self._weight - so_far / weight
-            if turn.lead is not None:
-                turn.lead *= weight / self._weight
-        self._weight = weight
+    def used(self, sent: Iterable[Sent], now: float) -> float:
+        """Return the slot seconds that the study has used in all classes. `sent` are its attempts in flight."""
+        return sum([turn.ended for turn in self._turns.values()]) + sum([each.slot_seconds(now) for each in sent])
 
     def end(self, sent: Sent, now: float, seconds: float | None = None) -> None:
         """Record the slot seconds of an ended attempt. `seconds` is the time that its worker measured."""
@@ -450,30 +517,37 @@ class Turns:
         now: float,
         *,
         is_wanting: bool,
+        weight: float,
     ) -> float:
         """Update the state of the class `known`. Return the study's virtual time there.
 
         `others` has a (weight, virtual time) pair for each other study that wants more slots. `sent` are this study's
-        attempts in flight.
+        attempts in flight. If its `weight` has changed, its virtual time does not change: slot seconds used so far
+        count by the earlier weight.
         """
         turn = self._turns[known.name]
         had_others, turn.others = bool(turn.others), others
         used = sum([each.slot_seconds(now) for each in sent])
+        if turn.weight and turn.weight != weight:
+            turn.origin += (turn.ended + used) * (1 / turn.weight - 1 / weight)
+            if turn.lead is not None:
+                turn.lead *= weight / turn.weight
+        turn.weight = weight
         if not others:
             turn.lead, turn.is_wanting = None, is_wanting
             return self._virtual(turn, used)
-        turn.parts = parts(known.slots, known.share, [weight / self._weight for weight, _ in others])
+        turn.parts = parts(known.slots, known.share, [each / turn.weight for each, _ in others])
         if not turn.is_wanting:
-            turn.origin -= min(0.0, self._lead(turn, used)) / self._weight
+            turn.origin -= min(0.0, self._lead(turn, used)) / turn.weight
         if not had_others:
             # The other studies start now, so slot seconds that this study used while it was alone do not count.
-            turn.origin -= max(0.0, self._lead(turn, used)) / self._weight
+            turn.origin -= max(0.0, self._lead(turn, used)) / turn.weight
         running = sum(each.attempt.slots for each in sent if each.is_claimed)
         has_own = 0 < math.floor(known.share) >= running
         if turn.lead is not None and has_own:
             # This study waits and uses only whole slots of its own, so its lead must not grow. Otherwise it would be
             # punished for the time that the other studies lose between their trials.
-            turn.origin -= max(0.0, self._lead(turn, used) - turn.lead) / self._weight
+            turn.origin -= max(0.0, self._lead(turn, used) - turn.lead) / turn.weight
         lead = self._lead(turn, used)
         turn.lead = lead if has_own and lead > LEEWAY_SECONDS else None
         turn.is_wanting = is_wanting
@@ -507,7 +581,7 @@ class Turns:
 
     def _virtual(self, turn: _Turn, used: float) -> float:
         """Return the study's virtual time. Its attempts in flight have `used` this many slot seconds."""
-        return min(MAX_VIRTUAL, max(0.0, turn.origin + (turn.ended + used) / self._weight))
+        return min(MAX_VIRTUAL, max(0.0, turn.origin + (turn.ended + used) / turn.weight))
 
     def _lead(self, turn: _Turn, used: float) -> float:
         """Return by how many slot seconds this study is ahead of the other study that is furthest behind.
@@ -515,7 +589,7 @@ class Turns:
         The number is negative if this study is behind all others.
         """
         last = min((virtual for _, virtual in turn.others), default=math.inf)
-        return self._weight * (self._virtual(turn, used) - last)
+        return turn.weight * (self._virtual(turn, used) - last)
 
 
 def _slot_seconds(sent: Iterable[Sent], now: float) -> dict[str, float]:
@@ -534,7 +608,69 @@ def parts(slots: int, share: float, others: Sequence[float]) -> list[float]:
     return [share % 1, *(whole(min(slots, share * other)) % 1 for other in others)]
 
 
-def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
+class Claim(NamedTuple):
+    """What a study claims of the slots of a class."""
+
+    #: user who runs the study, "" if unknown
+    owner: str
+    weight: float
+    #: number of slots that it wants
+    wanted: float
+
+
+def entitle(slots: float, own: Claim, others: Sequence[Claim], users: Mapping[str, User]) -> float:
+    """Return the number of slots of a class that a study may use, with a fraction.
+
+    Slots are divided first between users, then between the studies of a user. A study may use all that others do not
+    want. `users` are those of the policy.
+    """
+    by_user: dict[str, float] = defaultdict(float)
+    for each in others:
+        by_user[each.owner] += each.wanted
+    by_user.pop(own.owner, None)
+    wanted = [(_of(users, name).weight, min(want, _of(users, name).slots or want)) for name, want in by_user.items()]
+    part = allow(slots, _of(users, own.owner).weight, wanted)
+    return allow(part, own.weight, [(each.weight, each.wanted) for each in others if each.owner == own.owner])
+
+
+def in_all(studies: Sequence[tuple[str, float]], users: Mapping[str, User]) -> list[float]:
+    """Return the weights of studies among all studies that want more slots of a class.
+
+    `studies` has owner and weight of each of them. The studies of a user share his weight by their own weights.
+    """
+    whole: dict[str, float] = defaultdict(float)
+    for owner, weight in studies:
+        whole[owner] += weight
+    return [_of(users, owner).weight * weight / whole[owner] for owner, weight in studies]
+
+
+def divide(limit: int, studies: Mapping[str, StudyWants]) -> dict[str, int]:
+    """Return how many slots each study of a user gets of the limit of this user: whole numbers, by the weights.
+
+    What is left by rounding goes first to studies that would get none, and they take turns: first those that have used
+    least.
+    """
+    parts = {}
+    for key, study in studies.items():
+        others = [(each.weight, each.asks) for name, each in studies.items() if name != key]
+        parts[key] = min(study.asks, allow(limit, study.weight, others))
+    found = {key: math.floor(part) for key, part in parts.items()}
+    left = math.floor(whole(sum(parts.values()))) - sum(found.values())
+    waiting = [key for key, part in parts.items() if part > found[key]]
+    # Only studies that would get no slot take turns: each change divides workers' slots that wide trials need together.
+    waiting.sort(key=lambda key: (found[key] > 0, 0 if found[key] else studies[key].spent // TURN_SECONDS, key))
+    return found | {key: found[key] + 1 for key in waiting[:left]}
+
+
+#: stands for a user without an entry in a policy
+_ANYBODY = User(key="0" * 64)
+
+
+def _of(users: Mapping[str, User], name: str) -> User:
+    return users.get(name, _ANYBODY)
+
+
+def allow(slots: float, weight: float, others: Sequence[tuple[float, float]]) -> float:
     """Return the number of slots that a study of `weight` may use. `others` are (weight, wanted slots) pairs.
 
     Slots are divided by weight. Slots of its part that a study does not want go to the other studies (water filling).

@@ -105,13 +105,21 @@ class Reservations:
         it can wait in the queue.
 
         A trial that is wider than the study's share of the class starts when enough slots are free and the study uses
-        none of them.
+        none of them. If all of its slots are on one worker, it may exceed the share while a part of the share is free,
+        unless it is the turn of other studies. Then it does not wait until slots are free: the worker keeps them for
+        it, so that narrow trials of others cannot hold it up.
         """
         may_queue = trial.slots == 1 and compute_class.host is None
         if may_queue or trial.slots <= min(self.free(compute_class), self._together(compute_class)):
             return True
-        is_alone = self._study.taken(compute_class.name) == 0
-        return is_alone and trial.slots <= compute_class.slots - compute_class.busy
+        name, taken = compute_class.name, self._study.taken(compute_class.name)
+        if compute_class.most is not None and taken + trial.slots > compute_class.most:
+            return False
+        if compute_class.widest and compute_class.turn != 0:
+            here = compute_class.slots - self._study.taken_on(name)[compute_class.host]
+            has_part = taken < compute_class.share and self.free(compute_class) > 0
+            return has_part and trial.slots <= min(compute_class.room, here, self._together(compute_class))
+        return not taken and trial.slots <= compute_class.slots - compute_class.busy
 
     def best(self, trial: Trial, machines: Sequence[ComputeClass], home: str | None) -> ComputeClass:
         """Return the machine of a class that a trial takes: its `home`, or the machine with the fewest free slots that

@@ -22,8 +22,21 @@ from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.dispatch import LOOK_SECONDS, Pace
+from shadho_celery.fleet.policy import User
 from shadho_celery.fleet.registry import StudyWants, Worker
-from shadho_celery.fleet.workers import MESSAGE_SECONDS, FleetStudy, Servers, Turns, Workers, allow, parts
+from shadho_celery.fleet.workers import (
+    MESSAGE_SECONDS,
+    Claim,
+    FleetStudy,
+    Servers,
+    Turns,
+    Workers,
+    allow,
+    divide,
+    entitle,
+    in_all,
+    parts,
+)
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 
 #: seconds that a message or an event takes
@@ -78,6 +91,10 @@ class Fleet:
     def __init__(self, **slots: int) -> None:
         self.clock, self.redis, self.random = ManualClock(), Redis(), random.Random(7)
         self.slots = slots
+        #: users of the policy
+        self.users: dict[str, User] = {}
+        #: by owner: most slots that ran trials at any moment
+        self.most: Counter[str] = Counter()
         self.studies: list[Study] = []
         self._busy: Counter[str] = Counter()
         self._queues: dict[str, deque[tuple[Study, Sent]]] = {name: deque() for name in slots}
@@ -117,6 +134,10 @@ class Fleet:
         while self._queues[name] and self._busy[name] < self.slots[name]:
             study, sent = self._queues[name].popleft()
             self._busy[name] += 1
+            study.running += 1
+            owner = study.workers.study.owner
+            ours = sum(each.running for each in self.studies if each.workers.study.owner == owner)
+            self.most[owner] = max(self.most[owner], ours)
             now, seconds = self.clock.now(), study.draw()
             self._ran.append((name, study.name, now, now + seconds))
             study.hear(sent, None)
@@ -124,6 +145,7 @@ class Fleet:
 
     def _end(self, name: str, study: Study, sent: Sent, seconds: float) -> None:
         self._busy[name] -= 1
+        study.running -= 1
         study.hear(sent, seconds)
         self._start(name)
 
@@ -137,15 +159,18 @@ class Fleet:
 class Study:
     """A scheduler's turns: look at the others, hear events, fill the queues of some classes."""
 
-    def __init__(self, fleet: Fleet, weight: float, mean: float, classes: Sequence[str] = ("cpu",)) -> None:
+    def __init__(
+        self, fleet: Fleet, weight: float, mean: float, classes: Sequence[str] = ("cpu",), *, owner: str = ""
+    ) -> None:
         """Its trials take `mean` seconds, or half as long or one and a half times as long."""
         self.name = str(len(fleet.studies))
         fleet.studies.append(self)
-        connection = Servers(client=fleet.redis, publisher=MagicMock())  # type: ignore[arg-type]
+        guard = MagicMock(users=fleet.users, unwelcome=lambda *facts: None) if fleet.users else None
+        connection = Servers(client=fleet.redis, publisher=MagicMock(), guard=guard)  # type: ignore[arg-type]
         template = Payload(study=self.name, module="m", attempts=[])
-        self.workers = Workers(connection, FleetStudy(template=template, weight=weight))
+        self.workers = Workers(connection, FleetStudy(template=template, weight=weight, owner=owner))
         self.in_flight = Attempts[Sent]()
-        self.is_pausing = False
+        self.is_pausing, self.running = False, 0
         self._fleet, self._clock = fleet, fleet.clock
         self._mean, self._classes, self._pace = mean, classes, Pace(fleet.clock)
         self._events: list[tuple[Sent, float | None]] = []
@@ -195,7 +220,8 @@ class Study:
 
     def _fill(self, known: ComputeClass, now: float) -> None:
         taken = sum(each.attempt.compute_class == known.name for each in self.in_flight)
-        for _ in range(known.limit + self._pace.ahead(known) - taken):
+        ahead = 0 if known.most is not None else self._pace.ahead(known)
+        for _ in range(known.limit + ahead - taken):
             facts = {"attempt": 1, "subspace": "all", "params": {}, "compute_class": known.name}
             sent = Sent(Attempt(number=next(self._numbers), **facts), now)  # type: ignore[arg-type]
             self.in_flight.put(*sent.key, sent)
@@ -229,6 +255,82 @@ def test_slot_seconds_go_by_weight_whatever_the_slots_and_the_seconds_of_trials(
         assert sum(found.values()) > 0.95, "no slot is idle"
         shares = [weight / sum(weights) for weight in weights]
         assert [*found.values()] == pytest.approx(shares, abs=0.1)
+
+
+def user(weight: float = 1.0, slots: int | None = None) -> User:
+    return User(key="0" * 64, weight=weight, slots=slots)
+
+
+@pytest.mark.slow
+@cases(
+    "slots, weights",
+    [
+        (6, {"anna": 1.0, "bert": 1.0}),
+        (1, {"anna": 1.0, "bert": 1.0}),
+        (5, {"anna": 2.0, "bert": 1.0}),
+    ],
+)
+def test_slots_go_to_users_first_and_then_to_their_studies(slots: int, weights: dict[str, float]) -> None:
+    """The first user has one study, the second one two, of which one has twice the weight of the other."""
+    fleet = Fleet(cpu=slots)
+    fleet.users = {name: user(weight) for name, weight in weights.items()}
+    for owner, weight in (("anna", 1.0), ("bert", 2.0), ("bert", 1.0)):
+        Study(fleet, weight, 1.0, owner=owner)
+    fleet.play(5.0)
+    found = fleet.used(120.0)
+    part = weights["anna"] / sum(weights.values())
+    assert [*found.values()] == pytest.approx([part, (1 - part) * 2 / 3, (1 - part) / 3], abs=0.08)
+
+
+@cases("limit, count", [(3, 1), (3, 2), (1, 2), (4, 3)])
+def test_a_user_never_has_more_slots_than_his_limit_and_uses_all_of_it(limit: int, count: int) -> None:
+    """His studies begin one after the other, and one of them ends; the others of the fleet get the rest."""
+    fleet = Fleet(cpu=10)
+    fleet.users = {"anna": user(slots=limit), "bert": user()}
+    Study(fleet, 1, 1.0, owner="bert")
+    hers = []
+    for _ in range(count):
+        hers.append(Study(fleet, 1, 2.0, owner="anna"))
+        fleet.play(20.0)
+    found = fleet.used(100.0)
+    assert sum(found[each.name] for each in hers) * 10 > 0.6 * limit
+    assert found["0"] > 0.98 - limit / 10
+    if count > 1:
+        assert min(found[each.name] for each in hers) > 0.0, "they take turns"
+        hers[0].is_pausing = True
+        fleet.play(5.0)
+        hers[0].end()
+        fleet.play(20.0)
+    assert fleet.most["anna"] == limit
+
+
+def test_a_limit_below_what_runs_ends_nothing_and_sends_nothing() -> None:
+    fleet = Fleet(cpu=10)
+    fleet.users = {"anna": user(slots=8)}
+    study = Study(fleet, 1, 60.0, owner="anna")
+    fleet.play(20.0)
+    assert study.running == 8
+    fleet.users["anna"] = user(slots=2)
+    fleet.play(6.0)
+    assert study.running == 8
+    fleet.play(200.0)
+    assert study.running == 2
+
+
+def test_a_user_with_many_studies_gets_no_more_than_one_with_one() -> None:
+    hers = [Claim("anna", 1.0, 10.0)] * 9
+    assert entitle(10, Claim("bert", 1.0, 0.0), hers, {}) == 5.0
+    assert entitle(10, Claim("anna", 1.0, 0.0), [*hers, Claim("bert", 1.0, 10.0)], {}) == 0.5
+    assert entitle(10, Claim("bert", 1.0, 0.0), hers, {"anna": user(slots=2)}) == 8.0
+    assert in_all([("bert", 5.0), ("anna", 1.0), ("anna", 3.0)], {"bert": user(2.0)}) == [2.0, 0.25, 0.75]
+
+
+def test_a_limit_is_divided_in_whole_slots_and_the_last_one_goes_to_the_study_behind() -> None:
+    first, second = (StudyWants(asks=10, spent=spent) for spent in (700.0, 300.0))
+    assert divide(3, {"a": first, "b": second}) == {"a": 2, "b": 1}
+    assert divide(1, {"a": first, "b": second}) == {"a": 0, "b": 1}
+    assert divide(9, {"a": first, "b": StudyWants(asks=2)}) == {"a": 7, "b": 2}
+    assert divide(0, {"a": first, "b": second}) == {"a": 0, "b": 0}
 
 
 def test_a_study_that_comes_late_or_again_starts_from_now_and_one_that_is_away_leaves_all() -> None:
@@ -284,21 +386,23 @@ def running(began: float = 0.0, slots: int = 1) -> Sent:
 
 def test_seconds_that_others_lose_between_their_trials_are_no_debt() -> None:
     """Of two slots one study uses all of its one, and the other one nearly."""
-    turns, other = Turns(1.0), 0.0
+    turns, other = Turns(), 0.0
     for now in range(1000):
         other = 0.9 * now
-        virtual = turns.look(CPU, [(1.0, other)], [running()], now, is_wanting=True)
+        virtual = turns.look(CPU, [(1.0, other)], [running()], now, is_wanting=True, weight=1.0)
     assert virtual - other < 5.0
 
 
 def test_virtual_time_is_that_of_ended_and_running_attempts_for_each_slot_and_at_least_their_messages() -> None:
-    turns = Turns(4.0)
+    turns = Turns()
     turns.end(running(slots=2), 10.0)
     turns.end(running(slots=2), 10.0, seconds=5.0)
     turns.end(running(), 10.0, seconds=0.0)
     used = 20.0 + 10.0 + MESSAGE_SECONDS
-    assert turns.look(CPU, [], [], 10.0, is_wanting=True) == pytest.approx(used / 4)
-    assert turns.look(CPU, [], [running(10.0, slots=3)], 12.0, is_wanting=True) == pytest.approx((used + 6) / 4)
+    assert turns.look(CPU, [], [], 10.0, is_wanting=True, weight=4.0) == pytest.approx(used / 4)
+    assert turns.look(CPU, [], [running(10.0, slots=3)], 12.0, is_wanting=True, weight=4.0) == pytest.approx(
+        (used + 6) / 4
+    )
 
 
 @cases("slots, mean", [(1, 1.0), (2, 0.3), (5, 2.0)])
@@ -309,24 +413,24 @@ def test_a_weight_that_changes_applies_from_now_on(slots: int, mean: float) -> N
     fleet.play(2.0)
     assert [*fleet.used(60.0).values()] == pytest.approx([0.5, 0.5], abs=0.1)
     for weight, share in ((4.0, 0.8), (0.25, 0.2)):
-        first.workers.set_weight(weight, first.in_flight, fleet.clock.now())
+        first.workers.weight = weight
         fleet.play(2 * ANNOUNCE_EVERY)
         assert fleet.used(60.0)["0"] == pytest.approx(share, abs=0.1)
     assert second.workers.weight == 1.0
 
 
 def test_virtual_time_stays_when_the_weight_changes() -> None:
-    turns, sent = Turns(1.0), running(slots=2)
+    turns, sent = Turns(), running(slots=2)
+    look = partial(turns.look, CPU, [(1.0, 0.0)], [sent], is_wanting=True)
     turns.end(running(), 10.0)
-    before = turns.look(CPU, [(1.0, 0.0)], [sent], 10.0, is_wanting=True)
-    turns.set_weight(4.0, [sent], 10.0)
-    assert turns.look(CPU, [(1.0, 0.0)], [sent], 10.0, is_wanting=True) == pytest.approx(before)
-    assert turns.look(CPU, [(1.0, 0.0)], [sent], 12.0, is_wanting=True) == pytest.approx(before + 4.0 / 4.0)
+    before = look(10.0, weight=1.0)
+    assert look(10.0, weight=4.0) == pytest.approx(before)
+    assert look(12.0, weight=4.0) == pytest.approx(before + 4.0 / 4.0)
 
 
 def test_a_study_without_others_takes_all_of_its_share_at_any_time() -> None:
-    turns = Turns(1.0)
-    turns.look(CPU, [], [running()], 1e6, is_wanting=True)
+    turns = Turns()
+    turns.look(CPU, [], [running()], 1e6, is_wanting=True, weight=1.0)
     assert turns.extras([running()], 1e6) == {}
 
 

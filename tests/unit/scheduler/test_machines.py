@@ -138,3 +138,16 @@ def test_a_trial_starts_on_a_machine_once_one_of_its_workers_has_the_slots(study
     assert widest() == 2, "what no worker has claimed yet leaves the other one alone"
     run_on(study, "a", 2)
     assert widest() == 1
+
+
+def test_a_wide_trial_exceeds_the_share_in_its_turn_and_does_not_wait_until_slots_are_free(study: StudyState) -> None:
+    """Narrow trials of other studies use all slots."""
+    [found] = fleet(4, allowance=3.0).targets
+    machine = evolve(found, busy=4)
+    reservations, wide = Reservations(study), added(study, 2)
+    assert reservations.may_start(wide, machine)
+    run_on(study, "a", 2)
+    assert reservations.may_start(wide, machine), "a part of the share is free"
+    assert not reservations.may_start(wide, evolve(machine, turn=0)), "it is the turn of others"
+    assert not reservations.may_start(wide, evolve(machine, most=3)), "the limit of the user"
+    assert not reservations.may_start(wide, evolve(machine, allowance=2.0)), "all of the share is used"
