@@ -112,8 +112,9 @@ def file_options(command: F) -> F:
     command = click.option(
         "--signing-key-file",
         type=click.Path(),
-        help="Key that signs messages and results, the same on all machines; unsigned ones are refused. "
-        f"Make one: openssl rand -hex 32 > shadho.key; chmod 600 shadho.key  [env: {KEY_FILE}]",
+        help="Key that signs messages and results, the same on all machines; unsigned ones are refused. A key in a "
+        "second line is accepted, too. Make one: openssl rand -hex 32 > shadho.key; chmod 600 shadho.key  "
+        f"[env: {KEY_FILE}]",
     )(command)
     return click.option("--url-file", type=click.Path(), help=f"File with lines {BROKER}=URL and {REDIS}=URL.")(command)
 

@@ -697,7 +697,7 @@ class Watch:
             expected = () if session.options.workers else classes
             yield from _missing_here(session.embedded, expected, {worker.compute_class for worker in live.values()})
             return
-        wanted = module, Signer.configured().fingerprint, session.code
+        wanted = module, session.executor.workers.servers.signer.fingerprint, session.code
         served: Counter[str] = Counter()
         is_on_one = session.plan.settings.gpus is not None
         for worker in able(live, *wanted).values():

@@ -41,7 +41,7 @@ def known(desk: Desk, machine: Machine) -> dict[str, Any]:
 def test_a_key_is_rotated_while_two_studies_run_and_a_machine_is_off(
     tmp_path: Path, amqp_url: str, redis_url: str, unique: Callable[[str], str]
 ) -> None:
-    """No attempt is lost or repeated. The machine takes trials as soon as its file has the new key."""
+    """No attempt is lost or repeated, also while a file is half written. The machine follows its file, too."""
     old, new = (Signer(key.encode()).fingerprint for key in (OLD, NEW))
     with fleet(tmp_path / "fleet", amqp_url, redis_url, unique("cpu")) as made:
         desk = made.desk
@@ -62,6 +62,9 @@ def test_a_key_is_rotated_while_two_studies_run_and_a_machine_is_off(
         for machine in (scheduler, one):
             machine.write(OLD, NEW)
         until(lambda: len(known(desk, scheduler).get(new, {"unknown_to": ()})["unknown_to"]) == 1, 30, desk.said)
+        scheduler.write(OLD, NEW[:5])
+        until(lambda: all("stay in force" in study.err for study in studies), 30, desk.said)
+        scheduler.write(OLD, NEW)
         told = desk.told("doctor", **scheduler.environment)
         assert (told.code, f"key {new} is unknown to {made.compute_class}@" in told.out) == (1, True), told.out
         two.write(OLD, NEW)

@@ -20,7 +20,7 @@ from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.errors import NestedStart, ServiceError, UsageError
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.registry import Worker
-from shadho_celery.fleet.signing import KEY_FILE
+from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.objective.call import describe
 from shadho_celery.objective.sources import DiskWatch
@@ -64,6 +64,9 @@ def watch(executor: object, study: object, embedded: object = None, **more: Any)
     return Watch(SimpleNamespace(**{**parts, **more}))  # type: ignore[arg-type]
 
 
+SERVERS = SimpleNamespace(signer=UNSIGNED)
+
+
 def warnings(
     known_for: float,
     embedded: object = None,
@@ -76,7 +79,7 @@ def warnings(
     executor = SimpleNamespace(
         known_for=known_for,
         notices=list,
-        workers=SimpleNamespace(announced=live or {}, refused=0, with_other_code=lambda *_: []),
+        workers=SimpleNamespace(announced=live or {}, refused=0, with_other_code=lambda *_: [], servers=SERVERS),
         troubles={},
     )
     study = SimpleNamespace(best=None, deletions=list, trouble=None)
@@ -98,7 +101,7 @@ def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_t
 
 
 def test_the_remedy_for_no_worker_names_a_class_that_this_run_has_had() -> None:
-    workers = SimpleNamespace(announced={}, refused=0)
+    workers = SimpleNamespace(announced={}, refused=0, servers=SERVERS)
     executor = SimpleNamespace(workers=workers, known_for=MISSING_SECONDS)
     [only] = watch(executor, SimpleNamespace(), declared={}, slots={"rack": 2}).missing()
     assert str(only).endswith("-Q rack")
@@ -296,7 +299,7 @@ def test_it_is_said_how_much_more_than_the_limit_running_trials_can_cost() -> No
 
 
 def test_classes_whose_workers_would_have_too_few_slots_are_told_before_any_comes() -> None:
-    workers = SimpleNamespace(announced={}, refused=0, with_other_code=list)
+    workers = SimpleNamespace(announced={}, refused=0, with_other_code=list, servers=SERVERS)
     spec = {"gpu": ClassSpec(slots=2, max_workers=8), "cpu": ClassSpec()}
 
     def said(widest: int, settings: StudySettings) -> list[str]:
