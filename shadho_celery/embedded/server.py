@@ -98,7 +98,7 @@ def _changing(folder: Path) -> Iterator[None]:
 
 def _bound(access: Access) -> str:
     """Return the addresses on which Redis listens. Raises UsageError if this machine cannot listen on one of them."""
-    if re.fullmatch(HOST, access.host) is None:
+    if re.fullmatch(HOST, access.host) is None or access.host in {"0.0.0.0", "::"}:
         raise UsageError(f"{short(access.host, 60)} is not the name or the address of a machine; give another --host")
     found = []
     for host in (access.host, LOOPBACK):

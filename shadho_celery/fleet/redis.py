@@ -69,8 +69,9 @@ def connect(url: str, how: str = "") -> Redis:
         # written bytes that are not UTF-8: they are read as escapes, and refused where they are used.
         options |= {"encoding_errors": "backslashreplace"}
         return redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, health_check_interval=15, **options)
-    # ValueError and TypeError: redis-py cannot parse the URL, or does not know an option in it.
-    except (redis.RedisError, OSError, ValueError, TypeError) as error:
+    # ValueError and TypeError: redis-py cannot parse the URL, or does not know an option in it. AttributeError: it does
+    # not understand the answers, because another program has the port.
+    except (redis.RedisError, OSError, ValueError, TypeError, AttributeError) as error:
         cause = one_line(mask_in(str(error), url))
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {how or remedy(cause, REDIS)}") from error
 
@@ -91,7 +92,7 @@ def _check_server(client: Redis) -> None:
             raise
         answer = {"version": "before 6.0"}
     facts = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
-    version = str(facts["version"])
+    version = str(facts.get("version", "not known"))
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) < OLDEST:
         oldest = ".".join(map(str, OLDEST))

@@ -44,7 +44,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
         start("192.0.2.77", None)
 
 
-@cases("host", ["a b", "redis://h", "h:1/0", "", "x" * 64, "..", "ä"])
+@cases("host", ["a b", "redis://h", "h:1/0", "", "x" * 64, "..", "ä", "0.0.0.0", "::"])
 def test_what_is_no_host_is_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHADHO_HOST", host or " ")
     with pytest.raises(UsageError, match="is not the name or the address of a machine; give another --host"):

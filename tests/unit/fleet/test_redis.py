@@ -5,7 +5,7 @@ from __future__ import annotations
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from redis._parsers.base import BaseParser
@@ -72,6 +72,30 @@ def test_a_redis_that_lacks_our_commands_is_refused_naming_the_version_that_is_n
 def test_a_redis_cluster_is_refused_as_what_it_is() -> None:
     with played("7.2.4", "cluster") as server, pytest.raises(ServiceError, match=r"Redis Cluster.*not supported"):
         connect(url(server))
+
+
+class _Other(socketserver.StreamRequestHandler):
+    """Another program, which answers `answer` to whatever comes."""
+
+    answer = b""
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):
+            while self.rfile.readline():
+                self.wfile.write(self.answer)
+
+
+@cases("answer", [b"+OK\r\n", b":7\r\n", b"$-1\r\n", b"*2\r\n:1\r\n:2\r\n", b"*1\r\n*0\r\n", b"HTTP/1.1 400 Bad\r\n\r\n"])
+@cases("query", ["", "?protocol=3"])
+def test_another_program_at_the_port_is_refused_in_one_line(answer: bytes, query: str) -> None:
+    kind = type("Kind", (_Other,), {"answer": answer})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), kind) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(ServiceError, match="cannot be used") as refused:
+            connect(f"redis://127.0.0.1:{server.server_address[1]}/0{query}")
+        server.shutdown()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("version", [".".join(map(str, OLDEST)), "6.2.14", "7.0.15", "8.0.1", "10.1.0"])
