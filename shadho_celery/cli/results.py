@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shadho_celery.results.report import StudyReport
     from shadho_celery.results.study import Deleted, StudyResults
     from shadho_celery.results.trial import TrialResult
+    from shadho_celery.store.base import Usage
 
 #: number of trials that `trials` shows without --limit
 LIMIT = 50
@@ -55,15 +56,19 @@ MIB = 2**20
     "studies", "studies --user anna@lab7", "studies --json", "studies --store postgresql://me@db/searches"
 )
 @shared_options.user_option
+@click.option("--usage", is_flag=True, help="Instead: slot hours and money of ended trials by user and month.")
 @shared_options.store_option
 @shared_options.json_option
-def studies(user: str | None, store: str, as_json: bool) -> None:
+def studies(user: str | None, *, usage: bool, store: str, as_json: bool) -> None:
     """List the studies of a store, the latest first."""
     from shadho_celery.results.study import StudyResults
     from shadho_celery.store.sql import SqlStore
 
     shared_options.warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     opened_store = SqlStore(store, read_only=True)
+    if usage:
+        _show_usage(opened_store.usage(user), as_json=as_json)
+        return
     records = [each for each in opened_store.records() if user in (None, each.owner)]
     found = [StudyResults(opened_store, record) for record in records]
     if as_json:
@@ -85,6 +90,18 @@ def studies(user: str | None, store: str, as_json: bool) -> None:
 
     facts: list[Any] = [*map(fact, ("study", "owner", "module", "state"))]
     print_table([*facts, ">trials", ">failed", ">best loss", last("begun")], map(row, found))
+
+
+def _show_usage(found: Sequence[Usage], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"usage": [vars(each) for each in found]})
+        return
+    from shadho_celery.cli.tables import fact, print_table
+    from shadho_celery.core.units import money
+
+    columns: list[Any] = [*map(fact, ("month", "owner")), ">slot hours", ">money"]
+    rows = ((u.month, u.owner, f"{u.slot_hours:.2f}", u.money and money(u.money)) for u in found)
+    print_table(columns, rows)
 
 
 @shared_options.command("show svm", "show svm --json")

@@ -28,7 +28,7 @@ from shadho_celery.core.records import Action, AttemptRecord, Leaving, MachineRe
 from shadho_celery.core.system import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import DEFAULT_STORE, PAGE, StudyRecord, Turn, described, is_held
+from shadho_celery.store.base import DEFAULT_STORE, PAGE, StudyRecord, Turn, Usage, described, is_held
 from shadho_celery.store.engine import LOCKED, allow, is_in_memory, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.rows import (
     ACTIONS,
@@ -270,6 +270,31 @@ class SqlStore:
         names = ("owner", "study", "compute_class", "slot_seconds", "money")
         whole = [row for row in rows if all(map(_is_amount, row[3:]))]
         return [dict(zip(names, (*map(str, row[:3]), *row[3:]), strict=True)) for row in whole]
+
+    def usage(self, user: str | None = None) -> list[Usage]:
+        """Return the slot hours and the money of ended attempts of all studies by month and owner, or of one `user`.
+
+        An attempt belongs to the month in which it started. Those of earlier versions belong to the study's owner.
+        """
+        if self._is_empty:
+            return []
+        at, took = attempts.c, attempts.c.ended_at - attempts.c.started_at
+        owner = sa.func.coalesce(at.owner, studies.c.owner).label("owner")
+        day = sa.cast(sa.func.floor(at.started_at / 86400), sa.Integer).label("day")
+        whole, money = sa.func.sum(took * trials.c.slots) / 3600, sa.func.sum(took * at.price) / 3600
+        joined = attempts.join(studies, studies.c.key == at.study)
+        joined = joined.join(trials, (trials.c.study == at.study) & (trials.c.number == at.number))
+        query: Any = sa.select(owner, day, whole.label("hours"), money.label("money")).select_from(joined)
+        found: dict[tuple[str, str], Usage] = {}
+        for row in self._fetched(query.where(took > 0).group_by(owner, day).order_by(day, owner)):
+            if not (_is_amount(row.hours) and _is_number(row.day) and user in (None, row.owner)):
+                continue
+            name, month = row.owner, time.strftime("%Y-%m", time.gmtime(min(row.day, 2_000_000) * 86400))
+            before = found.get((month, str(name)))
+            hours, spent = (0.0, None) if before is None else (before.slot_hours, before.money)
+            spent = (spent or 0.0) + row.money if _is_amount(row.money) else spent
+            found[month, str(name)] = Usage(owner=name, month=month, slot_hours=hours + row.hours, money=spent)
+        return [*found.values()]
 
     def best(self, key: str) -> int | None:
         """Return the number of the best COMPLETE trial; None if no trial is COMPLETE.

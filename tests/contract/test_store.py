@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace as replace_record
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -645,6 +646,26 @@ def test_what_all_studies_have_used_is_counted_from_a_time_on(shared_url: str) -
     engine.dispose()
     with closing(SqlStore(shared_url, read_only=True)) as store:
         assert [each["owner"] for each in store.used(since)] == ["", ""]
+
+
+def test_usage_is_counted_by_owner_and_month_in_slot_hours(store: SqlStore) -> None:
+    """An attempt whose owner is not recorded is the study's owner's; one that runs does not count yet."""
+    store.create(replace_record(RECORD, owner="anna"))
+    fence, month = store.lock("k1", "here 1 2", NOW), 31 * 86400.0
+    new = [Trial(number=number, subspace="a", params={}, slots=number + 1) for number in range(3)]
+    spans = [(0, 1, 0.0, 3600.0, None), (1, 1, 0.0, 7200.0, "bert"), (1, 2, month, month + 1800.0, "bert")]
+    made = [
+        AttemptRecord(number=n, attempt=a, started_at=began, ended_at=ended, owner=owner, price=3.0 if a == 2 else None)
+        for n, a, began, ended, owner in spans
+    ]
+    running = AttemptRecord(number=2, attempt=1, started_at=0.0, owner="bert")
+    store.write("k1", fence, NOW, Turn(new=new, attempted=[*made, running]))
+    assert [vars(each) for each in store.usage()] == [
+        {"owner": "anna", "month": "1970-01", "slot_hours": 1.0, "money": None},
+        {"owner": "bert", "month": "1970-01", "slot_hours": 4.0, "money": None},
+        {"owner": "bert", "month": "1970-02", "slot_hours": 1.0, "money": 1.5},
+    ]
+    assert [each.owner for each in store.usage("anna")] == ["anna"]
 
 
 def test_owners_are_read_from_tables_without_them_and_a_writer_adds_the_columns(shared_url: str) -> None:
