@@ -5,6 +5,7 @@ The server needs no Docker and no administrator.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shlex
@@ -93,7 +94,8 @@ def key(path: Path) -> None:
     with overridden({USER_KEY_FILE: str(path)}):
         found = UserKey.configured()
     assert found is not None
-    say(f'[users."{own_user()}"]\nkey = "{found.public}"')
+    # A name may have a backslash, such as DOMAIN\login. JSON and TOML escape it alike.
+    say(f'[users.{json.dumps(own_user(), ensure_ascii=False)}]\nkey = "{found.public}"')
 
 
 @contextmanager
@@ -159,19 +161,26 @@ def set_policy(path: Path) -> None:
     new = policy.read_policy(text, name)
     if mine is None:
         raise UsageError(f"{name} must be signed; name the key file of an admin in {USER_KEY_FILE}")
-    named = os.environ.get(ADMINS_FILE)
-    if named and mine.public not in policy.read_admins(Path(named).expanduser()):
+    if not (named := os.environ.get(ADMINS_FILE)):
+        raise UsageError(f"name the file with the public keys of the admins in {ADMINS_FILE}")
+    if mine.public not in policy.read_admins(Path(named).expanduser()):
         raise UsageError(f"the key in {USER_KEY_FILE} is not one of the admins' in {named}")
-    with _redis() as client:
+    signed = policy.Signed(text=text, key=mine.public, proof=mine.sign(f"{policy.KEY} {text}"))
+
+    def replace(pipe: Redis) -> None:
         try:
-            before = _in_force(client)
+            before = _in_force(pipe)
         except UsageError as error:
             say(f"Warning: {error}; it is replaced", err=True)
             before = None
         if before is not None and new.number <= before[0].number:
             raise UsageError(f"{name} has number {new.number}; give it one above {before[0].number}, which is in force")
-        signed = policy.Signed(text=text, key=mine.public, proof=mine.sign(f"{policy.KEY} {text}"))
-        client.set(policy.KEY, encoded(signed).decode())
+        pipe.multi()
+        pipe.set(policy.KEY, encoded(signed).decode())
+
+    with _redis() as client:
+        # If another admin sets a policy at this moment, the transaction is repeated.
+        client.transaction(replace, policy.KEY)
     say(f"policy {new.number} is in force within seconds: {len(new.users)} users")
 
 

@@ -31,7 +31,7 @@ from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Number, Positive
 from shadho_celery.core.users import ADMINS_FILE, USER, USER_KEY_FILE, UserName, own_user
 from shadho_celery.errors import UsageError
-from shadho_celery.fleet.redis import Redis
+from shadho_celery.fleet.redis import Redis, refusals
 from shadho_celery.fleet.signing import CONTROL_KEY_FILE
 
 if TYPE_CHECKING:
@@ -167,8 +167,14 @@ def is_signed(key: str, proof: str, text: str) -> bool:
 
 def proof_of(record: Any, about: str = "") -> str:
     """Return the signature of a record, without its field `proof`, by this process's user; "" without a key."""
-    key = UserKey.configured()
+    key = _key_of(os.environ.get(USER_KEY_FILE))
     return "" if key is None else key.sign(_signed(record, about))
+
+
+@lru_cache
+def _key_of(_: str | None) -> UserKey | None:
+    """Return the key of this process's user. The file is read once: it may vanish for a moment while a study runs."""
+    return UserKey.configured()
 
 
 def _signed(record: Any, about: str) -> str:
@@ -206,9 +212,17 @@ class Guard:
 
     @classmethod
     def configured(cls, client: Redis) -> Guard | None:
-        """Return a guard with the admins in SHADHO_ADMINS_FILE, or None without that file or in an embedded fleet."""
-        path = os.environ.get(ADMINS_FILE)
-        if not path or os.environ.get(CONTROL_KEY_FILE):
+        """Return a guard with the admins in SHADHO_ADMINS_FILE, or None without that file or in an embedded fleet.
+
+        Raises UsageError if the fleet has a policy, but this process has no such file.
+        """
+        if os.environ.get(CONTROL_KEY_FILE):
+            return None
+        if not (path := os.environ.get(ADMINS_FILE)):
+            # An earlier list of the server's users may not let workers read the policy.
+            with refusals(lambda error: isinstance(error, redis.ResponseError)):
+                if client.exists(KEY):
+                    raise UsageError(f"this fleet has a policy; name the file with its admins' keys in {ADMINS_FILE}")
             return None
         _ed25519()
         return cls(client, read_admins(Path(path).expanduser()))
@@ -269,25 +283,32 @@ class Guard:
             return user
         if user.admin or (owner and record.by == owner):
             return None
-        return f"only {f'its owner {owner} or ' if owner else ''}an admin may do this, not {record.by}"
+        return _not_his(owner, record.by)
 
     def unwelcome(self, study: str, owner: str, proof: str) -> str | None:
         """Return why trials of a study may not run, or None. `study` is its key, and `proof` signs `study_text`."""
         user = self.user(owner, proof, study_text(study, owner))
         return user if isinstance(user, str) else None
 
-    def refuse_self(self, *, needs_admin: bool = False) -> None:
-        """Raise UsageError if the user of this process may not run studies, or is no admin where that is needed."""
+    def refuse_self(self, owner: str | None = None) -> None:
+        """Raise UsageError if the user of this process may not run studies, or may not act on those of `owner`.
+
+        With "" as `owner`, only admins may act. Studies of a user who is not in the policy belong to everybody.
+        """
         name, key, text = own_user(), UserKey.configured(), "this is me"
         user = self.user(name, "" if key is None else key.sign(text), text)
         if isinstance(user, str):
             raise UsageError(user)
-        if needs_admin and not user.admin:
-            raise UsageError(f"only an admin may do this, not {name}")
+        if not (user.admin or owner == name) and (owner == "" or owner in self.users):
+            raise UsageError(_not_his(owner, name))
+
+
+def _not_his(owner: str, name: str) -> str:
+    return f"only {f'its owner {owner} or ' if owner else ''}an admin may do this, not {name}"
 
 
 def need_admin(client: Redis) -> None:
     """Raise UsageError if the fleet has a policy, and the user of this process is not one of its admins."""
-    guard = Guard.configured(client) or Guard(client, ANYBODY)
+    guard = Guard(client, ANYBODY)
     if guard.policy is not None:
-        guard.refuse_self(needs_admin=True)
+        guard.refuse_self("")

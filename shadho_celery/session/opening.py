@@ -140,8 +140,11 @@ class Opening:
         known_points.completed(self.plan, request.points if self._schema is None else [{} for _ in request.points])
         self.plan.check_warm_start(request.warm_start, resume=request.resume is True)
 
-    def open(self) -> OpenStudy:
-        """Open the store, and begin or resume the study. Raises ShadhoError."""
+    def open(self, check_owner: Callable[[str | None], None] | None = None) -> OpenStudy:
+        """Open the store, and begin or resume the study. Raises ShadhoError.
+
+        `check_owner` raises it if this user may not resume a study of the given owner.
+        """
         request, plan, schema = self._request, self.plan, self._schema
         kept: dict[str, Any] = {"module": request.module, "settings": request.given if request.module else None}
         kept |= {"tree": to_json(plan.space, schema), "resume": request.resume}
@@ -159,6 +162,8 @@ class Opening:
                 warm_start = fit(source, plan.subspaces, plan.settings.objectives)
             earlier = earlier_study(store, plan.space.describe(), name=request.name, **kept)
             if earlier is not None:
+                if check_owner is not None:
+                    check_owner(earlier.owner)
                 plan = plan.with_settings(settle(request, earlier.settings, earlier.in_force), request.limits)
                 if (schema := read_schema(earlier.tree)) is not None:
                     plan = plan.with_space(schema.space())

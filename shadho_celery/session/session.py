@@ -275,7 +275,8 @@ class Session:
         """Open servers, store, study and scheduler. `stack` closes them in reverse order."""
         # Connect to the servers first: if one is down, no empty study should be left in the store.
         servers = self._fleet() if self.options.fleet else None
-        self.opened = stack.enter_context(closing(self._opening.open()))
+        guard = None if servers is None else servers.guard
+        self.opened = stack.enter_context(closing(self._opening.open(None if guard is None else guard.refuse_self)))
         self.study, self.plan = self.opened.study, self.opened.plan
         #: number of slots of the widest trial among random draws
         self._widest = widest(self.plan.width, self.plan.subspaces)

@@ -52,6 +52,7 @@ def test_a_study_obeys_its_owner_and_admins_and_ends_when_its_user_is_removed(
         desk = made.desk
         desk.study(seconds=0.3)
         keys = {user: key_of(desk, user) for user in ("root", "anna", "bert")}
+        assert r'[users."LAB\\bert"]' in told(desk, "fleet", "key", "bert.key", SHADHO_USER=r"LAB\bert")
         desk.write("admins", f"{keys['root']} root\n")
         desk.environment["SHADHO_ADMINS_FILE"] = str(desk.folder / "admins")
         root, anna, bert = (as_user(desk, user) for user in keys)
@@ -61,6 +62,8 @@ def test_a_study_obeys_its_owner_and_admins_and_ends_when_its_user_is_removed(
         desk.write("older.toml", bert_too.format(number=1, **keys))
         run_is_refused(desk, "no policy yet", **anna)
         assert "is not one of the admins'" in told(desk, "fleet", "policy", "set", "policy.toml", code=2, **anna)
+        without_file = root | {"SHADHO_ADMINS_FILE": ""}
+        assert "SHADHO_ADMINS_FILE" in told(desk, "fleet", "policy", "set", "policy.toml", code=2, **without_file)
         assert told(desk, "fleet", "policy", "set", "policy.toml", **root).startswith("policy 2 is in force")
         assert "one above 2" in told(desk, "fleet", "policy", "set", "older.toml", code=2, **root)
         assert told(desk, "fleet", "policy", "show") == bert_too.format(number=2, **keys)
@@ -73,6 +76,7 @@ def test_a_study_obeys_its_owner_and_admins_and_ends_when_its_user_is_removed(
         )
         until(lambda: len(desk.runs()) > 3, 60, desk.said)
         assert "only its owner anna or an admin may do this, not bert" in told(desk, "stop", "hers", code=2, **bert)
+        run_is_refused(desk, "this fleet has a policy; name the file", **anna | {"SHADHO_ADMINS_FILE": ""})
         assert told(desk, "pause", "hers", **anna).startswith("paused")
         [worker, *_] = [
             each for each in told(desk, "status", "--json").split('"') if each.startswith(made.compute_class + "@")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +14,12 @@ from services.cases import cases
 from shadho_celery.core.checks import encoded
 from shadho_celery.core.records import Pause
 from shadho_celery.core.system import ManualClock
-from shadho_celery.core.users import ADMINS_FILE, USER_KEY_FILE
+from shadho_celery.core.users import ADMINS_FILE, USER, USER_KEY_FILE
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet import policy
 from shadho_celery.fleet.control import Request
 from shadho_celery.fleet.policy import KEY, Guard, Signed, UserKey, study_text
+from shadho_celery.fleet.signing import CONTROL_KEY_FILE
 
 pytest.importorskip("cryptography")
 
@@ -40,6 +42,9 @@ class FakeRedis:
     def __init__(self) -> None:
         self.text = ""
         self.is_down = False
+
+    def exists(self, key: str) -> int:
+        return int(bool(self.text))
 
     def getrange(self, key: str, start: int, end: int) -> str:
         if self.is_down:
@@ -161,6 +166,52 @@ def test_without_a_policy_a_fleet_with_admins_obeys_nobody() -> None:
 def test_without_a_file_of_admins_there_is_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADMINS_FILE, raising=False)
     assert Guard.configured(cast(Any, FakeRedis())) is None
+
+
+def test_a_process_without_the_file_of_admins_takes_no_part_in_a_fleet_with_a_policy(
+    lab: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers would decline its trials one by one, or it would run the trials of anybody."""
+    monkeypatch.delenv(ADMINS_FILE, raising=False)
+    with pytest.raises(UsageError, match=f"has a policy; name the file .* in {ADMINS_FILE}"):
+        Guard.configured(cast(Any, lab.redis))
+    monkeypatch.setenv(CONTROL_KEY_FILE, "embedded")
+    assert Guard.configured(cast(Any, lab.redis)) is None
+
+
+@cases(
+    "name, owner, reason",
+    [
+        ("anna", "anna", ""),
+        ("root", "anna", ""),
+        # Nobody else can have this study: it was begun before there was a policy, or its user is removed.
+        ("anna", "anna@lab7", ""),
+        ("anna", None, ""),
+        ("anna", "root", "only its owner root or an admin may do this, not anna"),
+        ("anna", "", "only an admin may do this, not anna"),
+    ],
+)
+def test_a_user_resumes_no_study_of_another_user(
+    name: str, owner: str | None, reason: str, lab: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "user.key").write_text({"anna": "02", "root": "01"}[name] * 32)
+    (tmp_path / "user.key").chmod(0o600)
+    monkeypatch.setenv(USER_KEY_FILE, str(tmp_path / "user.key"))
+    monkeypatch.setenv(USER, name)
+    with pytest.raises(UsageError, match=f"^{reason}$") if reason else nullcontext():
+        lab.guard.refuse_self(owner)
+
+
+def test_a_request_is_signed_although_the_key_file_has_vanished(
+    lab: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "user.key"
+    path.write_text("02" * 32)
+    path.chmod(0o600)
+    monkeypatch.setenv(USER_KEY_FILE, str(path))
+    proof = policy.proof_of(lab.request("anna", None))
+    path.unlink()
+    assert policy.proof_of(lab.request("anna", None)) == proof != ""
 
 
 @pytest.mark.parametrize("text", ["", "# none\n", "5f1d root", "g" * 64])

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from hyperopt import hp
 
+from shadho_celery.core.users import USER
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.session.opening import Opening, Request, changes
 from shadho_celery.session.session import Options, Session
+from shadho_celery.store.sql import SqlStore
 
 STUDY = """
 from hyperopt import hp
@@ -82,3 +84,18 @@ def test_a_resumed_study_needs_workers_as_wide_as_the_trials_of_its_earlier_run(
         Session(options, file, print),
     ):
         pass
+
+
+def test_a_study_that_this_user_may_not_resume_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(USER, "anna")
+
+    def refuse(owner: str | None) -> None:
+        raise UsageError(f"it belongs to {owner}")
+
+    names: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/s.db", "name": "s", "space": hp.uniform("x", 0, 1)}
+    with closing(Opening(Request(given={"trials": 3}, **names)).open(refuse)) as opened:
+        before = opened.study.record
+    with pytest.raises(UsageError, match="it belongs to anna"):
+        Opening(Request(given={"trials": 9}, resume=True, **names)).open(refuse)
+    with closing(SqlStore(names["store"], read_only=True)) as store:
+        assert store.find("s") == before
