@@ -166,8 +166,8 @@ class QueueExecutor:
         found = [*self._breaker.notices, *self.gangs.notices, *self.workers.complaints()]
         if self.workers.able and (said := of_other_protocols(self.workers.announced, self._study.template.module)):
             found.append(f"some workers get no trials: they {said}")
-        if self._guard is not None and self._guard.warning:
-            found.append(self._guard.warning)
+        if self._guard is not None:
+            found += self._guard.notices(self._study.owner)
         if self.channel.forged or self.workers.refused:
             found.append(
                 "records in Redis are refused: they are not signed with our key, or no worker writes such; "

@@ -29,6 +29,7 @@ from shadho_celery.core.checks import as_record, decoder, encoded, one_line
 from shadho_celery.core.files import as_toml, read_text
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Number, Positive
+from shadho_celery.core.units import counted
 from shadho_celery.core.users import ADMINS_FILE, USER, USER_KEY_FILE, UserName, own_user
 from shadho_celery.errors import UsageError
 from shadho_celery.fleet.redis import Redis, refusals
@@ -289,6 +290,13 @@ class Guard:
         """Return why trials of a study may not run, or None. `study` is its key, and `proof` signs `study_text`."""
         user = self.user(owner, proof, study_text(study, owner))
         return user if isinstance(user, str) else None
+
+    def notices(self, owner: str) -> list[str]:
+        """Return what the user of a study should know: why a policy is ignored, and the limit on the user's slots."""
+        user = self.users.get(owner)
+        limit = None if user is None or user.slots is None else counted(user.slots, "slot")
+        given = f"the fleet's policy gives all studies of {owner} together at most {limit}"
+        return [self.warning] * bool(self.warning) + [given] * bool(limit)
 
     def refuse_self(self, owner: str | None = None) -> None:
         """Raise UsageError if the user of this process may not run studies, or may not act on those of `owner`.

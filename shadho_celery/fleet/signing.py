@@ -103,7 +103,8 @@ class Signer:
         If the file cannot be read later, the last keys stay in force. Raises UsageError as `read_keys` does.
         """
         signer = cls(*read_keys(path))
-        signer._path, signer._clock = path, clock or signer._clock
+        # A program may change its folder, and would then read another file.
+        signer._path, signer._clock = path.absolute(), clock or signer._clock
         signer._read_at = signer._clock.now()
         return signer
 

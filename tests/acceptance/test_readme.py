@@ -422,9 +422,12 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
 
 
 def test_changing_the_key(desk: Desk) -> None:
-    """The three steps add the new key, let it sign, and remove the old one; test_keys.py takes them on a fleet."""
+    """The three steps add the new key, let it sign, and remove the old one, whose line may have no end.
+
+    test_keys.py takes them on a fleet.
+    """
     old = b"0123456789abcdef"
-    file = desk.write("shadho.key", f"{old.decode()}\n")
+    file = desk.write("shadho.key", old.decode())
     file.chmod(0o600)
     add, swap, remove = (line for line in COMMANDS if line.endswith("shadho.key") and (">>" in line or "sed" in line))
     shell(desk, add)

@@ -154,6 +154,13 @@ def test_the_policy_stays_in_force_if_redis_loses_it_or_does_not_answer(lab: Tab
     assert lab.guard.policy is before
 
 
+def test_a_user_is_told_of_a_limit_for_which_his_trials_may_wait(lab: Table) -> None:
+    assert lab.guard.notices("anna") == ["the fleet's policy gives all studies of anna together at most 8 slots"]
+    assert lab.guard.notices("root") == lab.guard.notices("bert") == []
+    lab.put("number = ")
+    assert [each[:21] for each in lab.guard.notices("root")] == ["the policy in Redis i"]
+
+
 def test_without_a_policy_a_fleet_with_admins_obeys_nobody() -> None:
     table = Table()
     assert "no policy yet" in str(table.guard.refusal(table.request("root", ROOT)))

@@ -218,6 +218,18 @@ def test_a_signer_follows_its_file_through_a_rotation(file: Path) -> None:
         ]
 
 
+def test_a_signer_follows_its_file_if_the_program_changes_its_folder(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    monkeypatch.chdir(file.parent)
+    signer = Signer.of_file(Path(file.name), clock)
+    monkeypatch.chdir("/")
+    write(file, OTHER)
+    clock.sleep(READ_SECONDS)
+    assert signer.fingerprint == Signer(OTHER).fingerprint
+
+
 def test_a_broken_file_keeps_the_last_keys_and_is_warned_of_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     signers = [Signer.of_file(file, clock) for _ in range(2)]
