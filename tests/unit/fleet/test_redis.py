@@ -85,7 +85,9 @@ class _Other(socketserver.StreamRequestHandler):
                 self.wfile.write(self.answer)
 
 
-@cases("answer", [b"+OK\r\n", b":7\r\n", b"$-1\r\n", b"*2\r\n:1\r\n:2\r\n", b"*1\r\n*0\r\n", b"HTTP/1.1 400 Bad\r\n\r\n"])
+@cases(
+    "answer", [b"+OK\r\n", b":7\r\n", b"$-1\r\n", b"*2\r\n:1\r\n:2\r\n", b"*1\r\n*0\r\n", b"HTTP/1.1 400 Bad\r\n\r\n"]
+)
 @cases("query", ["", "?protocol=3"])
 def test_another_program_at_the_port_is_refused_in_one_line(answer: bytes, query: str) -> None:
     kind = type("Kind", (_Other,), {"answer": answer})
