@@ -60,6 +60,7 @@ def status(user: str | None, as_json: bool) -> None:
     places = places_of()
     for place in places if user is not None else ():
         place["studies"] = [each for each in place.get("studies", ()) if each["owner"] == user]
+        place["uses"] = [each for each in place.get("uses", ()) if each["owner"] == user]
         names = {each["name"] for each in place["studies"]}
         for worker in place.get("workers", ()):
             worker["runs"] = [run for run in worker["runs"] if run["study"] in names]

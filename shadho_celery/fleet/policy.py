@@ -308,7 +308,7 @@ class Guard:
         if isinstance(user, str):
             raise UsageError(user)
         if not (user.admin or owner == name) and (owner == "" or owner in self.users):
-            raise UsageError(_not_his(owner, name))
+            raise UsageError(_not_his(owner or "", name))
 
 
 def _not_his(owner: str, name: str) -> str:

@@ -279,7 +279,7 @@ class SqlStore:
         if self._is_empty:
             return []
         at, took = attempts.c, attempts.c.ended_at - attempts.c.started_at
-        owner = sa.func.coalesce(at.owner, studies.c.owner).label("owner")
+        owner = sa.func.coalesce(at.owner, studies.c.owner, sa.literal_column("''")).label("by")
         day = sa.cast(sa.func.floor(at.started_at / 86400), sa.Integer).label("day")
         whole, money = sa.func.sum(took * trials.c.slots) / 3600, sa.func.sum(took * at.price) / 3600
         joined = attempts.join(studies, studies.c.key == at.study)
@@ -287,9 +287,9 @@ class SqlStore:
         query: Any = sa.select(owner, day, whole.label("hours"), money.label("money")).select_from(joined)
         found: dict[tuple[str, str], Usage] = {}
         for row in self._fetched(query.where(took > 0).group_by(owner, day).order_by(day, owner)):
-            if not (_is_amount(row.hours) and _is_number(row.day) and user in (None, row.owner)):
+            if not (_is_amount(row.hours) and _is_number(row.day) and user in (None, row.by)):
                 continue
-            name, month = row.owner, time.strftime("%Y-%m", time.gmtime(min(row.day, 2_000_000) * 86400))
+            name, month = row.by or None, time.strftime("%Y-%m", time.gmtime(min(row.day, 2_000_000) * 86400))
             before = found.get((month, str(name)))
             hours, spent = (0.0, None) if before is None else (before.slot_hours, before.money)
             spent = (spent or 0.0) + row.money if _is_amount(row.money) else spent

@@ -683,6 +683,7 @@ def test_owners_are_read_from_tables_without_them_and_a_writer_adds_the_columns(
         assert [each.owner for each in store.records()] == [None]
         assert [*store.attempts("k1")] == [replace(attempt, owner=None)]
         assert [*store.rows_of_attempts("k1", ["number", "owner"])] == [[(1, None)]]
+        assert store.usage() == []
     with closing(SqlStore(shared_url)) as store:
         later = replace(attempt, attempt=2)
         store.write("k1", store.lock("k1", "here 1 2", NOW), NOW, Turn(attempted=[later]))
