@@ -59,7 +59,8 @@ def start(name):
         if not path.startswith("-") or Path(path[1:]).exists():
             lines = Path(path.lstrip("-")).read_text().splitlines()
             environment.update(line.split("=", 1) for line in lines if line and line[0] != "#")
-    user, command = said("User")[0], shlex.split(said("ExecStart")[0])
+    line = said("ExecStart")[0].replace("$OPTIONS", environment.get("OPTIONS", ""))
+    user, command = said("User")[0], shlex.split(line)
     with open(f"/var/log/{name}.log", "ab") as log:
         words = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *command]
         process = subprocess.Popen(

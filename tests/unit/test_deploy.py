@@ -113,7 +113,7 @@ VARIABLES = {name for path in CODE for name in re.findall(VARIABLE, path.read_te
 def directive(unit: Path, name: str) -> str:
     """The value of a unit's only line of this name."""
     [value] = re.findall(f"^{name}=(.*)$", unit.read_text(), re.MULTILINE)
-    return str(value)
+    return str(value).replace(" $OPTIONS", "")
 
 
 @cases("path", FILES)
