@@ -18,6 +18,7 @@ import os
 import re
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -168,14 +169,20 @@ def is_signed(key: str, proof: str, text: str) -> bool:
 
 def proof_of(record: Any, about: str = "") -> str:
     """Return the signature of a record, without its field `proof`, by this process's user; "" without a key."""
-    key = _key_of(os.environ.get(USER_KEY_FILE))
+    key = _own_key()
     return "" if key is None else key.sign(_signed(record, about))
 
 
-@lru_cache
-def _key_of(_: str | None) -> UserKey | None:
-    """Return the key of this process's user. The file is read once: it may vanish for a moment while a study runs."""
-    return UserKey.configured()
+#: path of a key file, or None -> the last key that was read there
+_last: dict[str | None, UserKey | None] = {}
+
+
+def _own_key() -> UserKey | None:
+    """Return the key of this process's user, or the last one that could be read: the file may vanish for a moment."""
+    path = os.environ.get(USER_KEY_FILE)
+    with suppress(UsageError):
+        _last[path] = UserKey.configured()
+    return _last[path] if path in _last else UserKey.configured()
 
 
 def _signed(record: Any, about: str) -> str:
@@ -315,8 +322,13 @@ def _not_his(owner: str, name: str) -> str:
     return f"only {f'its owner {owner} or ' if owner else ''}an admin may do this, not {name}"
 
 
-def need_admin(client: Redis) -> None:
-    """Raise UsageError if the fleet has a policy, and the user of this process is not one of its admins."""
+def need_admin(client: Redis) -> Guard | None:
+    """Raise UsageError if the fleet has a policy, and the user of this process is not one of its admins.
+
+    Return a guard of that policy, or None without one.
+    """
     guard = Guard(client, ANYBODY)
-    if guard.policy is not None:
-        guard.refuse_self("")
+    if guard.policy is None:
+        return None
+    guard.refuse_self("")
+    return guard

@@ -43,7 +43,7 @@ from shadho_celery.fleet.control import (
     worker_of,
 )
 from shadho_celery.fleet.drains import Drains
-from shadho_celery.fleet.policy import need_admin
+from shadho_celery.fleet.policy import Guard, need_admin
 from shadho_celery.fleet.redis import Redis, connect, refusals
 from shadho_celery.fleet.registry import Keys, Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_keys
@@ -180,11 +180,12 @@ class Control:
         """
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker)
-            self._need_admin(reach)
+            guard = self._need_admin(reach)
             for name, each in workers.items():
                 if (reason := why_not(f"worker {name}", each, reach.control)) is not None:
                     return Answer(is_done=False, text=reason)
-            drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers).get(place, 0)
+            # A drain that is not an admin's, such as one from before the policy, is put again.
+            drains, obeyed = Drains(reach.client, reach.control, guard), obeyed_drains(workers).get(place, 0)
             drain = drains.latest(place)
             # If the record is older than the one that the workers obey, it is a copy that somebody has written again,
             # and does not count.
@@ -252,10 +253,9 @@ class Control:
         *others, last = cleaning.lines(plan, swept, is_sure=is_sure)
         return Answer(is_done=is_sure or last.startswith("nothing"), text="\n".join([*others, last]))
 
-    def _need_admin(self, reach: Reach) -> None:
-        """Raise UsageError if the fleet has a policy, and this user is no admin."""
-        if self._redis or urls.is_fleet({}):
-            need_admin(reach.client)
+    def _need_admin(self, reach: Reach) -> Guard | None:
+        """Raise UsageError if the fleet has a policy, and this user is no admin. Return what checks its records."""
+        return need_admin(reach.client) if self._redis or urls.is_fleet({}) else None
 
     def _ask(self, name: str, deed: OfStudy) -> Answer:
         """Send a request to the scheduler of a study, and return the answer. Raises ShadhoError if there is none."""

@@ -11,7 +11,9 @@ from acceptance.commands import Desk, until
 from acceptance.test_control import told
 from integration.fleets import fleet
 
-from shadho_celery.fleet.signing import KEY_FILE
+from shadho_celery.fleet.drains import Drains
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.signing import KEY_FILE, Signer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -82,6 +84,9 @@ def test_a_study_obeys_its_owner_and_admins_and_ends_when_its_user_is_removed(
             each for each in told(desk, "status", "--json").split('"') if each.startswith(made.compute_class + "@")
         ]
         assert "only an admin may do this, not anna" in told(desk, "drain", worker, code=2, **anna)
+        # A drain from before the policy does not count, and an admin's replaces it.
+        with connect(redis_url) as client:
+            Drains(client, Signer(secret.read_bytes())).put(worker, "anna", alone=True)
         assert told(desk, "drain", worker, **root).startswith("drained")
         shown = told(desk, "status", "--user", "bert", "--json")
         assert '"owner": "bert"' in shown
