@@ -148,7 +148,8 @@ def test_the_sizes_of_the_servers_are_measured(desk: Desk) -> None:
     line = in_tests(command.removeprefix("/opt/shadho/bin/"), "--workers 2 --seconds 0")
     out = shell(desk, line)
     figures = json.loads(out.splitlines()[-1])["figures"]
-    for name, few in figures["connections"].items():
-        assert 0 <= few <= 10, name
-    assert figures["2"]["queues"] == 1 + 2
-    assert figures["2"]["waiting messages"] == 2 * 4 * 3
+    # The study has had no time to open its own.
+    assert 1 <= figures["connections"]["worker, RabbitMQ"] <= 4
+    # One of the class, one of the machine of the real worker, two of played ones; and what the study has left.
+    assert figures["2"]["queues"] == 1 + 1 + 2
+    assert figures["2"]["waiting messages"] >= 2 * 4 * 3
