@@ -43,6 +43,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=500
 SlurmdParameters=config_overrides
 MpiDefault=none
 MailProg=/bin/true
