@@ -392,14 +392,15 @@ def unable(
     workers = {name: worker for name, worker in workers.items() if not worker.draining}
     if drained and not workers:
         return ServiceError(f"all live workers are drained; run shadho-celery undrain {shlex.quote(drained[0])}")
+    start = partial(start_command, module=module, is_shipped=code.is_shipped)
     if not (workers or refused):
-        return ServiceError(f"no worker is live; start one on a node: {start_command(compute_class, module)}")
+        return ServiceError(f"no worker is live; start one on a node: {start(compute_class)}")
     accepting = [worker for worker in workers.values() if code.is_shipped and worker.accepts_code]
     having = [worker for worker in workers.values() if module in worker.imports] + accepting
     if workers and not having:
         names = {worker.compute_class for worker in workers.values()}
         name = compute_class if compute_class in names else min(names)
-        return ServiceError(f"no live worker {needs(module)}; start one: {start_command(name, module)}")
+        return ServiceError(f"no live worker {needs(module)}; start one: {start(name)}")
     if having and all(worker.protocol != PROTOCOL for worker in having):
         return ServiceError(f"the workers that have {module} {of_other_protocols(workers, module)}")
     return ServiceError(
@@ -440,9 +441,9 @@ def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
     return {**found}
 
 
-def start_command(compute_class: str, module: str) -> str:
-    """Return the command that starts a worker for trials of `module` on a node."""
-    what = "SHADHO_ACCEPT_CODE=1" if module.endswith(BY_VALUE) else f"SHADHO_IMPORTS={module}"
+def start_command(compute_class: str, module: str, *, is_shipped: bool = False) -> str:
+    """Return the command that starts a worker for trials of `module`, whose code may be shipped, on a node."""
+    what = "SHADHO_ACCEPT_CODE=1" if is_shipped or module.endswith(BY_VALUE) else f"SHADHO_IMPORTS={module}"
     return f"{what} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"
 
 

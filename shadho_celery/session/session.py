@@ -728,7 +728,8 @@ class Watch:
         there = {worker.compute_class for worker in live.values()}
         for name in classes:
             if name not in there:
-                text = f"no worker serves the queue {name}; start one: {start_command(name, module)}"
+                command = start_command(name, module, is_shipped=session.code.is_shipped)
+                text = f"no worker serves the queue {name}; start one: {command}"
                 if name in coming:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
                 over = f"a worker serves the queue {name} now"

@@ -95,6 +95,13 @@ def test_where_none_can_the_reason_and_the_remedy_are_told_in_one_line(
     assert "\n" not in told
 
 
+def test_for_code_that_is_shipped_the_remedy_is_a_worker_that_accepts_it() -> None:
+    shipped = CodeVersion(is_shipped=True)
+    for live in ({}, {"a": worker(imports=[])}):
+        told = str(unable(live, "my_study", code=shipped, compute_class="cpu"))
+        assert told.endswith("SHADHO_ACCEPT_CODE=1 celery -A shadho_celery worker -Q cpu")
+
+
 def test_the_remedy_names_the_class_of_the_study_if_such_workers_live() -> None:
     live = {
         name: Worker(protocol=PROTOCOL, compute_class=name, imports=["x"], slots=1) for name in ("cpu", "gpu_large")
