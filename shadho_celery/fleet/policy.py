@@ -50,6 +50,9 @@ MAX_POLICY, MAX_SIGNED = 500_000, 2_000_000
 READ_SECONDS = 2.0
 
 _PublicKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="64 hexadecimal digits of fleet key")]
+#: reason to refuse everybody
+NO_POLICY = "this fleet has admins, but no policy yet; one of them sets it: shadho-celery fleet policy set FILE"
+
 #: signature by a user, or "" for none
 Proof = Annotated[str, Meta(pattern=r"^([0-9a-f]{128})?\Z")]
 
@@ -271,10 +274,15 @@ class Guard:
             self.warning = f"{one_line(error, 300)}; it is ignored, and {number} stays in force"
             log.warning("%s", self.warning)
 
+    @property
+    def trouble(self) -> str:
+        """Why no policy is in force, or the policy in Redis is ignored; "" if all is well."""
+        return (self.warning or NO_POLICY) if self.policy is None else self.warning
+
     def user(self, name: str, proof: str, text: str) -> User | str:
         """Return the user who has signed a text, or the reason why he is refused."""
         if (policy := self.policy) is None:
-            return "this fleet has admins, but no policy yet; one of them sets it: shadho-celery fleet policy set FILE"
+            return NO_POLICY
         if (user := policy.users.get(name)) is None:
             return f"{one_line(name, 80) or 'nobody'} is not a user of this fleet's policy; see {USER}"
         if not is_signed(user.key, proof, text):
@@ -303,7 +311,7 @@ class Guard:
         user = self.users.get(owner)
         limit = None if user is None or user.slots is None else counted(user.slots, "slot")
         given = f"the fleet's policy gives all studies of {owner} together at most {limit}"
-        return [self.warning] * bool(self.warning) + [given] * bool(limit)
+        return [*filter(None, [self.trouble]), *([given] if limit else [])]
 
     def refuse_self(self, owner: str | None = None) -> None:
         """Raise UsageError if the user of this process may not run studies, or may not act on those of `owner`.

@@ -55,7 +55,7 @@ from shadho_celery.node.stay import SAFETY
 from shadho_celery.node.usage import Meter
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.output import log_name
-from shadho_celery.runner.protocol import Reported, RunAttempt
+from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS, Reported, RunAttempt
 from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.runner.starting import ForkServers
 
@@ -351,11 +351,14 @@ class Slots:
         """Announce the versions of the code that this worker has, the shipped versions that it cannot run, its keys,
         the number of slots that trials may use now, and complaints.
 
-        Complaints say why the slots' processes start slowly. A slot that is starting waits for this announcement, so
-        the scheduler knows the complaint before the slot's result, which may be the last one of a short study.
+        Complaints say why trials are declined or the slots' processes start slowly. A slot that is starting waits for
+        this announcement, so the scheduler knows the complaint before the slot's result, which may be the last one of a
+        short study.
         """
         with self._telling:
             complaints, slots = [*self._fork_servers.complaints()], self._devices.free.open
+            if self._guard is not None and (trouble := self._guard.trouble):
+                complaints = [one_line(trouble, MAX_COMPLAINT), *complaints][:MAX_COMPLAINTS]
             keys = keys_of(self.signer, self.heartbeat.control)
             self.heartbeat.tell(**self._gate.facts, **keys, complaints=complaints, slots=slots)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,7 @@ from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Report, Re
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet import channel
 from shadho_celery.fleet.channel import Quarantine, SchedulerChannel
+from shadho_celery.fleet.policy import NO_POLICY, Guard
 from shadho_celery.fleet.registry import Registry, Worker, place_of
 from shadho_celery.node import heartbeat
 from shadho_celery.node import slots as node_slots
@@ -53,7 +54,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(client: Any, checkpoints: Path, compute_class: str = "cpu", **machine: Any) -> Slots:
+def made(
+    client: Any, checkpoints: Path, compute_class: str = "cpu", *, guard: Guard | None = None, **machine: Any
+) -> Slots:
     return Slots(
         client,
         machine=Machine(host="h", **machine),
@@ -62,6 +65,7 @@ def made(client: Any, checkpoints: Path, compute_class: str = "cpu", **machine: 
         imports=["my_study"],
         checkpoints=checkpoints,
         address="127.0.0.1",
+        guard=guard,
     )
 
 
@@ -159,6 +163,17 @@ def test_a_worker_declines_before_it_ends_what_would_not_end_in_time(
 
 
 @pytest.mark.slow
+def test_a_worker_that_knows_no_policy_declines_all_trials_and_announces_why(client: Any, folder: Path) -> None:
+    """Its file of admins may be another one, or Redis may have lost the policy."""
+    with closing(made(client, folder, guard=Guard(client, {"0" * 64}))) as slots:
+        slots.start()
+        slots.run(message(attempt()))
+        [event] = heard(client)
+        assert isinstance(event, Lost)
+        assert (event.claimed, event.reason) == (False, f"on h: {NO_POLICY}")
+        until(lambda: slots.heartbeat.worker.complaints == [NO_POLICY], 10)
+
+
 def test_an_attempt_for_another_machine_is_declined_at_once(slots: Slots, client: Any) -> None:
     slots.run(message(attempt(0, only_on="elsewhere"), attempt(1, only_on="h")))
     first, second = [event for event in heard(client) if isinstance(event, (Lost, Result))]

@@ -163,7 +163,7 @@ def test_a_user_is_told_of_a_limit_for_which_his_trials_may_wait(lab: Table) -> 
 
 def test_without_a_policy_a_fleet_with_admins_obeys_nobody() -> None:
     table = Table()
-    assert "no policy yet" in str(table.guard.refusal(table.request("root", ROOT)))
+    assert table.guard.refusal(table.request("root", ROOT)) == table.guard.trouble == policy.NO_POLICY
     table.redis.text = "{}"
     table.clock.sleep(10)
     assert "no policy yet" in str(table.guard.refusal(table.request("root", ROOT)))
