@@ -30,7 +30,8 @@ def steps(target: str) -> list[tuple[str, str]]:
 
 def as_script(target: str, command: str) -> str:
     """Return the shell script that does a target's steps, then `command` as the image would."""
-    lines, folder, user, before = [], "/", "", ""
+    # An index that is out of reach here is not asked again and again.
+    lines, folder, user, before = ["export PIP_RETRIES=0 PIP_TIMEOUT=5"], "/", "", ""
     for instruction, rest in steps(target):
         if instruction == "COPY":
             *sources, goal = rest.split()
