@@ -17,7 +17,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -156,7 +156,6 @@ def _ed25519() -> Any:
     return ed25519
 
 
-@lru_cache(maxsize=4096)
 def is_signed(key: str, proof: str, text: str) -> bool:
     """Return whether `proof` is the signature of a text with this public key."""
     ed25519 = _ed25519()
@@ -168,6 +167,10 @@ def is_signed(key: str, proof: str, text: str) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+#: `is_signed` for the proofs of studies, which are short and come with each message; a request may have a megabyte
+_is_proof = lru_cache(maxsize=4096)(is_signed)
 
 
 def proof_of(record: Any, about: str = "") -> str:
@@ -279,13 +282,13 @@ class Guard:
         """Why no policy is in force, or the policy in Redis is ignored; "" if all is well."""
         return (self.warning or NO_POLICY) if self.policy is None else self.warning
 
-    def user(self, name: str, proof: str, text: str) -> User | str:
+    def user(self, name: str, proof: str, text: str, check: Callable[[str, str, str], bool] = is_signed) -> User | str:
         """Return the user who has signed a text, or the reason why he is refused."""
         if (policy := self.policy) is None:
             return NO_POLICY
         if (user := policy.users.get(name)) is None:
             return f"{one_line(name, 80) or 'nobody'} is not a user of this fleet's policy; see {USER}"
-        if not is_signed(user.key, proof, text):
+        if not check(user.key, proof, text):
             return f"this is not signed with the key of user {name} in the policy; set {USER_KEY_FILE}"
         return user
 
@@ -303,7 +306,7 @@ class Guard:
 
     def unwelcome(self, study: str, owner: str, proof: str) -> str | None:
         """Return why trials of a study may not run, or None. `study` is its key, and `proof` signs `study_text`."""
-        user = self.user(owner, proof, study_text(study, owner))
+        user = self.user(owner, proof, study_text(study, owner), _is_proof)
         return user if isinstance(user, str) else None
 
     def notices(self, owner: str) -> list[str]:
