@@ -49,7 +49,7 @@ MAX_POLICY, MAX_SIGNED = 500_000, 2_000_000
 #: seconds between two readings of the policy
 READ_SECONDS = 2.0
 
-_PublicKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="64 hexadecimal digits of fleet key")]
+_PublicKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="64 lower-case hexadecimal digits")]
 #: reason to refuse everybody
 NO_POLICY = "this fleet has admins, but no policy yet; one of them sets it: shadho-celery fleet policy set FILE"
 
@@ -104,7 +104,16 @@ def read_policy(text: str, name: str = "the policy") -> Policy:
     """Return the policy in a TOML text. Raises UsageError, with `name`, if it is not a policy."""
     if len(text) > MAX_POLICY:
         raise UsageError(f"{name} has more than {MAX_POLICY:,} characters")
-    return as_toml(text, name, lambda found: as_record(found, Policy, "", "see shadho-celery fleet policy --help"))
+    return as_toml(text, name, _as_policy)
+
+
+def _as_policy(found: dict[str, object]) -> Policy:
+    remedy = "see shadho-celery fleet policy set --help"
+    # The users come first, because an error about the whole policy does not name the user.
+    if isinstance(users := found.get("users"), dict):
+        for name, user in users.items():
+            as_record(user, User, f"users.{one_line(name, 60)}", remedy)
+    return as_record(found, Policy, "", remedy)
 
 
 def opened(text: str, admins: Collection[str]) -> tuple[Policy, str]:
