@@ -5,9 +5,11 @@ All commands except `rm` work while the study runs, because they read its store 
 
 from __future__ import annotations
 
+import calendar
 import io
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nsmallest
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from shadho_celery.results.report import StudyReport
     from shadho_celery.results.study import Deleted, StudyResults
     from shadho_celery.results.trial import TrialResult
-    from shadho_celery.store.base import Usage
+    from shadho_celery.store.sql import SqlStore
 
 #: number of trials that `trials` shows without --limit
 LIMIT = 50
@@ -67,7 +69,7 @@ def studies(user: str | None, *, usage: bool, store: str, as_json: bool) -> None
     shared_options.warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     opened_store = SqlStore(store, read_only=True)
     if usage:
-        _show_usage(opened_store.usage(user), as_json=as_json)
+        _show_usage(_usage(opened_store, user, time.time()), as_json=as_json)
         return
     records = [each for each in opened_store.records() if user in (None, each.owner)]
     found = [StudyResults(opened_store, record) for record in records]
@@ -92,15 +94,35 @@ def studies(user: str | None, *, usage: bool, store: str, as_json: bool) -> None
     print_table([*facts, ">trials", ">failed", ">best loss", last("begun")], map(row, found))
 
 
-def _show_usage(found: Sequence[Usage], *, as_json: bool) -> None:
+def _usage(store: SqlStore, user: str | None, now: float) -> list[dict[str, Any]]:
+    """Return the slot hours and the money of ended attempts by month (UTC) and owner, or of one `user`."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    since = min((each.created_at for each in store.records()), default=now)
+    while since < now:
+        year, month, *_ = time.gmtime(since)
+        until = float(calendar.timegm((year + month // 12, month % 12 + 1, 1, 0, 0, 0)))
+        for each in store.used(since, until):
+            if user in (None, owner := each["owner"]):
+                new = {"month": f"{year}-{month:02}", "owner": owner, "slot_hours": 0.0, "money": 0.0}
+                row = found.setdefault((new["month"], owner), new)
+                row["slot_hours"] += each["slot_seconds"] / 3600
+                row["money"] += each["money"]
+        since = until
+    return [*found.values()]
+
+
+def _show_usage(found: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        print_json({"usage": [vars(each) for each in found]})
+        print_json({"usage": found})
         return
     from shadho_celery.cli.tables import fact, print_table
     from shadho_celery.core.units import money
 
     columns: list[Any] = [*map(fact, ("month", "owner")), ">slot hours", ">money"]
-    rows = ((u.month, u.owner, f"{u.slot_hours:.2f}", u.money and money(u.money)) for u in found)
+    rows = (
+        (u["month"], u["owner"] or None, f"{u['slot_hours']:.2f}", money(u["money"]) if u["money"] else None)
+        for u in found
+    )
     print_table(columns, rows)
 
 

@@ -103,18 +103,6 @@ class Turn:
     asked: list[Action] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """What a user's ended attempts have used in one month (UTC)."""
-
-    owner: str | None
-    #: year and month, such as 2026-12
-    month: str
-    slot_hours: float
-    #: None if no attempt has a price
-    money: float | None
-
-
 class Store(Protocol):
     """Keeps the trials and reports of studies, and the lock that a running study holds."""
 

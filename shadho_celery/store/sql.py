@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from shadho_celery.core.records import Action, AttemptRecord, Leaving, MachineRe
 from shadho_celery.core.system import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import DEFAULT_STORE, PAGE, StudyRecord, Turn, Usage, described, is_held
+from shadho_celery.store.base import DEFAULT_STORE, PAGE, StudyRecord, Turn, described, is_held
 from shadho_celery.store.engine import LOCKED, allow, is_in_memory, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.rows import (
     ACTIONS,
@@ -250,19 +251,23 @@ class SqlStore:
         # A damaged row may have values of any type.
         return {str(row.compute_class): float(row.money) for row in rows if _is_amount(row.money)}
 
-    def used(self, since: float) -> list[dict[str, Any]]:
-        """Return how much the attempts of all studies that have ended since a time have used, sorted.
+    def used(self, since: float, until: float = math.inf) -> list[dict[str, Any]]:
+        """Return how much the ended attempts of all studies have used between two times, sorted.
 
         Each item has the `owner` of the attempts, "" if it is not known, the name of the `study`, the `compute_class`,
-        the `slot_seconds` from `since` on, and the `money` that these have cost.
+        the `slot_seconds`, and the `money` that these have cost. An attempt without an owner is the study's owner's.
         """
+        if self._is_empty:
+            return []
         # Few rows tell which studies may have such attempts. There may be millions of attempts of others.
         recent = sa.select(sessions.c.study).where(sa.or_(sessions.c.until.is_(None), sessions.c.until > since))
-        at = attempts.c
-        took = at.ended_at - sa.case((at.started_at < since, since), else_=at.started_at)
+        at, end = attempts.c, min(until, sys.float_info.max)
+        began = sa.case((at.started_at < since, since), else_=at.started_at)
+        took = sa.case((at.ended_at > end, end), else_=at.ended_at) - began
         slots, money = sa.func.sum(took * trials.c.slots), sa.func.sum(took * sa.func.coalesce(at.price, 0.0)) / 3600
         # PostgreSQL refuses to sort by a mere null, which `_known` puts in place of a missing column.
-        of = sa.func.coalesce(at.owner, sa.literal_column("''")).label("by"), studies.c.name, at.compute_class
+        owner = sa.func.coalesce(at.owner, studies.c.owner, sa.literal_column("''")).label("by")
+        of = owner, studies.c.name, at.compute_class
         query = sa.select(*of, slots, money).group_by(*of).order_by(*of)
         query = query.where(at.study.in_(recent), at.ended_at > since, took > 0, studies.c.key == at.study)
         rows = self._fetched(query.where(trials.c.study == at.study, trials.c.number == at.number))
@@ -270,31 +275,6 @@ class SqlStore:
         names = ("owner", "study", "compute_class", "slot_seconds", "money")
         whole = [row for row in rows if all(map(_is_amount, row[3:]))]
         return [dict(zip(names, (*map(str, row[:3]), *row[3:]), strict=True)) for row in whole]
-
-    def usage(self, user: str | None = None) -> list[Usage]:
-        """Return the slot hours and the money of ended attempts of all studies by month and owner, or of one `user`.
-
-        An attempt belongs to the month in which it started. Those of earlier versions belong to the study's owner.
-        """
-        if self._is_empty:
-            return []
-        at, took = attempts.c, attempts.c.ended_at - attempts.c.started_at
-        owner = sa.func.coalesce(at.owner, studies.c.owner, sa.literal_column("''")).label("by")
-        day = sa.cast(sa.func.floor(at.started_at / 86400), sa.Integer).label("day")
-        whole, money = sa.func.sum(took * trials.c.slots) / 3600, sa.func.sum(took * at.price) / 3600
-        joined = attempts.join(studies, studies.c.key == at.study)
-        joined = joined.join(trials, (trials.c.study == at.study) & (trials.c.number == at.number))
-        query: Any = sa.select(owner, day, whole.label("hours"), money.label("money")).select_from(joined)
-        found: dict[tuple[str, str], Usage] = {}
-        for row in self._fetched(query.where(took > 0).group_by(owner, day).order_by(day, owner)):
-            if not (_is_amount(row.hours) and _is_number(row.day) and user in (None, row.by)):
-                continue
-            name, month = row.by or None, time.strftime("%Y-%m", time.gmtime(min(row.day, 2_000_000) * 86400))
-            before = found.get((month, str(name)))
-            hours, spent = (0.0, None) if before is None else (before.slot_hours, before.money)
-            spent = (spent or 0.0) + row.money if _is_amount(row.money) else spent
-            found[month, str(name)] = Usage(owner=name, month=month, slot_hours=hours + row.hours, money=spent)
-        return [*found.values()]
 
     def best(self, key: str) -> int | None:
         """Return the number of the best COMPLETE trial; None if no trial is COMPLETE.

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace as replace_record
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -617,8 +616,10 @@ def test_reports_are_read_from_tables_without_losses_and_a_writer_adds_the_colum
         assert store.reports("k1") == [report(1), more]
 
 
-def test_what_all_studies_have_used_is_counted_from_a_time_on(shared_url: str) -> None:
-    """Attempts that began before count from that time. A store of an earlier version has no owners."""
+def test_what_all_studies_have_used_is_counted_between_two_times(shared_url: str) -> None:
+    """Attempts that began before count from that time, and those that ended later until its end. A store of an earlier
+    version has no owners.
+    """
     hour = 3600.0
     since = NOW - 10 * hour
     begins = {1: (since - hour, since + hour), 2: (NOW - 2 * hour, NOW), 3: (since - hour, since), 4: (NOW, None)}
@@ -640,32 +641,15 @@ def test_what_all_studies_have_used_is_counted_from_a_time_on(shared_url: str) -
             ["", names["k1"], "cpu", pytest.approx(2 * 3 * hour), 0.0],
             ["anna", names["k1"], "gpu", pytest.approx(3 * 3 * hour), pytest.approx(18.0)],
         ]
+        assert [[*each.values()][3:] for each in store.used(since - hour / 2, since + hour / 2)] == [
+            [pytest.approx((1 + 0.5) * 3 * hour), pytest.approx(9.0)]
+        ]
     engine = database.make_engine(shared_url)
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE attempts DROP COLUMN owner"))
     engine.dispose()
     with closing(SqlStore(shared_url, read_only=True)) as store:
         assert [each["owner"] for each in store.used(since)] == ["", ""]
-
-
-def test_usage_is_counted_by_owner_and_month_in_slot_hours(store: SqlStore) -> None:
-    """An attempt whose owner is not recorded is the study's owner's; one that runs does not count yet."""
-    store.create(replace_record(RECORD, owner="anna"))
-    fence, month = store.lock("k1", "here 1 2", NOW), 31 * 86400.0
-    new = [Trial(number=number, subspace="a", params={}, slots=number + 1) for number in range(3)]
-    spans = [(0, 1, 0.0, 3600.0, None), (1, 1, 0.0, 7200.0, "bert"), (1, 2, month, month + 1800.0, "bert")]
-    made = [
-        AttemptRecord(number=n, attempt=a, started_at=began, ended_at=ended, owner=owner, price=3.0 if a == 2 else None)
-        for n, a, began, ended, owner in spans
-    ]
-    running = AttemptRecord(number=2, attempt=1, started_at=0.0, owner="bert")
-    store.write("k1", fence, NOW, Turn(new=new, attempted=[*made, running]))
-    assert [vars(each) for each in store.usage()] == [
-        {"owner": "anna", "month": "1970-01", "slot_hours": 1.0, "money": None},
-        {"owner": "bert", "month": "1970-01", "slot_hours": 4.0, "money": None},
-        {"owner": "bert", "month": "1970-02", "slot_hours": 1.0, "money": 1.5},
-    ]
-    assert [each.owner for each in store.usage("anna")] == ["anna"]
 
 
 def test_owners_are_read_from_tables_without_them_and_a_writer_adds_the_columns(shared_url: str) -> None:
@@ -683,7 +667,7 @@ def test_owners_are_read_from_tables_without_them_and_a_writer_adds_the_columns(
         assert [each.owner for each in store.records()] == [None]
         assert [*store.attempts("k1")] == [replace(attempt, owner=None)]
         assert [*store.rows_of_attempts("k1", ["number", "owner"])] == [[(1, None)]]
-        assert store.usage() == []
+        assert store.used(0.0) == []
     with closing(SqlStore(shared_url)) as store:
         later = replace(attempt, attempt=2)
         store.write("k1", store.lock("k1", "here 1 2", NOW), NOW, Turn(attempted=[later]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import csv
 import io
 import json
@@ -274,6 +275,24 @@ def test_a_report_replaces_an_earlier_file_only_when_it_can_be_written(here: Pat
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr == "Error: none/r.html cannot be written: No such file or directory; give -o another FILE\n"
     assert not [*here.glob(".r.html*")]
+
+
+def test_usage_is_shown_by_month_and_owner(here: Path) -> None:
+    """A trial of two studies runs for two hours of 2025 and one of 2026; without an owner it is the study's owner's."""
+    hour, january = 3600, calendar.timegm((2026, 1, 1, 0, 0, 0))
+    with closing(sqlite3.connect(here / "shadho.db")) as connection, connection:
+        connection.execute("UPDATE studies SET owner = 'bert', created_at = ?", [january - 3 * hour])
+        connection.execute("DELETE FROM attempts WHERE number > 0")
+        spans = [january - 2 * hour, january + hour]
+        connection.execute("UPDATE attempts SET owner = 'anna', price = 2.0, started_at = ?, ended_at = ?", spans)
+        connection.execute(
+            "UPDATE attempts SET owner = NULL, price = NULL WHERE study = (SELECT min(key) FROM studies)"
+        )
+    rows = [("2025-12", "anna", 2.0, 4.0), ("2025-12", "bert", 2.0, 0.0)]
+    rows += [("2026-01", "anna", 1.0, 2.0), ("2026-01", "bert", 1.0, 0.0)]
+    assert [tuple(each.values()) for each in found("studies", "--usage")["usage"]] == rows
+    shown = answer("studies", "--usage", "--user", "anna")
+    assert re.findall(r"[\d.-]+\d", shown) == ["2025-12", "2.00", "4.00", "2026-01", "1.00", "2.00"]
 
 
 def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() -> None:
