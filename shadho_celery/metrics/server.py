@@ -64,7 +64,8 @@ class MetricsServer(ThreadingTCPServer):
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(
-                f"{option}: {self._host} port {port} cannot be used: {reason}; give another port, or 0 for a free one"
+                f"{option}: {self._host} port {port} cannot be used: {reason}; give another port, or 0 for a free "
+                "one, or another host"
             ) from None
 
     @classmethod

@@ -30,7 +30,7 @@ class Meter:
 
         load = memory = None
         with suppress(OSError, psutil.Error):
-            load, memory = round(os.getloadavg()[0], 1), round(psutil.virtual_memory().percent / 100, 2)
+            load, memory = round(os.getloadavg()[0], 1), _part(psutil.virtual_memory().percent / 100)
         if self._asking is not None and self._asking.is_alive():
             return Usage(load=load, memory=memory)
         found = self._found
@@ -54,9 +54,14 @@ class Meter:
                     self._has_driver = True
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
                 told = pynvml.nvmlDeviceGetMemoryInfo(handle)
-                memory = round(told.used / max(1, told.total), 2)
+                memory = _part(told.used / max(1, told.total))
                 # The driver does not tell this of a part of a GPU (MIG).
-                busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                busy = _part(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
             if memory is not None:
                 found[gpu.id] = GpuUsage(busy=busy, memory=memory)
         self._found = found
+
+
+def _part(told: float) -> float:
+    """Return a part of a whole, rounded. An announcement with a part below 0 or above 1 would be refused as a whole."""
+    return min(1.0, max(0.0, round(told, 2)))

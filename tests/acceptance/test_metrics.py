@@ -44,7 +44,7 @@ def test_a_port_in_use_ends_a_run_before_there_is_a_study(desk: Desk) -> None:
     assert run.code == 2
     assert run.messages == [
         f"Error: --metrics-port: 127.0.0.1 port {port} cannot be used: Address already in use; give another port, or 0 "
-        "for a free one"
+        "for a free one, or another host"
     ]
     assert not (desk.folder / "shadho.db").exists()
 

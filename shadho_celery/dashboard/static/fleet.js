@@ -97,7 +97,7 @@ function runs(worker) {
   }
   const made = element("span");
   for (const run of worker.runs) {
-    made.append(link(`${run.study} trial ${run.trial}`, "study", run.study, "trial", run.trial), ` for ${seconds(run.seconds)} `);
+    made.append(made.hasChildNodes() ? ", " : "", link(`${run.study} trial ${run.trial}`, "study", run.study, "trial", run.trial), ` for ${seconds(run.seconds)}`);
   }
   return made;
 }

@@ -22,7 +22,7 @@ class Driver(SimpleNamespace):
         pass
 
     def __init__(self) -> None:
-        super().__init__(opened=0, is_lost=False, may_answer=threading.Event())
+        super().__init__(opened=0, is_lost=False, used=1, busy=97, may_answer=threading.Event())
         self.may_answer.set()
 
     def nvmlInit(self) -> None:  # noqa: N802 -- the library's name
@@ -35,12 +35,12 @@ class Driver(SimpleNamespace):
         return uuid
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:  # noqa: N802
-        return SimpleNamespace(used=1, total=3)
+        return SimpleNamespace(used=self.used, total=3)
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
         if handle.startswith("MIG"):
             raise self.NVMLError("not supported")
-        return SimpleNamespace(gpu=97)
+        return SimpleNamespace(gpu=self.busy)
 
 
 @pytest.fixture
@@ -69,6 +69,11 @@ def test_load_ram_and_gpus_are_measured_as_far_as_they_are_known(driver: Driver)
     after(meter)
     assert after(meter).gpus == {}
     assert driver.opened == 1
+
+
+def test_absurd_answers_of_a_driver_do_not_make_the_announcement_invalid(driver: Driver) -> None:
+    driver.used, driver.busy = 4, 101
+    assert after(Meter(GPUS)).gpus["0"] == GpuUsage(busy=1.0, memory=1.0)
 
 
 def test_a_driver_that_hangs_delays_nothing_and_its_gpus_are_left_out(driver: Driver) -> None:
