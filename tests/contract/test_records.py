@@ -84,7 +84,7 @@ def test_an_attempt_is_recorded_when_it_is_placed_claimed_and_ended(study: Study
     study.recorder.note_placement(attempt, PLACED)
     study.commit()
     queued = {"number": 0, "attempt": 1, "compute_class": "gpu", "queued_at": NOW, "copy": False, "placed": PLACED}
-    nothing = dict.fromkeys(("host", "worker", "slot", "started_at", "ended_at", "end", "price"))
+    nothing = dict.fromkeys(("host", "worker", "slot", "started_at", "ended_at", "end", "price", "owner"))
     assert row(study, 0) == {**queued, **nothing}
     study.tell(started(0))
     study.commit()
