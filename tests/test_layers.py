@@ -30,6 +30,7 @@ ROWS = [
     "cli",
     "program dashboard",
     "optuna",
+    "integrations",
 ]
 #: rooms beside the rows, and what they may know
 ASIDE = {"ranks": "core objective", "training": "core objective ranks"}
@@ -59,6 +60,17 @@ ALLOWED: Mapping[str, str] = {
     "rich": "program cli simulate",
     "click": "cli dashboard launch worker simulate",
     "pandas": "results",
+    "mlflow": "integrations",
+    "wandb": "integrations",
+    "tensorboard": "integrations",
+    "lightning": "integrations",
+    "transformers": "integrations",
+    "keras": "integrations",
+    "xgboost": "integrations",
+    "lightgbm": "integrations",
+    "sklearn": "integrations",
+    "hydra": "integrations",
+    "omegaconf": "integrations",
     "tasks": "",
 }
 ROOMS = [room for row in ROWS for room in row.split()] + [*ASIDE]

@@ -17,8 +17,10 @@ import click
 
 from shadho_celery.cli import shared_options
 from shadho_celery.cli.messages import say
+from shadho_celery.core.addresses import is_loopback
 from shadho_celery.core.checks import printable
 from shadho_celery.core.files import read_text
+from shadho_celery.core.units import counted
 from shadho_celery.core.users import ADMINS_FILE, USER_KEY_FILE, own_user
 from shadho_celery.errors import UsageError
 
@@ -56,7 +58,7 @@ def start(host: str | None, port: int | None) -> None:
     access, is_new = server.start(host, port)
     folder = server.own_folder()
     say(f"the fleet runs {'' if is_new else 'already '}on {access.address}, with its files in {folder}", err=True)
-    if access.host in ("localhost", "::1") or access.host.startswith("127."):
+    if is_loopback(access.host):
         say("Warning: other machines cannot reach this address; fleet stop, then fleet start --host ADDRESS", err=True)
     say(f"On this machine, in each shell: . {shlex.quote(str(folder / ENVIRONMENT))}", err=True)
     say("On each other machine, the line below, which has the password and the key:", err=True)
@@ -181,7 +183,7 @@ def set_policy(path: Path) -> None:
     with _redis() as client:
         # If another admin sets a policy at this moment, the transaction is repeated.
         client.transaction(replace, policy.KEY)
-    say(f"policy {new.number} is in force within seconds: {len(new.users)} users")
+    say(f"policy {new.number} is in force within seconds: {counted(len(new.users), 'user')}")
 
 
 _HELP = {"help_option_names": ["-h", "--help"]}

@@ -17,7 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "resume": ("shadho_celery.launch", "resume", "Continue a study by its name."),
     "worker": ("shadho_celery.worker", "main", "Serve trials on this machine."),
     "slurm": ("shadho_celery.cli.slurm", "slurm", "Print or submit a SLURM job of workers."),
-    "fleet": ("shadho_celery.cli.fleet", "fleet", "Start and stop the server of a small fleet."),
+    "fleet": ("shadho_celery.cli.fleet", "fleet", "Run the server of a small fleet; set a fleet's users."),
     "scale": ("shadho_celery.cli.scale", "scale", "Start and end workers as studies want them."),
     "simulate": ("shadho_celery.simulate", "main", "Simulate a search on a described cluster."),
     "studies": ("shadho_celery.cli.results", "studies", "List the studies of a store."),
