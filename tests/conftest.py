@@ -32,6 +32,7 @@ LONGEST = (
     "test_readme_long",
     "test_readme",
     "test_dashboard",
+    "test_site",
     "test_fleet",
     "test_embedded",
     "test_training",

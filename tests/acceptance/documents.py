@@ -15,8 +15,11 @@ DOCUMENTS = [
 ]
 #: all of its commands are run, by tests/acceptance/test_operate.py
 OPERATE = ROOT / "deploy" / "OPERATE.md"
+#: pages of the site, whose commands and blocks of code are run by tests/acceptance/test_site.py
+SITE = sorted((ROOT / ".docs").rglob("*.md"))
 TEXTS = {
-    path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, OPERATE, *sorted((ROOT / ".readme").glob("*.md"))]
+    path: path.read_text(encoding="utf-8")
+    for path in [*DOCUMENTS, OPERATE, *SITE, *sorted((ROOT / ".readme").glob("*.md"))]
 }
 
 

@@ -1,4 +1,4 @@
-"""Packages that only integrations need: a test without its package is skipped on a laptop and fails on CI."""
+"""Packages of extras that tests do not install by default: without one, a test is skipped, and fails on CI."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 
-def needed(module: str) -> ModuleType:
-    """Import the module of an extra. Without it, skip the test, or fail it where CI=true."""
+def needed(module: str, extra: str = "integrations") -> ModuleType:
+    """Import a module of an extra. Without it, skip the test, or fail it where CI=true."""
     try:
         with warnings.catch_warnings():
             # Deprecations inside of other packages are not ours.
@@ -20,4 +20,4 @@ def needed(module: str) -> ModuleType:
     except ImportError as error:
         if os.environ.get("CI") == "true":
             raise
-        pytest.skip(f'{error}; in the checkout: pip install -e ".[integrations]"', allow_module_level=True)
+        pytest.skip(f'{error}; in the checkout: pip install -e ".[{extra}]"', allow_module_level=True)

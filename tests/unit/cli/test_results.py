@@ -310,7 +310,7 @@ def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() 
         name: shown[name] for name in ("study", "module", "seed", "space")
     }
     documented = (Path(shadho_celery.__file__).parent / "cli" / "README.md").read_text(encoding="utf-8")
-    table = documented.split("### JSON")[1].split("\n### ")[0]
+    table = documented.split("## JSON")[1].split("\n## ")[0]
     named = {
         name for row in table.splitlines() if row.startswith("| `") for name in re.findall("`(.*?)`", row.split("|")[1])
     }
