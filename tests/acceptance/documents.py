@@ -7,16 +7,13 @@ import sys
 from pathlib import Path
 
 from acceptance.commands import ROOT, Desk
+from services import documents
 
-DOCUMENTS = [
-    ROOT / "README.md",
-    *sorted(ROOT.glob("shadho_celery/*/README.md")),
-    *(ROOT / folder / "README.md" for folder in ("deploy", "tests")),
-]
 #: all of its commands are run, by tests/acceptance/test_operate.py
-OPERATE = ROOT / "deploy" / "OPERATE.md"
-#: pages of the site, whose commands and blocks of code are run by tests/acceptance/test_site.py
-SITE = sorted((ROOT / ".docs").rglob("*.md"))
+OPERATE = documents.DOCUMENTS["operate"]
+DOCUMENTS = [path for path in documents.DOCUMENTS.values() if path != OPERATE]
+#: the other pages of the site, whose commands and blocks of code are run by tests/acceptance/test_site.py
+SITE = [path for path in sorted((ROOT / ".docs").rglob("*.md")) if path not in documents.DOCUMENTS.values()]
 TEXTS = {
     path: path.read_text(encoding="utf-8")
     for path in [*DOCUMENTS, OPERATE, *SITE, *sorted((ROOT / ".readme").glob("*.md"))]
@@ -36,8 +33,7 @@ def commands(path: Path) -> list[str]:
 
 COMMANDS = [line for path in DOCUMENTS for line in commands(path)]
 PYTHON = blocks(ROOT / "README.md", "python")
-TRAINING = ROOT / "shadho_celery" / "training" / "README.md"
-RANKS = ROOT / "shadho_celery" / "ranks" / "README.md"
+TRAINING, RANKS = documents.DOCUMENTS["training"], documents.DOCUMENTS["ranks"]
 
 
 def last_part(command: str) -> str:

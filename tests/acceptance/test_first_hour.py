@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from acceptance.commands import ROOT, Desk, until
+from acceptance.commands import Desk, until
+from services.documents import text_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -29,7 +30,7 @@ WORDS = ("my_study", "--study", "s", "--seed", "0", "--workers", "cpu=2")
 
 
 def example() -> str:
-    text = Path(ROOT, "shadho_celery/objective/README.md").read_text(encoding="utf-8")
+    text = text_of("objective")
     return next(part.split("```")[0] for part in text.split("```python\n") if '"where"' in part.split("```")[0])
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from acceptance.commands import ROOT, Desk
+from acceptance.commands import Desk
+from services.documents import text_of
 
 pytestmark = pytest.mark.timeout(120)
 
-README = (ROOT / "shadho_celery" / "objective" / "README.md").read_text(encoding="utf-8")
-[EXAMPLE] = [
-    block for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL) if "on_trial" in block
-]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", text_of("objective"), re.MULTILINE | re.DOTALL)
+[EXAMPLE] = [block for block in BLOCKS if "on_trial" in block]
 
 
 def test_the_example_is_called_after_each_trial_and_ends_the_study(desk: Desk) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from acceptance.commands import ROOT, Desk
+from acceptance.commands import Desk
+from services.documents import text_of
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def example() -> str:
-    text = Path(ROOT, "shadho_celery/samplers/README.md").read_text(encoding="utf-8")
+    text = text_of("samplers")
     return text.split("```python\n")[1].split("```")[0]
 
 

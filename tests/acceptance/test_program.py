@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from acceptance.commands import ROOT, Desk
+from acceptance.commands import Desk
+from services.documents import text_of
 
 pytestmark = pytest.mark.timeout(120)
 
-README = ROOT / "shadho_celery" / "program" / "README.md"
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", text_of("program"), re.MULTILINE | re.DOTALL)
 
 #: environment variables that a study on workers sets while it runs
 OURS = ["CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_IGNORE_CELERYCONFIG"]

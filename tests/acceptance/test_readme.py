@@ -16,6 +16,7 @@ import services
 from acceptance import test_operate, test_readme_long, test_readme_training
 from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import COMMANDS, OPERATE, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
+from services import documents
 from services.cases import cases
 
 from shadho_celery.fleet.redis import connect
@@ -25,7 +26,7 @@ from shadho_celery.fleet.signing import read_keys
 pytestmark = pytest.mark.timeout(240)
 
 
-CLI = ROOT / "shadho_celery" / "cli" / "README.md"
+CLI = documents.DOCUMENTS["cli"]
 
 #: commands of that document that steer a running study
 STEERING = ("pause", "unpause", "cancel", "enqueue", "set", "stop")
@@ -182,7 +183,7 @@ def test_the_first_study(first_study: Desk) -> None:
 @pytest.mark.sample
 def test_the_commands_that_are_searched(desk: Desk) -> None:
     """A script without a change is searched by a command alone, and by the study in TOML beside it."""
-    document = ROOT / "shadho_celery" / "objective" / "README.md"
+    document = documents.DOCUMENTS["objective"]
     [study] = blocks(document, "toml")
     desk.write("study.toml", study)
     desk.write("train.py", TRAIN)
@@ -314,7 +315,7 @@ def test_workers_on_demand(first_study: Desk, redis_url: str) -> None:
     """The study starts without a worker and says how many slots it wants; spec and options of scale are valid."""
     desk = first_study
     desk.environment |= {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
-    [spec] = blocks(ROOT / "deploy" / "README.md", "toml")
+    [spec] = blocks(documents.DOCUMENTS["deploy"], "toml")
     desk.write("classes.toml", spec)
     for name in ("sbatch", "start-workers.sh"):
         desk.write(name, "#!/bin/sh\n").chmod(0o755)
@@ -394,7 +395,7 @@ def test_two_machines(first_study: Desk) -> None:
     desk.environment["HOME"] = str(desk.folder)
     desk.write("ssh", '#!/bin/sh\nshift; exec "$@"\n').chmod(0o755)
     start, variables, run = commands(ROOT / "README.md")[-3:]
-    once_more, join, again, stop = commands(ROOT / "deploy" / "README.md")[:4]
+    once_more, join, again, stop = commands(documents.DOCUMENTS["deploy"])[:4]
     assert (once_more, again) == (start, variables)
     try:
         line = shell(desk, f"{start} --host 127.0.0.1 --port {services.free_port()}")

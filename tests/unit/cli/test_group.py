@@ -13,8 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner
 from services.cases import cases
+from services.documents import text_of
 
-import shadho_celery.cli
 from shadho_celery.cli.group import COMMANDS, commands
 
 #: what takes long to import, and no help needs
@@ -36,7 +36,7 @@ def test_help_names_every_command_and_how_to_switch_completion_on() -> None:
 
 
 def test_the_table_of_the_document_has_every_command_and_no_others() -> None:
-    text = (Path(shadho_celery.cli.__file__).parent / "README.md").read_text(encoding="utf-8")
+    text = text_of("cli")
     rows = re.findall(r"^\| (`run`.*?)\n\n", text, re.MULTILINE | re.DOTALL)[0].splitlines()
     listed = re.findall(r"`([a-z]+)[^`]*`", " ".join(row.removeprefix("| ").partition("|")[0] for row in rows))
     assert sorted(listed) == sorted(COMMANDS)

@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 import pytest
 from click.testing import CliRunner
 from hyperopt import hp
+from services.documents import text_of
 from services.golden import check
 from services.played import record_played
 
@@ -309,7 +310,7 @@ def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() 
     assert {name: exported[name] for name in ("study", "module", "seed", "space")} == {
         name: shown[name] for name in ("study", "module", "seed", "space")
     }
-    documented = (Path(shadho_celery.__file__).parent / "cli" / "README.md").read_text(encoding="utf-8")
+    documented = text_of("cli")
     table = documented.split("## JSON")[1].split("\n## ")[0]
     named = {
         name for row in table.splitlines() if row.startswith("| `") for name in re.findall("`(.*?)`", row.split("|")[1])

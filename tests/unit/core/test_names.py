@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from services.cases import cases
+from services.documents import text_of
 
 import shadho_celery
 from shadho_celery.core import names
@@ -41,7 +41,7 @@ SAID = {
 def test_the_table_of_a_document_has_a_row_for_each_name_and_no_others(
     room: str, heading: str, known: list[str]
 ) -> None:
-    text = (Path(shadho_celery.__file__).parent / room / "README.md").read_text(encoding="utf-8")
+    text = text_of(room)
     rows = text.partition(f"\n| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     assert sorted(re.findall(r"^\| `(\w+)", "\n".join(rows), re.MULTILINE)) == sorted(known)
 

@@ -10,13 +10,13 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from services.cases import cases
+from services.documents import text_of
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.system import OVER_SECONDS
@@ -329,7 +329,7 @@ def test_a_worker_says_what_it_has_done(listening: MetricsServer) -> None:
 
 
 def test_every_family_is_in_the_document() -> None:
-    text = (Path(__file__).parents[3] / "deploy" / "README.md").read_text()
+    text = text_of("deploy")
     families = itertools.chain(run.FAMILIES, worker.FAMILIES, fleet.FAMILIES)
     listed = [family.name for family in families]
     assert [name for name in listed if f"`{name}`" not in text] == []

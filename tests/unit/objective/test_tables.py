@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import shadho_celery.objective
+from services.documents import text_of
+
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.objective.context import CONTEXT_NAMES, LocalContext
 
-TEXT = (Path(shadho_celery.objective.__file__).parent / "README.md").read_text(encoding="utf-8")
+TEXT = text_of("objective")
 
 
 def names_in(heading: str) -> list[str]:

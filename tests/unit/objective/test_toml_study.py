@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from services import golden
+from services.documents import text_of
 
 from shadho_celery.core.names import FORMS
 from shadho_celery.errors import ShadhoError, UsageError
@@ -269,7 +270,7 @@ def test_digits_that_are_too_many_for_a_number_are_a_text() -> None:
 
 
 def test_the_documented_commands_of_other_environments_are_studies(folder: Path) -> None:
-    text = Path(toml_study.__file__).with_name("README.md").read_text().replace("\\\n", "")
+    text = text_of("objective").replace("\\\n", "")
     for command in (found := re.findall(r"^shadho-celery run -- (.*\{.*)", text, re.MULTILINE)):
         objective = load(write_command(shlex.split(command))).objective
         assert isinstance(objective, Command)
