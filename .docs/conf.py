@@ -31,6 +31,9 @@ myst_heading_anchors = 4
 # Two lines of JSON in one block are not JSON for Pygments.
 suppress_warnings = ["misc.highlighting_failure"]
 
+# `--trials` stays as it is.
+smartquotes = False
+
 html_theme = "furo"
 html_title = f"shadho_celery {__version__}"
 html_show_sphinx = html_show_copyright = html_copy_source = False

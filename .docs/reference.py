@@ -18,7 +18,7 @@ from shadho_celery import errors as errors_module
 from shadho_celery.cli.group import COMMANDS
 from shadho_celery.cli.group import commands as group
 from shadho_celery.core import columns
-from shadho_celery.core.settings import SETTINGS
+from shadho_celery.core.settings import SETTINGS, Setting
 from shadho_celery.objective.context import Context
 
 PACKAGE = Path(shadho_celery.__file__).parent
@@ -66,8 +66,9 @@ def citation() -> str:
 
 
 def commands() -> str:
-    """Return the help of every command."""
-    return "\n".join(_helped([name]) for name in COMMANDS)
+    """Return a table of the commands, and the help of each."""
+    rows = ((f"[`{name}`](#{name})", line) for name, (_, _, line) in COMMANDS.items())
+    return "\n".join([table(("command", "does"), rows), "", *(_helped([name]) for name in COMMANDS)])
 
 
 def _helped(words: list[str]) -> str:
@@ -86,11 +87,14 @@ def _helped(words: list[str]) -> str:
 
 def settings() -> str:
     """Return a table of the keys of STUDY."""
-    rows = (
-        (f"`{each.name}`", f"`{each.flag}`" if each.help else "", f"{each.meaning}. {each.help}")
-        for each in SETTINGS.values()
-    )
-    return table(("key", "option", "meaning"), rows)
+    return table(("key", "option, default", "value", "effect"), (_setting(each) for each in SETTINGS.values()))
+
+
+def _setting(each: Setting) -> tuple[str, str, str, str]:
+    default = each.default if each.shown_default is None else each.shown_default
+    shown = "" if default in (None, "", (), False) else f"{default:g}" if isinstance(default, float) else str(default)
+    option = f"`{each.flag}`" if each.help else ""
+    return f"`{each.name}`", ", ".join(filter(None, [option, shown])), each.meaning, each.help
 
 
 def facts() -> str:
