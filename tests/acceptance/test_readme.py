@@ -356,6 +356,15 @@ def test_the_program_of_its_own(desk: Desk) -> None:
     assert "'x': " in found
 
 
+def test_the_search_of_scikit_learn(desk: Desk) -> None:
+    """It prints the params that it has found, and their scores, which are good on the test's samples too."""
+    [program] = [text for text in blocks(documents.DOCUMENTS["integrations"], "python") if "ShadhoSearchCV" in text]
+    desk.write("own.py", program)
+    found, *scores = re.fullmatch(r"(\{.*\}) (\S+) (\S+)\n", desk.ran("own.py").out).groups()  # type: ignore[union-attr]
+    assert "'svc__gamma': " in found
+    assert min(map(float, scores)) > 0.95
+
+
 def test_the_servers_of_the_compose_file() -> None:
     """The compose file that the document starts has both servers; tests/unit/test_deploy.py reads it closely."""
     assert "docker compose -f deploy/compose.yml up -d --wait" in COMMANDS
