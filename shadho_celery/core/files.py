@@ -175,6 +175,8 @@ STORAGE_TOKEN = ".storage"
 SHIPPED_CODE = Path(".shadho/code")
 #: folder of the TOML files that this package writes to describe studies of a command without a study file
 COMMANDS = Path(".shadho/commands")
+#: folder of the TOML files that describe sweeps of Hydra
+SWEEPS = Path(".shadho/sweeps")
 #: folder of the files of embedded servers and workers
 EMBEDDED = Path(".shadho/embedded")
 #: all folders in which studies have a folder of their own

@@ -79,7 +79,7 @@ class Printed:
         what = f"a number after {loss!r}" if isinstance(loss, str) else "what the pattern of loss matches"
         line = (
             'a loss; print a JSON line such as {"loss": 0.3}, or name its loss, such as --loss val_loss for a command '
-            'after --, which begins a new study, or loss = "val_loss" in a study file'
+            'after --, which begins a new study, or loss = "val_loss" in a study file; a job of Hydra may return it'
         )
         #: error message for a command that has succeeded without a loss
         self.missing = f"the command has not printed {line if loss is None else what}"

@@ -29,7 +29,7 @@ from shadho_celery.objective.call import system_kills
 from shadho_celery.objective.command import Command, is_users
 from shadho_celery.objective.context import INTERRUPT, LocalContext, TrialStopped, TrialTimeout
 from shadho_celery.objective.printed import CommandFailed, Printed
-from shadho_celery.objective.script import CHECKPOINT_DIR, PARAMS, REPORTS, STOP, WATCHED
+from shadho_celery.objective.script import CHECKPOINT_DIR, PARAMS, REPORTS, RESULT, STOP, WATCHED
 
 #: seconds between two checks of the stop flag and the file of reports; and the first such interval after the command
 #: has closed its output
@@ -42,8 +42,8 @@ _GRACE = {"stopped": (0.2, 0.4), "timeout": (1.5, 3.0), "preempted": (float("inf
 #: holds. The file of reports is read at most as often between two checks of the stop flag
 _READ, _READS = 1 << 16, 16
 
-#: files as the original SHADHO names them: the values of a trial, its result, and an archive that may hold the result
-VALUES, RESULT, ARCHIVE = "hyperparameters.json", "performance.json", "out.tar.gz"
+#: files as the original SHADHO names them: the values of a trial, and an archive that may hold the file RESULT
+VALUES, ARCHIVE = "hyperparameters.json", "out.tar.gz"
 #: files in the folder of an attempt for which inputs with the same names are not copied
 _OWN = {VALUES, RESULT, ARCHIVE, REPORTS, STOP, WATCHED}
 #: file of a module of the original SHADHO that runs a function; this package has a copy

@@ -19,6 +19,8 @@ from typing import Any
 #: appended, of a file that exists once the trial should stop, and of the folder of the checkpoints
 PARAMS, REPORTS, STOP = "SHADHO_PARAMS", "SHADHO_REPORTS", "SHADHO_STOP"
 CHECKPOINT_DIR = "SHADHO_CHECKPOINT_DIR"
+#: name of a file beside that of PARAMS for the result of the trial, which is preferred to what is printed or reported
+RESULT = "performance.json"
 #: name of a file beside that of STOP that exists once `should_stop` was called
 WATCHED = f"{STOP}.watched"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from shadho_celery.core.checks import as_record, check_name, short
 from shadho_celery.core.code import CodeVersion, digest_of
-from shadho_celery.core.files import COMMANDS, below, read_toml, replacing
+from shadho_celery.core.files import COMMANDS, SWEEPS, below, read_toml, replacing
 from shadho_celery.core.payload import MODULE_NAME
 from shadho_celery.core.settings import SETTINGS
 from shadho_celery.errors import UsageError
@@ -39,8 +39,9 @@ class TomlStudy:
     def load(self, name: str) -> StudyFile:
         if not re.match(MODULE_NAME, name):
             raise UsageError(f"{short(name, 200)}: rename it so that it has only letters, digits, dots, - and _")
-        # The file of a command was written by this package, so the user does not know its name.
-        shown = "the command after --" if Path(name).is_relative_to(COMMANDS) else name
+        # The file of a command or sweep was written by this package, so the user does not know its name.
+        written = {COMMANDS: "the command after --", SWEEPS: "hydra.sweeper"}
+        shown = next((what for folder, what in written.items() if Path(name).is_relative_to(folder)), name)
         given, space = read_toml(study_file.path_of(name), shown, _read)
         stated = study_file.checked(name, given)
         return study_file.with_command(
@@ -117,22 +118,42 @@ def write_command(words: Sequence[str], loss: str | None = None) -> str:
         )
     for label, form in forms:
         as_record(form, Domain, label, f"write {{{label}:log:LOW:HIGH}}, and :STEP for multiples of it")
-    lines = ["# Written by: shadho-celery run -- COMMAND", f"command = {json.dumps(words, ensure_ascii=False)}"]
-    lines += [] if loss is None else [f"loss = {json.dumps(loss, ensure_ascii=False)}"]
-    try:
-        # TOML refuses the one control character that JSON does not escape.
-        content = "\n".join(lines).replace("\x7f", "\\u007f").encode()
-    except UnicodeEncodeError:
-        raise UsageError("the command after -- has a word that is not text in UTF-8") from None
     parts = [word for word in template[1:] if not word.startswith("-") and "{" not in word]
-    stem = re.sub(r"[^\w-]+", "-", Path((parts or template)[0]).name.removesuffix(".py").removesuffix(".sh")).strip("-")
-    path = below(COMMANDS, digest_of(content)) / f"{stem[:50] or 'command'}.toml"
+    content = {"command": words} if loss is None else {"command": words, "loss": loss}
+    return write_study("shadho-celery run -- COMMAND", content, Path((parts or template)[0]).name, COMMANDS)
+
+
+def write_study(origin: str, content: Mapping[str, object], program: str, folder: Path) -> str:
+    """Write a study in TOML to a file that is named after a program. Return the path of the file.
+
+    The text says that `origin` has written it. The path is the same whenever the arguments are the same. Only the
+    latest MOST_COMMANDS files of the `folder` are kept. Raises UsageError if the file cannot be written.
+    """
+    stem = re.sub(r"[^\w-]+", "-", program.removesuffix(".py").removesuffix(".sh")).strip("-")
+    try:
+        lines = [f"# Written by: {origin}", *(f"{key} = {_toml(value)}" for key, value in content.items())]
+        text = "\n".join(lines).encode()
+    except UnicodeEncodeError:
+        raise UsageError("the command has a word that is not text in UTF-8") from None
+    path = below(folder, digest_of(text)) / f"{stem[:50] or 'command'}.toml"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(content)
-        for old in sorted(COMMANDS.iterdir(), key=os.path.getmtime)[:-MOST_COMMANDS]:
+            file.write(text)
+        for old in sorted(folder.iterdir(), key=os.path.getmtime)[:-MOST_COMMANDS]:
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; make room, or run in another folder") from None
     return path.as_posix()
+
+
+def _toml(value: object) -> str:
+    """Return a value in TOML, on one line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_toml(str(key))} = {_toml(each)}' for key, each in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return str(value)
+    # TOML refuses the one control character that JSON does not escape.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -64,7 +64,7 @@ def search_on_workers(
                     "workers are for this machine alone; on a fleet start them by hand, and leave out workers"
                 )
             opened = {**opened, "points": [*opened["points"]]}
-            opened |= {"workers": slots, "fleet": is_fleet, "ship": is_fleet and not module}
+            opened |= {"workers": slots, "fleet": is_fleet, "ship": is_fleet and opened.get("ship", not module)}
             with _read(module, objective, space, is_fleet=is_fleet) as file:
                 return _run(Options(study=file.module, given=given, **opened), file)
 

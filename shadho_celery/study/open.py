@@ -13,7 +13,7 @@ import numpy as np
 
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.files import COMMANDS, new_key
+from shadho_celery.core.files import COMMANDS, SWEEPS, new_key
 from shadho_celery.core.settings import Resume, as_options
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import COUNTED, Params, Trial
@@ -162,7 +162,7 @@ def earlier_study(
         )
     if record.module != module:
         other = f"is one of {record.module or 'no module'}, not of {module}"
-        if record.command and module.startswith(f"{COMMANDS}/"):
+        if record.command and module.startswith((f"{COMMANDS}/", f"{SWEEPS}/")):
             other = f"was begun with another command, --loss or domains: {short(record.command)}; give the same ones"
         raise StudyNotFound(f"study {record.name!r} {other}")
     is_asked = read_schema(tree) is not None

@@ -1,0 +1,176 @@
+"""Hydra's sweeper ``hydra/sweeper=shadho``: each job is a trial of a command study, which runs the user's own app.
+
+The overrides with several values are the search space: ``opt=adam,sgd``, ``lr=tag(log, interval(1e-4, 1e-1))``, ....
+The keys of ``hydra.sweeper`` are the settings of STUDY and RUN. Each Hydra app imports this module through
+`hydra_plugin`, so what a sweep needs is imported only when one runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Transformer
+from hydra.core.utils import JobStatus
+from hydra.experimental.callback import Callback
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import OmegaConf
+
+from shadho_celery.errors import NoSuccessfulTrial, UsageError
+
+if TYPE_CHECKING:
+    from shadho_celery.results.study import StudyResults
+
+log = logging.getLogger(__name__)
+
+#: keys of ``hydra.sweeper`` beside `params` and the settings of STUDY: arguments of `minimize`
+RUN = ("study", "store", "resume", "seed", "warm_start", "workers")
+#: beginnings of the overrides that are for the sweep alone, not for its jobs
+_OF_SWEEP = ("hydra/sweeper", "hydra.sweep", "hydra/launcher", "hydra.launcher", "hydra.mode")
+
+
+class ShadhoSweeper(Sweeper):
+    """Runs a sweep as a command study, on workers of this machine or of the fleet that the environment names."""
+
+    def __init__(self, **given: Any) -> None:
+        """`given` are the keys of ``hydra.sweeper``."""
+        store = {"store": url} if (url := os.environ.get("SHADHO_STORE")) else {}
+        self._given = store | {key: value for key, value in given.items() if value is not None}
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        self.hydra_context, self.config = hydra_context, config
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run the jobs, and write the best one to the folder of the sweep. Without a result, exit with code 1."""
+        from shadho_celery.cli.shared_options import exiting
+
+        with exiting():
+            found = self._search(arguments)
+        if is_stopped := found.state == "stopped":
+            log.info("study %s was stopped; the same command with hydra.sweeper.resume=true continues it", found.name)
+        if found.best_or_none is None:
+            raise SystemExit(0 if is_stopped else NoSuccessfulTrial.exit_code)
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.create(best := _results(found)), folder / "optimization_results.yaml")
+        log.info("%s, also in %s", best, folder)
+
+    def _search(self, arguments: list[str]) -> StudyResults:
+        """Run the study of the sweep. Raises ShadhoError."""
+        from shadho_celery.core.checks import check_name
+        from shadho_celery.core.files import SWEEPS
+        from shadho_celery.core.settings import KEPT, SETTINGS
+        from shadho_celery.objective.toml_study import write_study
+        from shadho_celery.program.on_workers import search_on_workers
+
+        given = self._given
+        known = ["params", *RUN, *(key for key in SETTINGS if key not in {"command", "arg"})]
+        for key in given:
+            check_name("key of hydra.sweeper", key, known)
+        params = [f"{key}={value}" for key, value in given.get("params", {}).items()]
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        # An override of the command line replaces the one of `params`.
+        overrides = {each.get_key_element(): each for each in parser.parse_overrides([*params, *arguments])}
+        fixed = [each.input_line for each in overrides.values() if not each.is_sweep_override()]
+        space = space_of(overrides.values())
+        # If the app has no such key, Hydra says so here, and not in each job.
+        first = [f"{key}={next(iter(form.values()))[0]}" for key, form in space.items()]
+        self.validate_batch_is_legal([[*fixed, *first]])
+        content = {key: value for key, value in given.items() if key not in {"params", *KEPT, *RUN}}
+        content |= {"command": self._command(arguments, fixed), "arg": "{label}={value}", "space": space}
+        module = write_study("a sweep of Hydra", content, Path(sys.argv[0]).name, SWEEPS)
+        # The study is shipped to the workers of a fleet, because they do not have this file.
+        opened: dict[str, Any] = {"points": (), "ship": True}
+        opened |= {"name" if key == "study" else key: given[key] for key in RUN if key in given}
+        settings, workers = {key: given[key] for key in KEPT if key in given}, opened.pop("workers", None)
+        return search_on_workers(module, None, settings, opened, workers=workers, broker=None, redis=None)
+
+    def _command(self, arguments: Iterable[str], fixed: Iterable[str]) -> list[str]:
+        """Return the command of a job: that of the sweep, with the values of a trial in place of the swept ones."""
+        of_hydra = OmegaConf.to_container(self.config.hydra.overrides.hydra)
+        program = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+        options = [word for word in sys.argv[1:] if word not in {*arguments, *of_hydra, "-m", "--multirun"}]
+        own = [each for each in of_hydra if not each.lstrip("+").startswith(_OF_SWEEP)]
+        words = [word.replace("{", "{{") for word in (*program, *options, *own, *fixed)]
+        words += ["hydra.mode=RUN", "hydra.job.num={trial}", "hydra.run.dir='{checkpoint_dir}'"]
+        return [*words, f"++hydra.callbacks.shadho._target_={__name__}.{JobCallback.__name__}", "{args}"]
+
+
+class JobCallback(Callback):
+    """Gives what the function of a job returns to its trial, and lets Hydra end with the traceback of an exception."""
+
+    def on_run_start(self, config: Any, **_: Any) -> None:
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+
+    def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
+        from shadho_celery.objective.script import PARAMS, RESULT
+
+        found: Any = job_return.return_value if job_return.status is JobStatus.COMPLETED else None
+        is_result = isinstance(found, Mapping) and not found.keys().isdisjoint(["loss", "losses"])
+        with suppress(TypeError, ValueError):
+            text = json.dumps(found if is_result else float(found), default=_plain)
+            Path(os.environ[PARAMS]).with_name(RESULT).write_text(text)
+
+
+def _plain(value: Any) -> float | str:
+    """Return a scalar of NumPy or torch as a number, and any other metric as a text."""
+    return float(value) if hasattr(value, "__float__") else str(value)
+
+
+def space_of(overrides: Iterable[Override]) -> dict[str, dict[str, Any]]:
+    """Return the short form of the domain of each override with several values, by its key.
+
+    A key with the name of a placeholder of commands, such as ``seed``, gets the prefix ``++``, with which it has the
+    same meaning for Hydra. Raises UsageError if there is no such override, and for one that is no domain.
+    """
+    from shadho_celery.objective.command import RESERVED
+
+    forms = {each.get_key_element(): _form(each) for each in overrides if each.is_sweep_override()}
+    if not forms:
+        raise UsageError("no override has several values; give some, such as opt=adam,sgd or 'lr=interval(0.1, 0.9)'")
+    return {f"++{key}" if key in RESERVED else key: form for key, form in forms.items()}
+
+
+def _form(override: Override) -> dict[str, Any]:
+    """Return the short form of the domain of an override. Raises UsageError."""
+    from shadho_celery.space.forms import MOST_OPTIONS
+
+    sweep, line = override.value(), override.input_line
+    is_interval = isinstance(sweep, IntervalSweep)
+    if others := [each for each in getattr(sweep, "tags", ()) if each != "log" or not is_interval]:
+        raise UsageError(f"{line}: {others[0]} is no tag here; the one tag is log, as in tag(log, interval(1, 9))")
+    if is_interval:
+        law = "int" if isinstance(sweep.start, int) else "" if sweep.tags else "uniform"
+        return {f"log{law}" if sweep.tags else law: [sweep.start, sweep.end]}
+    if isinstance(sweep, RangeSweep):
+        count = math.ceil((sweep.stop - sweep.start) / sweep.step - 1e-9) if sweep.step else 0
+        if count < 1:
+            raise UsageError(f"{line}: this range has no values; give range(START, STOP, STEP) with START before STOP")
+        ends, step = sorted([sweep.start, sweep.start + (count - 1) * sweep.step]), abs(sweep.step)
+        if count > 1 and all(math.isclose(end / step, round(end / step)) for end in ends):
+            return {"int" if isinstance(sum(ends), int) else "uniform": ends, "step": step}
+    # A text keeps its quotes and escapes, because it becomes a word of a command.
+    options = override.sweep_iterator(lambda each: each if isinstance(each, (int, float)) else Transformer.str(each))
+    return {"choice": [*islice(options, MOST_OPTIONS + 1)]}
+
+
+def _results(study: StudyResults) -> dict[str, Any]:
+    """Return the best trial of a sweep, or those of its front, in the form of Hydra's sweeper for Optuna."""
+    front = [{"params": _params(each.values), "values": [*each.losses.values()]} for each in study.front]
+    found = {"best_params": _params(study.best.values), "best_value": study.best_loss}
+    return {"name": "shadho", "study": study.name, **({"solutions": front} if front else found)}
+
+
+def _params(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a trial by the keys of the app's config."""
+    parser = OverridesParser.create()
+    return {key.lstrip("+"): parser.parse_override(f"{key}={value}").value() for key, value in values.items()}
