@@ -383,7 +383,8 @@ def test_an_installed_wheel_works_in_any_folder(
     installed = [*pip, "install", "--no-deps", "--no-index", "--target", place / "site", wheel]
     subprocess.run(installed, check=True, capture_output=True)
     parts = {path.name for path in (place / "site").iterdir() if path.suffix != ".dist-info"}
-    assert parts == {"shadho_celery", "bin"}, "the package and its command"
+    assert parts == {"shadho_celery", "hydra_plugins", "bin"}, "the package, its entry in Hydra, and its command"
+    assert (place / "site" / "hydra_plugins" / "shadho_sweeper.py").exists()
     desk.environment["PYTHONPATH"] = str(place / "site")
     desk.study(seconds=0.1)
     where = desk.start(sys.executable, "-c", "import shadho_celery; print(shadho_celery.__file__)").wait()

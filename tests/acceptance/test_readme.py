@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import services
-from acceptance import test_operate, test_readme_long, test_readme_training
+from acceptance import test_hydra, test_operate, test_readme_long, test_readme_training
 from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import COMMANDS, OPERATE, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
 from services import documents
@@ -54,6 +54,7 @@ RUN_BY = {
     "--metrics-port": "test_the_metrics_of_a_run_and_of_a_worker",
     "run -- python train.py": "test_the_commands_that_are_searched",
     "run study.toml": "test_the_commands_that_are_searched",
+    "hydra/sweeper=shadho": "test_a_sweep_that_is_interrupted_continues",
     "run tasks.svm": "test_the_main_job",
     "run tasks.mlp --pruner": "test_a_search_that_prunes",
     "run tasks.unet": "test_unets_that_find_cells",
@@ -115,7 +116,7 @@ def test_every_command_has_its_test() -> None:
     missing = [line for line in COMMANDS if not any(part in line for part in RUN_BY)]
     assert not missing
     assert all(test_operate.typed_by(text) for text in blocks(OPERATE, "bash"))
-    modules = test_readme_long, test_readme_training, test_operate
+    modules = test_readme_long, test_readme_training, test_operate, test_hydra
     assert set(RUN_BY.values()) <= {*globals(), *(name for module in modules for name in vars(module))}
 
 
