@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: keys of ``hydra.sweeper`` beside `params` and the settings of STUDY: arguments of `minimize`
 RUN = ("study", "store", "resume", "seed", "warm_start", "workers")
+#: settings that a sweep makes itself, and budgets, which a job of Hydra would not get
+_NOT_HERE = ("command", "arg", "fidelity")
 #: beginnings of the overrides that are for the sweep alone, not for its jobs
 _OF_SWEEP = ("hydra/sweeper", "hydra.sweep", "hydra/launcher", "hydra.launcher", "hydra.mode")
 
@@ -73,7 +75,7 @@ class ShadhoSweeper(Sweeper):
         from shadho_celery.program.on_workers import search_on_workers
 
         given = self._given
-        known = ["params", *RUN, *(key for key in SETTINGS if key not in {"command", "arg"})]
+        known = ["params", *RUN, *(key for key in SETTINGS if key not in _NOT_HERE)]
         for key in given:
             check_name("key of hydra.sweeper", key, known)
         params = [f"{key}={value}" for key, value in given.get("params", {}).items()]
