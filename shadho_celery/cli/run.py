@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -26,7 +26,6 @@ from shadho_celery.cli import shared_options, tables
 from shadho_celery.cli.live import Fleet, LiveView, PlainView, ShownOutput, WorkerLines
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.core.checks import printable
-from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.fleet.redis import own_address
 from shadho_celery.metrics.server import MetricsServer
@@ -36,6 +35,7 @@ from shadho_celery.results.report import report_of, run_of, state_at_rest
 from shadho_celery.results.study import study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.scheduler import known_points
+from shadho_celery.scheduler.scheduler import Ending
 from shadho_celery.session.opening import Opening
 from shadho_celery.session.session import Options, Session, check_command, request_of
 from shadho_celery.store.memory import database
@@ -111,13 +111,15 @@ def run_study(options: RunOptions) -> int:
     study_file.refuse_nested(study_file.module_name(options.study))
     with readable_warnings():
         # Text that the study's code prints in this process must not be mixed with the JSON object.
-        beside = redirect_stdout(sys.stderr) if options.as_json else nullcontext()
+        beside: AbstractContextManager[object] = redirect_stdout(sys.stderr) if options.as_json else nullcontext()
         with beside:
             file = study_file.load(options.study)
         # From now on, the garbage collector skips the objects of the libraries that the study file has imported.
         gc.freeze()
         console = tables.make_console(stderr=options.as_json)
-        with Session(options, file, say_beside) as session:
+        # `on_end` is called at the end of this block.
+        shown = sys.stdout
+        with beside, Session(options, file, say_beside) as session:
             shared_options.warn_of_password("--store", options.store, "PGPASSWORD or ~/.pgpass")
             view = view_of(session, console)
             if options.show_output:
@@ -133,9 +135,10 @@ def run_study(options: RunOptions) -> int:
                 workers.metrics = options.metrics.place(own_address(workers.servers.client))
                 view.note(f"metrics: {options.metrics.url}")
             served = options.dashboard
-            with beside, nullcontext() if served is None else dashboard_beside(options.store, served, view.note):
+            with nullcontext() if served is None else dashboard_beside(options.store, served, view.note):
                 code = session.run(view)
-            _show_result(session, options, console)
+            with redirect_stdout(shown):
+                _show_result(session, options, console)
         return code
 
 
@@ -207,22 +210,17 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
 
 def _ending(session: Session) -> str | None:
     """Return why a study has ended before its limit, and how to continue it. Return None if it reached its limit."""
-    name, scheduler = session.study.name, session.scheduler
-    if scheduler.hopeless:
-        then = f"fix it and go on with --resume {name}, or let it run on with --max-failures 0"
-        return f"stopped: {scheduler.hopeless}; {then}"
-    if scheduler.is_stale:
-        most = session.plan.limits.without_gain or 0
-        gain = "a change of the front" if len(session.study.record.objectives) > 1 else "a better feasible loss"
-        more = f"--resume {name} --early-stop {2 * most} goes on"
-        return f"ended: {counted(most, 'trial')} without {gain} (--early-stop); {more}"
-    if scheduler.is_spent:
-        spent = scheduler.spent
-        more = f"--resume {name} --max-cost {2 * spent:.3g}"
-        return f"ended: the trials have cost {money(spent)} (--max-cost); {more} goes on"
-    if session.is_stopped:
-        return f"ended: on_trial called study.stop(); --resume {name} goes on"
-    if scheduler.is_exhausted:
-        tried = "has no further params, all of its points have been tried"
-        return f"ended: the sampler {tried if session.study.counted else 'returned no params'}"
+    resume, scheduler = f"--resume {session.study.name}", session.scheduler
+    match scheduler.ending:
+        case Ending(why, "max_failures"):
+            return f"stopped: {why}; fix it and go on with {resume}, or let it run on with --max-failures 0"
+        case Ending(why, "early_stop"):
+            most = 2 * (session.plan.limits.without_gain or 0)
+            return f"ended: {why} (--early-stop); {resume} --early-stop {most} goes on"
+        case Ending(why, "max_cost"):
+            return f"ended: {why} (--max-cost); {resume} --max-cost {2 * scheduler.spent:.3g} goes on"
+        case Ending(why, "sampler"):
+            return f"ended: {why}"
+        case Ending(why, "on_trial"):
+            return f"ended: {why}; {resume} goes on"
     return None

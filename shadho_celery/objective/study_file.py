@@ -1,4 +1,4 @@
-"""Import and check of study files: modules with SPACE, `objective`, and optionally STUDY and `on_trial`.
+"""Import and check of study files: modules with SPACE, `objective`, and optionally STUDY, `on_trial` and `on_end`.
 
 Some functions read a study file only as text, without importing it. `refuse_nested` raises an error if a study is
 started within a trial or an import. A study may also be a file of another kind (`Form`), which is
@@ -60,6 +60,8 @@ class StudyFile:
     objective: Any
     #: function that is called in the scheduler's process after each trial; None if the file defines none
     on_trial: Callable[..., Any] | None = None
+    #: function that is called in this process after each run; None if the file defines none
+    on_end: Callable[..., Any] | None = None
     #: settings in STUDY, which command-line options override
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
@@ -144,6 +146,7 @@ def load(module: str) -> StudyFile:
         space=found.names["SPACE"],
         objective=found.names.get("objective"),
         on_trial=found.names.get("on_trial"),
+        on_end=found.names.get("on_end"),
         stated=found.stated,
         code=found.code,
     )

@@ -31,7 +31,7 @@ from shadho_celery.objective.sources import function_version
 from shadho_celery.objective.suggest import Suggesting, Trial, read_losses
 from shadho_celery.program.interrupts import Interrupts, warn
 from shadho_celery.program.recorded import ShownStudy, progress_bar
-from shadho_celery.results.study import OnTrial, check_on_trial
+from shadho_celery.results.study import OnEnd, OnTrial, call_on_end, check_callbacks
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.random import MakeSampler
@@ -333,6 +333,7 @@ class Study(ShownStudy):
         early_stop: int | None = None,
         progress: bool | None = None,
         on_trial: OnTrial | None = None,
+        on_end: OnEnd | None = None,
     ) -> Study:
         """Search for the params with the best loss, one trial after another in this process. Return this study.
 
@@ -344,24 +345,34 @@ class Study(ShownStudy):
         `progress` decides whether progress is shown on standard error; by default it is in a terminal and in a
         notebook.
 
-        `on_trial(study, trial)` is called after each trial, once the trial is recorded; see `minimize`.
+        `on_trial(study, trial)` is called after each trial, once the trial is recorded, and `on_end(study, why)` at the
+        end; see `minimize`.
         """
         check_objective(objective, "the objective")
         bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target, "early_stop": early_stop}
         bounds |= {"max_failures": max_failures, "objectives": self._plan.settings.objectives}
         limits = Limits.of(read_settings(bounds))
-        check_on_trial(on_trial, "on_trial")
-        with self._changing():
-            if self._by_hand.fetched:
-                raise UsageError(f"tell the results of {self._asked} first")
-            self._run_by = get_ident()
-            try:
-                self._run(objective, limits, progress, on_trial)
-            finally:
-                self._run_by = None
+        check_callbacks(on_trial=on_trial, on_end=on_end)
+        why: str | BaseException = ""
+        try:
+            with self._changing():
+                if self._by_hand.fetched:
+                    raise UsageError(f"tell the results of {self._asked} first")
+                self._run_by = get_ident()
+                try:
+                    why = self._run(objective, limits, progress, on_trial)
+                except BaseException as error:
+                    why = error
+                    raise
+                finally:
+                    self._run_by = None
+        finally:
+            # The study can be changed again, and Ctrl-C has its usual effect.
+            call_on_end(on_end, self, why, warn)
         return self
 
-    def _run(self, objective: Objective, limits: Limits, progress: bool | None, on_trial: OnTrial | None) -> None:
+    def _run(self, objective: Objective, limits: Limits, progress: bool | None, on_trial: OnTrial | None) -> str:
+        """Run trials until the search ends. Return the reason."""
         where = self._plan.settings.where
         self._study.use_code(code := function_version(objective if where is None else partial(objective, where)))
         self._opened.record_settings({}, {**self._study.record.in_force, "trials": limits.trials})
@@ -392,8 +403,10 @@ class Study(ShownStudy):
             for attempt in [*self._study.attempts]:
                 lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
                 self._study.tell(lost)
-            warn(f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended")
+            scheduler.stop(f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended")
+            warn(scheduler.ending.why)
         self._end(scheduler)
+        return scheduler.ending.why
 
     def _scheduler_of(self, called: Objective, limits: Limits, code: Digest) -> Scheduler:
         """Return the scheduler that calls an objective in this process."""
@@ -577,6 +590,7 @@ def minimize(
     at_once: int | None = None,
     keep: Mapping[str, int] | None = None,
     on_trial: OnTrial | None = None,
+    on_end: OnEnd | None = None,
     warm_start: WarmStartSource | None = None,
 ) -> ShownStudy:
     """Search for the params with the best loss.
@@ -591,7 +605,8 @@ def minimize(
     in the store. `resume` continues the study; with "if-exists", the study begins if there is none with this name.
     `enqueue` are known points, which run first (see `Study.enqueue`). `warm_start` is the source of finished trials to
     learn from: a study, its name, "STORE_URL#STUDY", a CSV file, hyperopt's `Trials`, or pairs of params and loss.
-    `on_trial(study, trial)` is called after each trial. In it, `study.stop()` ends the search.
+    `on_trial(study, trial)` is called after each trial. In it, `study.stop()` ends the search. `on_end(study, why)` is
+    called once at the end, also after an error or Ctrl-C.
 
     Returns the study. It has `.trials`, each with `.params` by label, `.values`, `.loss` and `.state`. Its `.best`
     raises NoSuccessfulTrial if no trial has succeeded. Raises SpaceError or UsageError for invalid arguments.
@@ -612,15 +627,16 @@ def minimize(
         from shadho_celery.program.on_workers import search_on_workers
 
         settings |= {**bounds, **of_workers}
-        opened |= {"name": study, "points": enqueue, "on_trial": on_trial, "silent": progress is False}
+        opened |= {"name": study, "points": enqueue, "on_trial": on_trial, "on_end": on_end}
+        opened |= {"silent": progress is False}
         return search_on_workers(objective, space, settings, opened, workers=workers, broker=broker, redis=redis)
     # Check the arguments before a study is recorded.
     check_objective(objective, "the objective")
-    check_on_trial(on_trial, "on_trial")
+    check_callbacks(on_trial=on_trial, on_end=on_end)
     Limits.of(read_settings({**bounds, **losses, **of_workers}))
     if given := [name for name, value in of_workers.items() if value is not None]:
         raise UsageError(
             f"{given[0]} needs workers: this process runs one trial at a time, cannot stop it, and keeps all folders"
         )
     with Study(space, study=study, enqueue=enqueue, **opened, **settings) as found:
-        return found.run(objective, **bounds, progress=progress, on_trial=on_trial)
+        return found.run(objective, **bounds, progress=progress, on_trial=on_trial, on_end=on_end)

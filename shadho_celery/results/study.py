@@ -1,6 +1,6 @@
-"""A recorded study: its results, their form as JSON in all commands, its deletion, and the call of `on_trial`.
+"""A recorded study: its results, their form as JSON in all commands, its deletion, and the calls of user's functions.
 
-The user's function is called as `on_trial(study, trial)` after each trial.
+The user's functions are called as `on_trial(study, trial)` after each trial, and `on_end(study, why)` after a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shadho_celery.core.columns import names
 from shadho_celery.core.failures import Failures
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, MAX_LEVELS, Report, Trial, TrialState
-from shadho_celery.errors import NoSuccessfulTrial, StudyLocked, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, ShadhoError, StudyLocked, UsageError
 from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.report import Ended, Recorded, Run, StudyFacts, StudyReport, report_of, state_at_rest
 from shadho_celery.results.trial import Records, TrialResult, TrialResults, Values
@@ -358,17 +358,16 @@ class RunningStudy(StudyResults):
     ) -> None:
         super().__init__(store, record, space)
         self._end = end
-        #: True once `stop` was called
-        self.is_stopped = False
 
     def stop(self) -> None:
         """End the study as if it had reached a limit: no more trials are sent, and running trials finish."""
-        self.is_stopped = True
         self._end()
 
 
 #: called with the study and one of its ended trials
 OnTrial = Callable[[RunningStudy, TrialResult], Any]
+#: called with the study and the reason why its run has ended
+OnEnd = Callable[[StudyResults, str], Any]
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -396,19 +395,40 @@ class TrialCallback:
                 self._say(f"on_trial failed after trial {trial.number}: {_cause(error)} ({where}); the study continues")
 
 
-def check_on_trial(function: object, where: str) -> None:
-    """Raise UsageError unless `function` can be called with a study and a trial, or is None. `where` is its name."""
-    if function is None:
-        return
-    if not callable(function):
-        raise UsageError(f"{where} is not a function but {short(function, 60)}; write def on_trial(study, trial)")
-    if not accepts(function, 2):
-        raise UsageError(f"{where} does not take a study and a trial; write def on_trial(study, trial)")
+def call_on_end(
+    function: OnEnd | None, study: StudyResults, why: str | BaseException, say: Callable[[str], None]
+) -> None:
+    """Call the user's function after a run, if there is one. `why` is the reason of its end, or an error; "" without a
+    run.
+    """
+    if isinstance(why, BaseException):
+        why = f"failed: {one_line(why, 1000) if isinstance(why, ShadhoError) else _cause(why)}"
+    try:
+        if function is not None and why:
+            function(study, why)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        say(f"on_end failed: {_cause(error)} ({_line(error)})")
+
+
+def check_callbacks(of: str = "", **functions: object) -> None:
+    """Raise UsageError unless `on_trial` and `on_end` can be called as they will be, or are None.
+
+    `of` follows their names in the message.
+    """
+    for name, function in functions.items():
+        second, words = {"on_trial": ("trial", "a trial"), "on_end": ("why", "a text")}[name]
+        if function is not None and not callable(function):
+            what = f"is not a function but {short(function, 60)}"
+        elif function is not None and not accepts(function, 2):
+            what = f"does not take a study and {words}"
+        else:
+            continue
+        raise UsageError(f"{name}{of} {what}; write def {name}(study, {second})")
 
 
 def _cause(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {one_line(error)}"
+        return f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
     except Exception:  # its own __str__ may do anything
         return type(error).__name__
 

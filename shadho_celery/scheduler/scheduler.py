@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from shadho_celery.core.failures import Hopelessness, headline
 from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Report, Result, Retry, Trial, TrialState
+from shadho_celery.core.units import counted, money
 from shadho_celery.errors import StoreOutage
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.placement.copies import Declined, Idle, Speculation, most_copies, record_placements
@@ -44,6 +46,15 @@ MANY_RETURNS = 3
 
 #: once the model has learned from this many trials of every class, classes are ordered by speed instead of hardware
 TIMED_TRIALS = 5
+
+
+class Ending(NamedTuple):
+    """The reason why a study ends."""
+
+    #: "" as long as there is none
+    why: str = ""
+    #: cause: the setting whose limit was reached, `sampler` without further params, or `on_trial`; "" for other causes
+    of: str = ""
 
 
 @dataclass(eq=False)
@@ -80,6 +91,8 @@ class Scheduler:
         self._ended: list[Trial] = []
         #: True once no more trials are sent and the scheduler only waits for running trials
         self.stopping = False
+        #: reason for which it was stopped first
+        self._ending = Ending()
         #: True while no more trials are sent, until `unpause`
         self.paused = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
@@ -135,8 +148,8 @@ class Scheduler:
     def become(self, other: Scheduler) -> None:
         """Continue as `other`, the scheduler of the grown space. Only the state of the run is kept, such as a pause."""
         self._to_submit += [attempt for attempt, _ in self._unrecorded]
-        kept = ("on_trial", "paused", "stopping", "turn_seconds", "_began", "_ended", "_hopelessness", "_to_submit")
-        vars(self).update({**vars(other), **{name: getattr(self, name) for name in kept}})
+        kept = ("on_trial", "paused", "stopping", "turn_seconds", "_began", "_ended", "_ending", "_hopelessness")
+        vars(self).update({**vars(other), **{name: getattr(self, name) for name in (*kept, "_to_submit")}})
 
     # The loop
 
@@ -287,12 +300,14 @@ class Scheduler:
                 found = self.cost_model.enough_gpu_memory(each.subspace, each.params, name, budget=each.budget)
                 self._to_submit[index] = each.evolve(gpu_bytes=found)
 
-    def stop(self, *, running: bool = False) -> None:
+    def stop(self, why: str = "stopped", of: str = "", *, running: bool = False) -> None:
         """Send no more trials, and cancel the attempts that no worker has claimed. If `running`, cancel all attempts.
 
-        Trials whose unclaimed attempts are cancelled wait until the study is resumed.
+        Trials whose unclaimed attempts are cancelled wait until the study is resumed. Of several calls, the reason of
+        the first one (see `Ending`) is kept.
         """
         self.stopping = True
+        self._ending = self._ending if self._ending.why else Ending(why, of)
         self._take_back(running=running)
 
     def pause(self) -> None:
@@ -375,9 +390,14 @@ class Scheduler:
         return "stopping" if self.stopping else "paused" if self.paused else "running"
 
     @property
+    def ending(self) -> Ending:
+        """The reason why the study ends: it was stopped, or it has reached a limit."""
+        return self._ending if self._ending.why else self._limit_reached()
+
+    @property
     def done(self) -> bool:
         """True if the study has ended: it reached a limit or was stopped, no trial runs, and the store is available."""
-        return self.study.in_flight == 0 and self.study.trouble is None and (self.stopping or self._limit_reached())
+        return self.study.in_flight == 0 and self.study.trouble is None and bool(self.ending.why)
 
     # Parts of the methods above
 
@@ -453,8 +473,11 @@ class Scheduler:
         return self._returned
 
     def _stop_at_limit(self) -> None:
-        if not self.stopping and (self._limit_reached() or self.hopeless):
-            self.stop(running=self.limits.is_met_by(self.study.settled) or self.hopeless is not None)
+        if self.stopping:
+            return
+        ending = Ending(self.hopeless, "max_failures") if self.hopeless else self._limit_reached()
+        if ending.why:
+            self.stop(*ending, running=ending.of in {"target", "max_failures"})
 
     def _record_and_submit(self) -> None:
         """Write the changes of this turn to the store. Then stop the pruned trials, and submit the placed attempts."""
@@ -685,6 +708,18 @@ class Scheduler:
     def _seconds_left(self) -> float:
         return self.limits.seconds_left(self._began, self.study.clock.now())
 
-    def _limit_reached(self) -> bool:
-        is_full = self.limits.trials_left(self.study.counted) <= 0 or self.is_exhausted or self.is_stale
-        return is_full or self._seconds_left() <= 0 or self.is_spent or self.limits.is_met_by(self.study.settled)
+    def _limit_reached(self) -> Ending:
+        ended, limits = self.study.counted, self.limits
+        if limits.is_met_by(self.study.settled):
+            return Ending("the target was reached", "target")
+        if self.is_stale:
+            gain = "a change of the front" if len(self.study.record.objectives) > 1 else "a better feasible loss"
+            return Ending(f"{counted(limits.without_gain or 0, 'trial')} without {gain}", "early_stop")
+        if self.is_spent:
+            return Ending(f"the trials have cost {money(self.spent)}", "max_cost")
+        if self.is_exhausted:
+            tried = "has no further params, all of its points have been tried" if ended else "returned no params"
+            return Ending(f"the sampler {tried}", "sampler")
+        if limits.trials_left(ended) <= 0:
+            return Ending(f"{counted(ended, 'trial has', 'trials have')} ended", "trials")
+        return Ending("the time of the run is over", "seconds") if self._seconds_left() <= 0 else Ending()

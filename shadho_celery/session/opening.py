@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
@@ -252,11 +253,11 @@ class OpenStudy:
         study.reshape(dataclasses.replace(study.record, space=space, tree=tree), trials)
         return dataclasses.replace(self, plan=plan)
 
-    def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
-        """Let `scheduler` call `on_trial` after each trial. Return the object that `on_trial` gets as the study."""
-        running = RunningStudy(self.store, self.study.record, self.space, scheduler.stop)
+    def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> None:
+        """Let `scheduler` call `on_trial` after each trial."""
+        end = partial(scheduler.stop, "on_trial called study.stop()", "on_trial")
+        running = RunningStudy(self.store, self.study.record, self.space, end)
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
-        return running
 
     def other_code(self) -> str | None:
         """Return a warning if the study has trials of other versions of its code than this run's, else None.

@@ -49,7 +49,7 @@ from shadho_celery.objective.command import Command
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.placement.widths import widest
-from shadho_celery.results.study import OnTrial, RunningStudy, check_on_trial
+from shadho_celery.results.study import OnEnd, OnTrial, StudyResults, call_on_end, check_callbacks
 from shadho_celery.runner.protocol import HARD_SECONDS
 from shadho_celery.runner.starting import start_method
 from shadho_celery.scheduler import known_points
@@ -143,6 +143,8 @@ class Options(Given):
     class_spec: Path | None = None
     #: function that is called after each trial, instead of the function in the study file
     on_trial: OnTrial | None = None
+    #: function that is called after the run, instead of the function in the study file
+    on_end: OnEnd | None = None
     #: True if the params of failed trials of earlier runs are to run again
     retry_failed: bool = False
     #: True if a broker or Redis is named, so that the study runs on a fleet
@@ -205,8 +207,9 @@ class Session:
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
         self._opening = Opening(request_of(options, file))
         check_command(file, self._opening.plan, is_fleet=options.fleet)
-        self._on_trial = options.on_trial or file.on_trial
-        check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
+        self._on_trial, self._on_end = options.on_trial or file.on_trial, options.on_end or file.on_end
+        check_callbacks(on_trial=options.on_trial, on_end=options.on_end)
+        check_callbacks(f" of {file.module}", on_trial=file.on_trial, on_end=file.on_end)
         #: version of the study's code; and an object that finds files that were edited after it was read
         self.code = file.code.with_space(self._opening.plan.space.describe())
         self.disk = DiskWatch()
@@ -223,8 +226,6 @@ class Session:
         self.slots: dict[str, int] = {}
         #: computes the slots that the study wants of the classes of --class-spec; None without such classes
         self._demand: Demand | None = None
-        #: the object that `on_trial` gets as the study; None without `on_trial`
-        self._running: RunningStudy | None = None
         self._signals = Signals()
         #: state of the study, as announced: running, paused or stopping
         self._state = "running"
@@ -242,14 +243,23 @@ class Session:
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
-            # Enter this first and leave it last, so that no signal interrupts opening and closing.
+            # `on_end` is called when the study is recorded and closed. Ctrl-C interrupts it.
+            stack.push(self._call_on_end)
+            # No signal interrupts opening and closing.
             stack.enter_context(self._signals)
             self._open(stack)
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
+
+    def _call_on_end(self, _: object, error: BaseException | None, __: object) -> None:
+        """Call `on_end` if the study was opened, also after an `error`."""
+        if hasattr(self, "opened"):
+            study = StudyResults(self.opened.store, self.opened.study.record, self.opened.space)
+            why = error or self.scheduler.ending.why
+            call_on_end(self._on_end, study, why, lambda text: self._say(f"Warning: {text}"))
 
     @property
     def widest(self) -> int:
@@ -265,11 +275,6 @@ class Session:
         """Maximum number of slots that a trial can take in each class of the option --class-spec."""
         is_on_one = self.plan.settings.gpus is not None
         return {name: spec.slots if is_on_one else spec.most for name, spec in self.class_spec.items()}
-
-    @property
-    def is_stopped(self) -> bool:
-        """True if `on_trial` has ended the study."""
-        return self._running is not None and self._running.is_stopped
 
     def _open(self, stack: ExitStack) -> None:
         """Open servers, store, study and scheduler. `stack` closes them in reverse order."""
@@ -465,16 +470,16 @@ class Session:
     def run(self, view: View) -> int:
         """Run the scheduler's loop to its end, and show it in `view`. Return the exit code."""
         if self._on_trial is not None:
-            self._running = self.opened.call(self._on_trial, self.scheduler, lambda text: view.note(f"Warning: {text}"))
+            self.opened.call(self._on_trial, self.scheduler, lambda text: view.note(f"Warning: {text}"))
         self._announce()
         self._is_whole = False
         with view:
             try:
                 self.scheduler.run(partial(self._after_turn, view))
-            except _StopNow:
+            except _StopNow as stopped:
                 # Embedded workers end with this process. Their trials are not cancelled but lost, so that --resume
                 # repeats them.
-                self.scheduler.stop(running=self.options.fleet)
+                self.scheduler.stop(str(stopped), running=self.options.fleet)
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
@@ -555,12 +560,11 @@ class Session:
         is_first = not self.scheduler.stopping
         if self.study.trouble is not None and (self._signals.are_urgent or is_first):
             raise self.study.trouble
-        if self._signals.are_urgent or is_first:
-            self.steering.note_signal(self._signals.noted[-1])
+        why = self.steering.note_signal(self._signals.noted[-1]) if self._signals.are_urgent or is_first else ""
         if self._signals.are_urgent:
-            raise _StopNow
+            raise _StopNow(why)
         if is_first:
-            self.scheduler.stop()
+            self.scheduler.stop(why)
             say("stopping: running trials finish first; Ctrl-C again stops at once")
 
     def _give_up_at_limit(self) -> None:

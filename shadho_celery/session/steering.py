@@ -60,7 +60,7 @@ class Steering:
             if drain.at >= self._run.study.record.created_at:
                 self._run.study.note_action(_of_drain(place, drain))
         for request, refusal in self._run.executor.requests():
-            answer = refusal or self._carry_out(request.deed)
+            answer = refusal or self._carry_out(request)
             self._record(request, answer)
             if refusal is None:
                 self.pending_answers.append((request, answer))
@@ -71,21 +71,24 @@ class Steering:
                 self._run.executor.answer(request, answer)
             self.pending_answers.clear()
 
-    def note_signal(self, number: int) -> None:
-        """Record that a signal has stopped the study, in the same form as a request. It is recorded once in a run."""
-        self._note_stop(number, f"stopped by {Signals(number).name}")
+    def note_signal(self, number: int) -> str:
+        """Record that a signal has stopped the study, in the same form as a request. It is recorded once in a run.
+
+        Return the recorded text.
+        """
+        return self._note_stop(number, f"stopped by {Signals(number).name}")
 
     def expel(self, reason: str) -> None:
         """Stop the study as a request does, because its user may not run it any more."""
-        self._note_stop(0, f"stopped: {reason}")
         self.has_stopped = True
-        self._run.scheduler.stop()
+        self._run.scheduler.stop(self._note_stop(0, f"stopped: {reason}"))
 
-    def _note_stop(self, number: int, text: str) -> None:
+    def _note_stop(self, number: int, text: str) -> str:
         study, by = self._run.study, own_user()
         once = f"{study.fence:028x}{number:04x}"
         request = Request(to=study.record.key, fence=study.fence, id=once, expires=0, by=by, deed=records.Stop())
         self._record(request, Answer(is_done=True, text=text))
+        return text
 
     def _record(self, request: Request, answer: Answer) -> None:
         study, deed = self._run.study, request.deed
@@ -101,15 +104,16 @@ class Steering:
         )
         study.note_action(action)
 
-    def _carry_out(self, deed: OfStudy) -> Answer:
+    def _carry_out(self, request: Request) -> Answer:
         try:
-            return Answer(is_done=True, text=self._done(deed))
+            return Answer(is_done=True, text=self._done(request.deed, one_line(request.by)))
         except (UsageError, StoreOutage) as refusal:
             return Answer(is_done=False, text=str(refusal))
 
-    def _done(self, deed: OfStudy) -> str:
-        """Carry out an action. Return a text that says what was done. Raises UsageError or StoreOutage if it is
-        refused.
+    def _done(self, deed: OfStudy, by: str) -> str:
+        """Carry out an action that the user `by` has requested. Return a text that says what was done.
+
+        Raises UsageError or StoreOutage if it is refused.
         """
         scheduler = self._run.scheduler
         was_stopping, was_paused = scheduler.stopping, scheduler.paused
@@ -118,7 +122,7 @@ class Steering:
         match deed:
             case records.Stop():
                 self.has_stopped = True
-                scheduler.stop()
+                scheduler.stop(f"stopped by {by}")
                 return f"{'already stopping' if was_stopping else 'stopping'}: {self._running()}"
             case records.Pause():
                 scheduler.pause()
