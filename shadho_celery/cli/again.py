@@ -116,6 +116,7 @@ def enqueued(study: StudyResults, store: str, points: Sequence[object]) -> Answe
     from shadho_celery.objective import study_file
     from shadho_celery.objective.toml_study import resume_words
     from shadho_celery.scheduler import known_points
+    from shadho_celery.session.control import Control
     from shadho_celery.session.opening import Opening, Request
     from shadho_celery.study.state import named
 
@@ -123,7 +124,7 @@ def enqueued(study: StudyResults, store: str, points: Sequence[object]) -> Answe
     request = Request(
         space=file.space, module=file.module, stated=file.stated, store=store, name=study.name, resume=True
     )
-    with closing(Opening(request).open()) as opened:
+    with closing(Opening(request).open(Control(store=store).check_owner)) as opened:
         numbers = known_points.enqueue(opened.study, opened.plan, points)
         limit, least = opened.plan.limits.trials, opened.study.counted + len(opened.study.pending())
     more = ("--trials", str(least)) if limit is not None and limit < least else ()

@@ -77,6 +77,8 @@ _PARAMETERS: Mapping[str, Callable[..., Any]] = {
     "number": click.argument("number", metavar="TRIAL", type=click.IntRange(min=0)),
     "points": lambda made: click.argument("words", metavar="[FILE]", nargs=-1)(_failed_option(made)),
     "settings": partial(shared_options.study_options, is_change=True),
+    "text": click.argument("text", metavar="TEXT"),
+    "trial": click.option("--trial", type=click.IntRange(min=0), metavar="N", help="Number of the trial."),
     "worker": click.argument("worker", metavar="WORKER"),
     "studies": click.argument("studies", metavar="[STUDY]...", nargs=-1),
     "is_sure": click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask."),

@@ -259,7 +259,7 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
             from shadho_celery.results.study import attempt_json, reports_json, trial_json
 
             history = [attempt_json(each) for each in study.records.of_trial(number)]
-            facts = {**trial_json(found), "folder": found.folder}
+            facts = {**trial_json(found), "folder": found.folder, "notes": study.notes(number)}
             print_json({"study": study.name, **facts, "history": history, "reports": reports_json(found)})
             return
         for line in _description(study, found):
@@ -334,10 +334,12 @@ def _trials_table(found: Sequence[TrialResult], *, with_errors: bool) -> Table:
 
 def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     """Yield the lines that describe a trial, one fact per line."""
+    from shadho_celery.cli.tables import note_lines
     from shadho_celery.core.units import took
 
     yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
     yield from [f"command: {study.command}"] * bool(study.command)
+    yield from note_lines(study.notes(found.number))
     if found.loss is not None and not found.losses:
         yield f"loss: {found.loss!r}"
     yield from _listed("losses", found.losses)
@@ -506,7 +508,7 @@ def _json(study: StudyResults, file: IO[bytes]) -> None:
     from shadho_celery.results.study import plain_json, trial_json
 
     facts = {name: getattr(study, name) for name in ("owner", "module", "command", "seed", "space")}
-    head = plain_json({"study": study.name, **facts})
+    head = plain_json({"study": study.name, **facts, "notes": study.notes()})
     file.write(f'{json.dumps(head)[:-1]}, "trials": ['.encode())
     for place, trial in enumerate(study.trials):
         file.write(f"{',' if place else ''}\n{json.dumps(plain_json(trial_json(trial)))}".encode())

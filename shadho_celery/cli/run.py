@@ -35,7 +35,6 @@ from shadho_celery.results.report import report_of, run_of, state_at_rest
 from shadho_celery.results.study import study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.scheduler import Ending
 from shadho_celery.session.opening import Opening
 from shadho_celery.session.session import Options, Session, check_command, request_of
 from shadho_celery.store.memory import database
@@ -210,17 +209,13 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
 
 def _ending(session: Session) -> str | None:
     """Return why a study has ended before its limit, and how to continue it. Return None if it reached its limit."""
-    resume, scheduler = f"--resume {session.study.name}", session.scheduler
-    match scheduler.ending:
-        case Ending(why, "max_failures"):
-            return f"stopped: {why}; fix it and go on with {resume}, or let it run on with --max-failures 0"
-        case Ending(why, "early_stop"):
-            most = 2 * (session.plan.limits.without_gain or 0)
-            return f"ended: {why} (--early-stop); {resume} --early-stop {most} goes on"
-        case Ending(why, "max_cost"):
-            return f"ended: {why} (--max-cost); {resume} --max-cost {2 * scheduler.spent:.3g} goes on"
-        case Ending(why, "sampler"):
-            return f"ended: {why}"
-        case Ending(why, "on_trial"):
-            return f"ended: {why}; {resume} goes on"
-    return None
+    (why, of), resume = session.scheduler.ending, f"--resume {session.study.name}"
+    more = {
+        "early_stop": f" (--early-stop); {resume} --early-stop {2 * (session.plan.limits.without_gain or 0)} goes on",
+        "max_cost": f" (--max-cost); {resume} --max-cost {2 * session.scheduler.spent:.3g} goes on",
+        "on_trial": f"; {resume} goes on",
+        "sampler": "",
+    }
+    if of == "hopeless":
+        return f"stopped: {why}; fix it and go on with {resume}, or let it run on with --max-failures 0"
+    return f"ended: {why}{more[of]}" if of in more else None

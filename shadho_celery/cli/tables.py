@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -21,7 +21,7 @@ from shadho_celery.cli.shared_options import moment
 from shadho_celery.core.checks import listed, one_line, printable, unbroken
 from shadho_celery.core.failures import FailureCount, read_failure
 from shadho_celery.core.names import NO_PRUNER
-from shadho_celery.core.records import Action
+from shadho_celery.core.records import MAX_NOTE, Action, notes_of
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, took
 from shadho_celery.fidelity.ladder import ladder_of
@@ -173,7 +173,8 @@ def summary(
         ),
         *notices,
         # Drains have no fencing number, because no scheduler carries them out.
-        *action_lines([each for each in report.actions if each.fence in (None, report.fence)]),
+        *action_lines([a for a in report.actions if a.action != "note" and a.fence in (None, report.fence)]),
+        *note_lines(notes_of(report.actions)),
         *([f"best: {best_values(report.best, report.name)}"] if report.best is not None else []),
         f"study {report.name}: {report.counts_words}; {best_line(report)}",
         *front_lines(report),
@@ -197,6 +198,13 @@ def action_lines(actions: Sequence[Action]) -> list[str]:
     ]
     earlier = len(actions) - ACTIONS
     return lines + [f"and {counted(earlier, 'earlier request')}; all: show --json"] * (earlier > 0)
+
+
+def note_lines(notes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each of the last MESSAGES `notes` (see `notes_of`)."""
+    on = [f" on trial {each['trial']}" * (each["trial"] is not None) for each in notes]
+    told = [f"{each['by']} at {moment(each['at'])}: {one_line(each['text'], MAX_NOTE)}" for each in notes]
+    return [f"note{trial} by {text}" for trial, text in zip(on, told, strict=True)][-MESSAGES:]
 
 
 def wrong_lines(report: StudyReport, run: Run | None) -> tuple[Sequence[FailureCount], list[str]]:

@@ -240,8 +240,8 @@ def _known(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-#: maximum number of known points in a request
-MAX_POINTS = 1000
+#: maximum number of known points in a request, and of characters of a note
+MAX_POINTS, MAX_NOTE = 1000, 2000
 
 
 class Deed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
@@ -255,7 +255,7 @@ class Deed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", 
     question: ClassVar[str]
     #: text of the button, if it is not the name of the action
     button: ClassVar[str] = ""
-    #: object of the action: a study, a trial, a worker, or the whole fleet
+    #: object of the action: a study, a trial, a worker, the whole fleet, or `note` for the notes on a study or a trial
     scope: ClassVar[str] = "study"
     #: True if the button is shown only for a paused study or a drained worker; False if only for others; None for all
     while_held: ClassVar[bool | None] = None
@@ -343,6 +343,23 @@ class Set(Deed, frozen=True):
     settings: dict[str, Any]
 
 
+class Note(Deed, frozen=True):
+    """Record the note TEXT on STUDY, or on one of its trials, whether or not the study runs.
+
+    Pages and the commands show and trial show notes with their users and times.
+    """
+
+    line = "Record a note on a study or a trial."
+    examples = ('note svm-3f2a "new data since trial 40"', 'note svm-3f2a --trial 12 "diverges after step 3"')
+    question = "Add a note to {study}"
+    button = "add a note"
+    scope = "note"
+
+    text: Annotated[str, Meta(min_length=1, max_length=MAX_NOTE, description=f"a text of 1 to {MAX_NOTE} characters")]
+    #: number of the trial; None for a note on the study
+    trial: Number | None = None
+
+
 class Drain(Deed, frozen=True):
     """Let WORKER finish its trials and take no more, as before the maintenance of its machine.
 
@@ -397,7 +414,7 @@ class Clean(Deed, frozen=True):
     is_sure: bool = False
 
 
-OfStudy = Stop | Pause | Unpause | Cancel | Enqueue | Set
+OfStudy = Stop | Pause | Unpause | Cancel | Enqueue | Set | Note
 OfWorker = Drain | Undrain
 
 
@@ -432,5 +449,14 @@ class Action(Struct, frozen=True, kw_only=True):
     #: by name: arguments of the action
     arguments: Mapping[str, Any]
     answer: Answer
-    #: fencing number of the scheduler that got the request; None for a drain, which no scheduler carries out
+    #: fencing number of the scheduler that got the request; None if no scheduler carries it out: for a drain, and for a
+    #: note on a study that does not run
     fence: int | None = None
+
+
+def notes_of(actions: Sequence[Action], trial: int | None = None) -> list[dict[str, Any]]:
+    """Return the notes among actions as plain values, or only those on one `trial`."""
+    notes = (each for each in actions if each.action == "note" and each.answer.is_done)
+    # A store may have been written by a stranger, so an argument may be missing.
+    found = [{"trial": None, "text": "", **each.arguments, "at": each.at, "by": each.by} for each in notes]
+    return [each for each in found if trial in (None, each["trial"])]

@@ -197,8 +197,8 @@ PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
 RATE_TRIALS, RATE_SECONDS, RATE_LEAST = 50, 120.0, 10
 #: seconds of the time for which the page of the fleet shows what studies have used
 WEEK_SECONDS = 7 * 86400.0
-#: maximum length of a search text
-MOST_SEARCH = 200
+#: maximum length of a search text; maximum number of notes on a page
+MOST_SEARCH, MOST_NOTES = 200, 100
 
 #: facts of a study that the list of studies and the study's page show
 FACTS = ("name", "owner", "module", "command", "created_at", "asked")
@@ -245,6 +245,8 @@ def summary(cached: CachedStudy) -> Json:
         "ended": ended,
         "asked": shown_limit(study.asked, ended),
         "actions": [] if state == "stopping" else buttons("study", is_held=state == "paused", study=study.name),
+        "notes": plain_json(study.notes()[-MOST_NOTES:]),
+        "note": buttons("note", study=study.name),
         "changeable": [*map(partial(_changeable, cached), CHANGEABLE)],
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),
         "best": best,
@@ -397,6 +399,8 @@ def trial(cached: CachedStudy, number: int) -> Json:
         "reports": plain_json(reports_json(found)),
         "is_live": not TrialState(found.state).is_finished,
         "actions": buttons("trial", study=cached.study.name, number=number),
+        "notes": plain_json(cached.study.notes(number)[-MOST_NOTES:]),
+        "note": buttons("note", study=f"trial {number} of {cached.study.name}", trial=number),
         # The page computes durations with this time, because the clock of its machine may differ.
         "now": time.time(),
     }

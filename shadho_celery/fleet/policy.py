@@ -342,13 +342,13 @@ def _not_his(owner: str, name: str) -> str:
     return f"only {f'its owner {owner} or ' if owner else ''}an admin may do this, not {name}"
 
 
-def need_admin(client: Redis) -> Guard | None:
-    """Raise UsageError if the fleet has a policy, and the user of this process is not one of its admins.
+def need_right(client: Redis, owner: str | None = "") -> Guard | None:
+    """Raise UsageError if the fleet has a policy by which this user may not act on studies of `owner` (`refuse_self`).
 
     Return a guard of that policy, or None without one.
     """
     guard = Guard(client, ANYBODY)
     if guard.policy is None:
         return None
-    guard.refuse_self("")
+    guard.refuse_self(owner)
     return guard

@@ -31,7 +31,7 @@ from shadho_celery.objective.sources import function_version
 from shadho_celery.objective.suggest import Suggesting, Trial, read_losses
 from shadho_celery.program.interrupts import Interrupts, warn
 from shadho_celery.program.recorded import ShownStudy, progress_bar
-from shadho_celery.results.study import OnEnd, OnTrial, call_on_end, check_callbacks
+from shadho_celery.results.study import EndCallback, OnEnd, OnTrial, check_callbacks
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.random import MakeSampler
@@ -353,22 +353,14 @@ class Study(ShownStudy):
         bounds |= {"max_failures": max_failures, "objectives": self._plan.settings.objectives}
         limits = Limits.of(read_settings(bounds))
         check_callbacks(on_trial=on_trial, on_end=on_end)
-        why: str | BaseException = ""
-        try:
-            with self._changing():
-                if self._by_hand.fetched:
-                    raise UsageError(f"tell the results of {self._asked} first")
-                self._run_by = get_ident()
-                try:
-                    why = self._run(objective, limits, progress, on_trial)
-                except BaseException as error:
-                    why = error
-                    raise
-                finally:
-                    self._run_by = None
-        finally:
-            # The study can be changed again, and Ctrl-C has its usual effect.
-            call_on_end(on_end, self, why, warn)
+        with EndCallback(on_end, warn) as at_end, self._changing():
+            if self._by_hand.fetched:
+                raise UsageError(f"tell the results of {self._asked} first")
+            self._run_by, at_end.study = get_ident(), self
+            try:
+                at_end.why = self._run(objective, limits, progress, on_trial)
+            finally:
+                self._run_by = None
         return self
 
     def _run(self, objective: Objective, limits: Limits, progress: bool | None, on_trial: OnTrial | None) -> str:
@@ -403,8 +395,9 @@ class Study(ShownStudy):
             for attempt in [*self._study.attempts]:
                 lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
                 self._study.tell(lost)
-            scheduler.stop(f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended")
-            warn(scheduler.ending.why)
+            why = f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended"
+            scheduler.stop(why)
+            warn(why)
         self._end(scheduler)
         return scheduler.ending.why
 
@@ -627,8 +620,8 @@ def minimize(
         from shadho_celery.program.on_workers import search_on_workers
 
         settings |= {**bounds, **of_workers}
-        opened |= {"name": study, "points": enqueue, "on_trial": on_trial, "on_end": on_end}
-        opened |= {"silent": progress is False}
+        opened |= {"name": study, "points": enqueue, "silent": progress is False}
+        opened |= {"on_trial": on_trial, "on_end": on_end}
         return search_on_workers(objective, space, settings, opened, workers=workers, broker=broker, redis=redis)
     # Check the arguments before a study is recorded.
     check_objective(objective, "the objective")

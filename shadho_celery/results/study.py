@@ -11,7 +11,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,8 +21,9 @@ from shadho_celery.core.checks import accepts, guess, one_line, plain, short
 from shadho_celery.core.columns import names
 from shadho_celery.core.failures import Failures
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
+from shadho_celery.core.records import notes_of
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, MAX_LEVELS, Report, Trial, TrialState
-from shadho_celery.errors import NoSuccessfulTrial, ShadhoError, StudyLocked, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, StudyLocked, UsageError
 from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.report import Ended, Recorded, Run, StudyFacts, StudyReport, report_of, state_at_rest
 from shadho_celery.results.trial import Records, TrialResult, TrialResults, Values
@@ -143,6 +144,10 @@ class StudyResults(StudyFacts):
     def records(self) -> Records:
         """The attempts of its trials, and the workers and machines that could run them, as columns."""
         return Records(self._store, self.key)
+
+    def notes(self, trial: int | None = None) -> list[dict[str, Any]]:
+        """Return the notes on the study and its trials, or on one `trial`, sorted by time: trial, text, at and by."""
+        return notes_of(self._database.actions(self.key), trial)
 
     @property
     def money(self) -> Mapping[str, float]:
@@ -353,15 +358,12 @@ class StudyResults(StudyFacts):
 class RunningStudy(StudyResults):
     """A study that runs, as it is passed to `on_trial`: its results so far, and the method `stop`."""
 
-    def __init__(
-        self, store: SqlStore | LateStore, record: StudyRecord, space: Space | None, end: Callable[[], None]
-    ) -> None:
-        super().__init__(store, record, space)
-        self._end = end
+    #: called by `stop`; set by the run
+    end: Callable[[], None]
 
     def stop(self) -> None:
         """End the study as if it had reached a limit: no more trials are sent, and running trials finish."""
-        self._end()
+        self.end()
 
 
 #: called with the study and one of its ended trials
@@ -395,19 +397,23 @@ class TrialCallback:
                 self._say(f"on_trial failed after trial {trial.number}: {_cause(error)} ({where}); the study continues")
 
 
-def call_on_end(
-    function: OnEnd | None, study: StudyResults, why: str | BaseException, say: Callable[[str], None]
-) -> None:
-    """Call the user's function after a run, if there is one. `why` is the reason of its end, or an error; "" without a
-    run.
-    """
-    if isinstance(why, BaseException):
-        why = f"failed: {one_line(why, 1000) if isinstance(why, ShadhoError) else _cause(why)}"
-    try:
-        if function is not None and why:
-            function(study, why)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        say(f"on_end failed: {_cause(error)} ({_line(error)})")
+class EndCallback(AbstractContextManager["EndCallback"]):
+    """Calls the user's function with the reason at the end of a `with` block, if a run has begun in it."""
+
+    #: the study; None until its run begins
+    study: StudyResults | None = None
+    #: reason of the end, unless the block ends with an error
+    why = ""
+
+    def __init__(self, function: OnEnd | None, say: Callable[[str], None]) -> None:
+        self._function, self._say = function, say
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            if self._function is not None and self.study is not None:
+                self._function(self.study, self.why if error is None else f"failed: {_cause(error)}")
+        except (Exception, SystemExit, KeyboardInterrupt) as raised:
+            self._say(f"on_end failed: {_cause(raised)} ({_line(raised)})")
 
 
 def check_callbacks(of: str = "", **functions: object) -> None:
@@ -416,14 +422,10 @@ def check_callbacks(of: str = "", **functions: object) -> None:
     `of` follows their names in the message.
     """
     for name, function in functions.items():
-        second, words = {"on_trial": ("trial", "a trial"), "on_end": ("why", "a text")}[name]
-        if function is not None and not callable(function):
-            what = f"is not a function but {short(function, 60)}"
-        elif function is not None and not accepts(function, 2):
-            what = f"does not take a study and {words}"
-        else:
-            continue
-        raise UsageError(f"{name}{of} {what}; write def {name}(study, {second})")
+        if function is not None and not (callable(function) and accepts(function, 2)):
+            second = {"on_trial": "trial", "on_end": "why"}[name]
+            what = f"cannot be called with two arguments: it is {short(function, 60)}"
+            raise UsageError(f"{name}{of} {what}; write def {name}(study, {second})")
 
 
 def _cause(error: BaseException) -> str:

@@ -53,7 +53,7 @@ class Ending(NamedTuple):
 
     #: "" as long as there is none
     why: str = ""
-    #: cause: the setting whose limit was reached, `sampler` without further params, or `on_trial`; "" for other causes
+    #: cause: a setting whose limit was reached, `hopeless`, `sampler` without further params, or `on_trial`; else ""
     of: str = ""
 
 
@@ -380,19 +380,28 @@ class Scheduler:
         return self.study.recorder.spending(self.study.clock.wall())
 
     @property
-    def is_spent(self) -> bool:
-        """True once the attempts have cost the money that the limit allows."""
-        return self.limits.money is not None and self.spent >= self.limits.money
-
-    @property
     def state(self) -> str:
         """State of the study in one word: running, paused or stopping."""
         return "stopping" if self.stopping else "paused" if self.paused else "running"
 
     @property
     def ending(self) -> Ending:
-        """The reason why the study ends: it was stopped, or it has reached a limit."""
-        return self._ending if self._ending.why else self._limit_reached()
+        """The reason why the study ends: it was stopped, has reached a limit, or its first trials have all failed."""
+        if self._ending.why:
+            return self._ending
+        ended, limits = self.study.counted, self.limits
+        gain = "a change of the front" if len(self.study.record.objectives) > 1 else "a better feasible loss"
+        tried = "has no further params, all of its points have been tried" if ended else "returned no params"
+        reached = {
+            "hopeless": self.hopeless,
+            "target": limits.is_met_by(self.study.settled) and "the target was reached",
+            "early_stop": self.is_stale and f"{counted(limits.without_gain or 0, 'trial')} without {gain}",
+            "max_cost": limits.money and self.spent >= limits.money and f"the trials have cost {money(self.spent)}",
+            "sampler": self.is_exhausted and f"the sampler {tried}",
+            "trials": limits.trials_left(ended) <= 0 and f"{counted(ended, 'trial has', 'trials have')} ended",
+            "seconds": self._seconds_left() <= 0 and "the time of the run is over",
+        }
+        return next((Ending(str(why), of) for of, why in reached.items() if why), Ending())
 
     @property
     def done(self) -> bool:
@@ -473,11 +482,8 @@ class Scheduler:
         return self._returned
 
     def _stop_at_limit(self) -> None:
-        if self.stopping:
-            return
-        ending = Ending(self.hopeless, "max_failures") if self.hopeless else self._limit_reached()
-        if ending.why:
-            self.stop(*ending, running=ending.of in {"target", "max_failures"})
+        if not self.stopping and (ending := self.ending).why:
+            self.stop(*ending, running=ending.of in {"target", "hopeless"})
 
     def _record_and_submit(self) -> None:
         """Write the changes of this turn to the store. Then stop the pruned trials, and submit the placed attempts."""
@@ -707,19 +713,3 @@ class Scheduler:
 
     def _seconds_left(self) -> float:
         return self.limits.seconds_left(self._began, self.study.clock.now())
-
-    def _limit_reached(self) -> Ending:
-        ended, limits = self.study.counted, self.limits
-        if limits.is_met_by(self.study.settled):
-            return Ending("the target was reached", "target")
-        if self.is_stale:
-            gain = "a change of the front" if len(self.study.record.objectives) > 1 else "a better feasible loss"
-            return Ending(f"{counted(limits.without_gain or 0, 'trial')} without {gain}", "early_stop")
-        if self.is_spent:
-            return Ending(f"the trials have cost {money(self.spent)}", "max_cost")
-        if self.is_exhausted:
-            tried = "has no further params, all of its points have been tried" if ended else "returned no params"
-            return Ending(f"the sampler {tried}", "sampler")
-        if limits.trials_left(ended) <= 0:
-            return Ending(f"{counted(ended, 'trial has', 'trials have')} ended", "trials")
-        return Ending("the time of the run is over", "seconds") if self._seconds_left() <= 0 else Ending()

@@ -10,13 +10,14 @@ import json
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from shadho_celery.core import records
 from shadho_celery.core.checks import as_record, listed, one_line, short
@@ -43,7 +44,7 @@ from shadho_celery.fleet.control import (
     worker_of,
 )
 from shadho_celery.fleet.drains import Drains
-from shadho_celery.fleet.policy import Guard, need_admin
+from shadho_celery.fleet.policy import Guard, need_right
 from shadho_celery.fleet.redis import Redis, connect, refusals
 from shadho_celery.fleet.registry import Keys, Registry, StudyWants, Worker, obeyed_drains, one_a_disk, place_of
 from shadho_celery.fleet.signing import KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_keys
@@ -53,7 +54,7 @@ from shadho_celery.results.trial import TrialResult
 from shadho_celery.runner.output import replica_logs
 from shadho_celery.scheduler.executors import HOST as IN_PROCESS
 from shadho_celery.session import cleaning
-from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.sql import SqlStore
 
 NO_FLEET = (
@@ -107,6 +108,10 @@ STUDY_SECONDS = 1.0
 LISTED = 5
 
 
+class AtRest(UsageError):
+    """The study does not run."""
+
+
 class Control:
     """Sends requests to the running studies and workers of a fleet, or of the embedded fleets of this folder.
 
@@ -140,6 +145,8 @@ class Control:
                 if not settings:
                     raise UsageError(f"no setting is given; these can change: {', '.join(CHANGEABLE)}")
                 read_settings(settings)
+            case records.Note():
+                return self._note(study, deed)
         return self._ask(study, deed)
 
     def stop(self, study: str) -> Answer:
@@ -170,6 +177,32 @@ class Control:
         """
         return self.act(records.Set(settings), study)
 
+    def note(self, study: str, text: str, trial: int | None = None) -> Answer:
+        """Record a note on the study, or on the trial with this number, whether or not the study runs."""
+        return self.act(as_record({"text": text, "trial": trial}, records.Note, "note"), study)
+
+    def _note(self, name: str, deed: records.Note) -> Answer:
+        with suppress(AtRest):
+            return self._ask(name, deed)
+        answer, now = Answer(is_done=True, text="noted"), time.time()
+        facts: dict[str, Any] = {"id": uuid.uuid4().hex, "by": own_user(), "arguments": asdict(deed)}
+        with closing(SqlStore(self._store)) as store:
+            record = _recorded(store, name)
+            self.check_owner(record.owner)
+            if deed.trial is not None:
+                StudyResults(store, record).trial(deed.trial)
+            store.note(record.key, now, records.Action(action="note", at=now, answer=answer, **facts))
+        return answer
+
+    def check_owner(self, owner: str | None) -> None:
+        """Raise UsageError if the fleet has a policy, and this user may not act on studies of `owner`.
+
+        Call this before a study that does not run is changed. The scheduler of a running study checks requests itself.
+        """
+        with reaches(self._redis) as found, refusals():
+            for reach in found:
+                self._need_right(reach, owner)
+
     def drain(self, worker: str) -> Answer:
         """Let a worker finish its trials and take no more, until `undrain`.
 
@@ -180,7 +213,7 @@ class Control:
         """
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker)
-            guard = self._need_admin(reach)
+            guard = self._need_right(reach)
             for name, each in workers.items():
                 if (reason := why_not(f"worker {name}", each, reach.control)) is not None:
                     return Answer(is_done=False, text=reason)
@@ -204,7 +237,7 @@ class Control:
         """Let a worker take trials again. `worker` is as in `drain`."""
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker, with_gone=True)
-            self._need_admin(reach)
+            self._need_right(reach)
             drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers)
             drained = drains.all(obeyed).keys()
             if place in workers and (whole := place_of(place)) in drained:
@@ -239,7 +272,7 @@ class Control:
             if self._redis or urls.is_fleet({}):
                 [reach] = found
                 if is_sure:
-                    self._need_admin(reach)
+                    self._need_right(reach)
                 living = Registry(reach.client, Worker, reach.signer).living()
                 ours = reach.control.fingerprint
                 # `one_a_disk` takes the last worker of each disk, so workers with this command's key come last.
@@ -253,9 +286,11 @@ class Control:
         *others, last = cleaning.lines(plan, swept, is_sure=is_sure)
         return Answer(is_done=is_sure or last.startswith("nothing"), text="\n".join([*others, last]))
 
-    def _need_admin(self, reach: Reach) -> Guard | None:
-        """Raise UsageError if the fleet has a policy, and this user is no admin. Return what checks its records."""
-        return need_admin(reach.client) if self._redis or urls.is_fleet({}) else None
+    def _need_right(self, reach: Reach, owner: str | None = "") -> Guard | None:
+        """Raise UsageError if the fleet has a policy, and this user is no admin and not `owner`. Return what checks its
+        records.
+        """
+        return need_right(reach.client, owner) if self._redis or urls.is_fleet({}) else None
 
     def _ask(self, name: str, deed: OfStudy) -> Answer:
         """Send a request to the scheduler of a study, and return the answer. Raises ShadhoError if there is none."""
@@ -311,8 +346,7 @@ class Control:
         shown = one_line(name, 80)
         with suppress(ShadhoError):
             store = SqlStore(self._store, read_only=True)
-            by_key = (each for each in store.records() if each.key == name)
-            record = next(by_key, None) or store.find(name)
+            record = _recorded(store, name)
             holder = store.holder(record.key, time.time())
             where = "name its fleet's Redis, or run this command in its folder"
             if holder is not None:
@@ -320,8 +354,8 @@ class Control:
                     f"the scheduler of study {record.name} runs on {holder}; {_other_key(refused) or where}"
                 )
             if record.is_simulated:
-                return UsageError(f"study {record.name} was simulated, so there is nothing to steer")
-            return UsageError(
+                return AtRest(f"study {record.name} was simulated, so there is nothing to steer")
+            return AtRest(
                 f"study {record.name} does not run: it has ended or was interrupted; shadho-celery resume "
                 f"{record.name} continues it"
             )
@@ -330,6 +364,11 @@ class Control:
         others = f"running studies: {listed(running, LISTED)}" if running else "none runs"
         others += f"; {_other_key(refused)}" if refused else ""
         return UsageError(f"no running study is called {shown!r}; {others}; see shadho-celery status")
+
+
+def _recorded(store: SqlStore, name: str) -> StudyRecord:
+    """Return the study with this key or name. Raises StudyNotFound."""
+    return next((each for each in store.records() if each.key == name), None) or store.find(name)
 
 
 def _as_json(index: int, point: object) -> object:

@@ -255,8 +255,8 @@ class OpenStudy:
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> None:
         """Let `scheduler` call `on_trial` after each trial."""
-        end = partial(scheduler.stop, "on_trial called study.stop()", "on_trial")
-        running = RunningStudy(self.store, self.study.record, self.space, end)
+        running = RunningStudy(self.store, self.study.record, self.space)
+        running.end = partial(scheduler.stop, "on_trial called study.stop()", "on_trial")
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
 
     def other_code(self) -> str | None:

@@ -20,7 +20,7 @@ from shadho_celery.core.units import counted, duration
 from shadho_celery.core.users import own_user
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.drains import MAX_FAILURES, Drains, Start, StartRecords, Starts
-from shadho_celery.fleet.policy import need_admin
+from shadho_celery.fleet.policy import need_right
 from shadho_celery.fleet.redis import connect, refusals, server_time
 from shadho_celery.fleet.registry import ANNOUNCE_SECONDS, Registry, StudyWants, Worker
 from shadho_celery.fleet.signing import Signer
@@ -259,7 +259,7 @@ class ScaledFleet:
     def __init__(self, warn: Callable[[str], None]) -> None:
         """`warn` shows a line to the user. Each line is shown once."""
         client, self._signer = connect(urls.url(urls.REDIS)), Signer.configured()
-        need_admin(client)
+        need_right(client)
         self._studies = Registry(client, StudyWants, self._signer)
         self._workers = Registry(client, Worker, self._signer)
         self._drains, self._by = Drains(client, self._signer), own_user()

@@ -49,7 +49,7 @@ from shadho_celery.objective.command import Command
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.placement.widths import widest
-from shadho_celery.results.study import OnEnd, OnTrial, StudyResults, call_on_end, check_callbacks
+from shadho_celery.results.study import EndCallback, OnEnd, OnTrial, StudyResults, check_callbacks
 from shadho_celery.runner.protocol import HARD_SECONDS
 from shadho_celery.runner.starting import start_method
 from shadho_celery.scheduler import known_points
@@ -207,7 +207,8 @@ class Session:
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
         self._opening = Opening(request_of(options, file))
         check_command(file, self._opening.plan, is_fleet=options.fleet)
-        self._on_trial, self._on_end = options.on_trial or file.on_trial, options.on_end or file.on_end
+        self._on_trial = options.on_trial or file.on_trial
+        self._at_end = EndCallback(options.on_end or file.on_end, lambda text: say(f"Warning: {text}"))
         check_callbacks(on_trial=options.on_trial, on_end=options.on_end)
         check_callbacks(f" of {file.module}", on_trial=file.on_trial, on_end=file.on_end)
         #: version of the study's code; and an object that finds files that were edited after it was read
@@ -244,7 +245,7 @@ class Session:
     def __enter__(self) -> Session:
         with ExitStack() as stack:
             # `on_end` is called when the study is recorded and closed. Ctrl-C interrupts it.
-            stack.push(self._call_on_end)
+            stack.enter_context(self._at_end)
             # No signal interrupts opening and closing.
             stack.enter_context(self._signals)
             self._open(stack)
@@ -252,14 +253,8 @@ class Session:
         return self
 
     def __exit__(self, *raised: Any) -> None:
+        self._at_end.why = self.scheduler.ending.why
         self._stack.__exit__(*raised)
-
-    def _call_on_end(self, _: object, error: BaseException | None, __: object) -> None:
-        """Call `on_end` if the study was opened, also after an `error`."""
-        if hasattr(self, "opened"):
-            study = StudyResults(self.opened.store, self.opened.study.record, self.opened.space)
-            why = error or self.scheduler.ending.why
-            call_on_end(self._on_end, study, why, lambda text: self._say(f"Warning: {text}"))
 
     @property
     def widest(self) -> int:
@@ -283,6 +278,7 @@ class Session:
         guard = None if servers is None else servers.guard
         self.opened = stack.enter_context(closing(self._opening.open(None if guard is None else guard.refuse_self)))
         self.study, self.plan = self.opened.study, self.opened.plan
+        self._at_end.study = StudyResults(self.opened.store, self.study.record, self.opened.space)
         #: number of slots of the widest trial among random draws
         self._widest = widest(self.plan.width, self.plan.subspaces)
         self.study.use_code(self.code.digest)
@@ -476,10 +472,10 @@ class Session:
         with view:
             try:
                 self.scheduler.run(partial(self._after_turn, view))
-            except _StopNow as stopped:
+            except _StopNow:
                 # Embedded workers end with this process. Their trials are not cancelled but lost, so that --resume
                 # repeats them.
-                self.scheduler.stop(str(stopped), running=self.options.fleet)
+                self.scheduler.stop(running=self.options.fleet)
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
@@ -503,10 +499,9 @@ class Session:
         if self.scheduler.keeper is not None and self.options.fleet and Signer.for_control() is None:
             self._say('Warning: STUDY["keep"] deletes nothing, because workers obey control only with a signing key')
         if self.scheduler.done:
-            ended, spent = self.study.counted, self.scheduler.spent
-            said = counted(ended, "trial has", "trials have")
-            more = f"--max-cost {2 * spent:.3g}" if self.scheduler.is_spent else f"--trials {2 * ended}"
-            self._say(f"nothing is left to run: {said} ended; {more} runs more")
+            ending, spent = self.scheduler.ending, self.scheduler.spent
+            more = f"--max-cost {2 * spent:.3g}" if ending.of == "max_cost" else f"--trials {2 * self.study.counted}"
+            self._say(f"nothing is left to run: {ending.why}; {more} runs more")
 
     def _forget(self, *, at_end: bool = False) -> None:
         """Let workers delete the folders that the study does not need any more. Its results must be recorded."""
@@ -560,11 +555,11 @@ class Session:
         is_first = not self.scheduler.stopping
         if self.study.trouble is not None and (self._signals.are_urgent or is_first):
             raise self.study.trouble
-        why = self.steering.note_signal(self._signals.noted[-1]) if self._signals.are_urgent or is_first else ""
+        if self._signals.are_urgent or is_first:
+            self.steering.obey_signal(self._signals.noted[-1])
         if self._signals.are_urgent:
-            raise _StopNow(why)
+            raise _StopNow
         if is_first:
-            self.scheduler.stop(why)
             say("stopping: running trials finish first; Ctrl-C again stops at once")
 
     def _give_up_at_limit(self) -> None:

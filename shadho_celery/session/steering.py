@@ -13,7 +13,7 @@ from shadho_celery.core import records
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.records import Action, Answer, OfStudy, name_of
 from shadho_celery.core.settings import CHANGEABLE, read_settings
-from shadho_celery.core.trial import TrialState
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.core.units import counted
 from shadho_celery.core.users import own_user
 from shadho_celery.errors import StoreOutage, UsageError
@@ -71,24 +71,21 @@ class Steering:
                 self._run.executor.answer(request, answer)
             self.pending_answers.clear()
 
-    def note_signal(self, number: int) -> str:
-        """Record that a signal has stopped the study, in the same form as a request. It is recorded once in a run.
-
-        Return the recorded text.
-        """
-        return self._note_stop(number, f"stopped by {Signals(number).name}")
+    def obey_signal(self, number: int) -> None:
+        """Stop the study because of a signal. This is recorded in the same form as a request, once in a run."""
+        self._stop(number, f"stopped by {Signals(number).name}")
 
     def expel(self, reason: str) -> None:
         """Stop the study as a request does, because its user may not run it any more."""
+        self._stop(0, f"stopped: {reason}")
         self.has_stopped = True
-        self._run.scheduler.stop(self._note_stop(0, f"stopped: {reason}"))
 
-    def _note_stop(self, number: int, text: str) -> str:
+    def _stop(self, number: int, text: str) -> None:
         study, by = self._run.study, own_user()
         once = f"{study.fence:028x}{number:04x}"
         request = Request(to=study.record.key, fence=study.fence, id=once, expires=0, by=by, deed=records.Stop())
         self._record(request, Answer(is_done=True, text=text))
-        return text
+        self._run.scheduler.stop(text)
 
     def _record(self, request: Request, answer: Answer) -> None:
         study, deed = self._run.study, request.deed
@@ -136,17 +133,21 @@ class Steering:
                 return self._enqueue(points)
             case records.Set(settings):
                 return self._set(settings)
+            case records.Note(_, trial):
+                if trial is not None:
+                    self._trial(trial)
+                return "noted"
+
+    def _trial(self, number: int) -> Trial:
+        try:
+            return self._run.study.trial(number)
+        except KeyError:
+            raise UsageError(f"there is no trial {number}; the study has {len(self._run.study)} so far") from None
 
     def _cancel(self, number: int) -> str:
         trial = self._run.study.find_open(number)
         if trial is None:
-            try:
-                state = self._run.study.trial(number).state.lower()
-            except KeyError:
-                raise UsageError(f"there is no trial {number}; the study has {len(self._run.study)} so far") from None
-            except StoreOutage as error:
-                raise UsageError(f"trial {number} has ended; {error}") from None
-            raise UsageError(f"trial {number} has ended: {state}")
+            raise UsageError(f"trial {number} has ended: {self._trial(number).state.lower()}")
         if self._run.scheduler.proposals.is_ahead(trial):
             raise UsageError(f"trial {number} was drawn ahead and is not sent yet; cancel it when it waits or runs")
         self._run.scheduler.cancel(trial)

@@ -330,6 +330,15 @@ class SqlStore:
             connection.execute(sa.update(sessions).where(left).values(ended))
             return fence
 
+    def note(self, key: str, now: float, action: Action) -> None:
+        """Record an action on a study that does not run. Raises StudyLocked if a scheduler runs it."""
+        with self._begin() as connection:
+            query = sa.select(studies.c.holder, studies.c.lock_expires, studies.c.fence, studies.c.change)
+            row = connection.execute(query.where(studies.c.key == key).with_for_update()).one()
+            if _is_held(row, now) or not _set(connection, key, row.fence, change=(row.change or 0) + 1):
+                raise StudyLocked
+            connection.execute(sa.insert(actions), [action_row(key, action)])
+
     def record_settings(self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Replace the settings of the study's record, unless another scheduler has taken over the study."""
         with self._begin() as connection:

@@ -62,6 +62,6 @@ def test_one_that_cannot_be_called_is_refused(desk: Desk) -> None:
     desk.write("my_study.py", EXAMPLE.replace("def on_trial(study, trial)", "def on_trial(trial)"))
     run = desk.told("run", "my_study", "--workers", "cpu=1")
     assert run.code == 2, run.err
-    assert run.err.splitlines()[-1].startswith("Error: on_trial of my_study does not take a study and a trial")
+    assert run.err.splitlines()[-1].startswith("Error: on_trial of my_study cannot be called with two arguments")
     assert "Traceback" not in run.err
     assert not (desk.folder / "shadho.db").exists()

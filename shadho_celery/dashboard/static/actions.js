@@ -123,8 +123,13 @@ function pointFields(tell) {
   return { parts: [field("points", help, text), field("or a file", "It is read into the field above.", file)], asked: () => text.value };
 }
 
+function noteFields() {
+  const text = element("textarea", "", { rows: "4" });
+  return { parts: [field("note", "It is shown with your name, and cannot be changed.", text)], asked: () => text.value };
+}
+
 // Name of an argument -> function that makes the fields for it.
-const FIELDS = { points: pointFields, settings: (tell, { changeable }) => settingFields(changeable) };
+const FIELDS = { points: pointFields, text: noteFields, settings: (tell, { changeable }) => settingFields(changeable) };
 
 // The button for an action that the server describes. Its request is sent to `path`; `facts` describe the study.
 function actionButton(path, { text, question, request, field: argument }, facts) {

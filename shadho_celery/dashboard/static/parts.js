@@ -232,6 +232,26 @@ export function table(caption, columns, rows) {
   return made;
 }
 
+// Create a place for the notes on a study or a trial, with a button that adds one. Return a function that renews it.
+export function notesPlace(parent, name) {
+  const made = element("section");
+  parent.append(made);
+  let shown = "";
+  return ({ notes, note }) => {
+    const text = JSON.stringify(notes);
+    // Do not replace unchanged notes, so that the button keeps the keyboard focus.
+    if (text === shown) {
+      return;
+    }
+    shown = text;
+    const columns = [["time", (each) => time(each.at)], ["user", (each) => each.by], ["note", (each) => each.text]];
+    if (notes.some((each) => each.trial !== note[0].request.trial)) {
+      columns.splice(2, 0, ["trial", ({ trial }) => (trial === null ? "–" : link(trial, "study", name, "trial", trial))]);
+    }
+    made.replaceChildren(...(notes.length ? [table("Notes", columns, notes)] : []), ...studyActions(name, note));
+  };
+}
+
 export const number = (value) => (value === null || value === undefined ? "–" : digits(value));
 export const seconds = (value) => (value === null || value === undefined ? "–" : took(value));
 export const time = (value) => (value === null || value === undefined ? "–" : moment(value));

@@ -1,7 +1,7 @@
 // The page of a study: its progress, which params matter, and what failed.
 
 import { get, ofStudy } from "/static/api.js";
-import { askForChart, chartPlace, follow, headline, link, money, number } from "/static/parts.js";
+import { askForChart, chartPlace, follow, headline, link, money, notesPlace, number } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 import { counted, whole } from "/pages/numbers.js";
 
@@ -10,7 +10,9 @@ export async function showStudy(page, name) {
   const top = element("div", "", { class: "facts", role: "region", "aria-label": "State of the study" });
   const charts = element("div", "", { class: "charts" });
   // The name is already visible in the line at the top.
-  main.append(element("h1", name, { class: "unseen" }), top, charts);
+  main.append(element("h1", name, { class: "unseen" }), top);
+  const showNotes = notesPlace(main, name);
+  main.append(charts);
   askForChart(name, "history");
   const facts = await get(ofStudy(name));
   const onTrial = (trial) => {
@@ -40,6 +42,7 @@ export async function showStudy(page, name) {
   const head = async (now) => {
     if (!signal.aborted) {
       top.replaceChildren(...headlines(name, now));
+      showNotes(now);
       await history();
     }
   };

@@ -3,7 +3,7 @@
 import { studyActions } from "/static/actions.js";
 import { get, ofStudy } from "/static/api.js";
 import { followLog } from "/static/log.js";
-import { chartPlace, follow, gib, headline, money, number, seconds, table, time } from "/static/parts.js";
+import { chartPlace, follow, gib, headline, money, notesPlace, number, seconds, table, time } from "/static/parts.js";
 import { cut, element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
@@ -18,7 +18,9 @@ export async function showTrial(page, name, number_) {
   const body = element("div", "", { class: "trial" });
   const log = element("section");
   const charts = element("div", "", { class: "charts" });
-  main.append(element("h1", `Trial ${number_}`), body, log, charts);
+  main.append(element("h1", `Trial ${number_}`), body);
+  const showNotes = notesPlace(main, name);
+  main.append(log, charts);
   const options = { classes: facts.classes, signal };
   const drawn = [];
   let ticking = null;
@@ -38,6 +40,7 @@ export async function showTrial(page, name, number_) {
       ticking = setInterval(() => (spent.firstChild.textContent = seconds(elapsed())), SECOND);
     }
     body.replaceChildren(...parts(found, spent));
+    showNotes(found);
     if (found.is_live && runningOn) {
       body.firstChild.append(...studyActions(name, found.actions));
     }

@@ -87,7 +87,7 @@ def test_an_error_that_ends_the_run_is_the_reason(monkeypatch: pytest.MonkeyPatc
         study.close()
         with pytest.raises(UsageError):
             run()
-    assert reasons == ["failed: the disk is full"]
+    assert reasons == ["failed: StoreError: the disk is full"]
 
 
 @cases("error", [KeyError("mine"), SystemExit(3), KeyboardInterrupt()])
@@ -104,9 +104,9 @@ def test_an_exception_is_one_warning_and_changes_nothing(error: BaseException) -
     assert study.count("COMPLETE") == 3
 
 
-@cases(
-    "wrong, words", [(3, "on_end is not a function but 3"), (lambda study: None, "on_end does not take a study and a")]
-)
-def test_a_function_that_cannot_be_called_is_refused_before_the_study(wrong: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+@cases("wrong", [3, lambda study: None])
+def test_a_function_that_cannot_be_called_is_refused_before_the_study(wrong: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"on_end cannot be called with two arguments: .*; write def on_end\(study, why\)"
+    ):
         minimize(lambda x: x, SPACE, trials=1, on_end=wrong)

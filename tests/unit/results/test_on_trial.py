@@ -72,7 +72,10 @@ def test_an_exception_is_warned_of_once_and_loses_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [(3, "on_trial is not a function but 3"), (lambda study: None, "on_trial does not take a study and a trial")],
+    [
+        (3, r"on_trial cannot be called with two arguments: it is 3; write def on_trial\(study, trial\)"),
+        (lambda study: None, "on_trial cannot be called with two arguments"),
+    ],
 )
 def test_what_cannot_be_called_is_refused_before_the_study(wrong: Any, words: str, tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=words):

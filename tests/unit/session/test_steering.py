@@ -244,7 +244,7 @@ def test_signals_of_one_kind_are_recorded_once() -> None:
     """Ctrl-C may send several, for instance to a process and to its group."""
     run = Run().until(3)
     for number in (2, 2, 15):
-        run.steering.note_signal(number)
+        run.steering.obey_signal(number)
         run.study.commit()
     found = run.search.store.actions(run.study.record.key)
     assert [each.answer.text for each in found] == ["stopped by SIGINT", "stopped by SIGTERM"]
