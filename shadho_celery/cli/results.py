@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from heapq import nsmallest
 from itertools import count
@@ -605,6 +606,13 @@ def rm(name: str, yes: bool, store: str) -> None:
         if yes and study.name != name:
             raise UsageError(f"--yes needs the full name: {study.name}")
         question = f"Delete study {study.name} with its {counted(study.count(), 'trial')} from {study.store}?"
+        if urls.is_fleet({}):
+            # Imported here, because Celery's libraries take half a second to import, and read the environment.
+            from shadho_celery.session.control import Control
+
+            # If the fleet does not answer, the study is deleted nevertheless.
+            with suppress(ServiceError):
+                Control(store=store).check_owner(study.owner)
         if not yes:
             shared_options.confirm(question)
         deleted = study.delete()

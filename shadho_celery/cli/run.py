@@ -211,11 +211,10 @@ def _ending(session: Session) -> str | None:
     """Return why a study has ended before its limit, and how to continue it. Return None if it reached its limit."""
     (why, of), resume = session.scheduler.ending, f"--resume {session.study.name}"
     more = {
+        "hopeless": f"; fix it and go on with {resume}, or let it run on with --max-failures 0",
         "early_stop": f" (--early-stop); {resume} --early-stop {2 * (session.plan.limits.without_gain or 0)} goes on",
         "max_cost": f" (--max-cost); {resume} --max-cost {2 * session.scheduler.spent:.3g} goes on",
         "on_trial": f"; {resume} goes on",
         "sampler": "",
     }
-    if of == "hopeless":
-        return f"stopped: {why}; fix it and go on with {resume}, or let it run on with --max-failures 0"
-    return f"ended: {why}{more[of]}" if of in more else None
+    return f"{'stopped' if of == 'hopeless' else 'ended'}: {why}{more[of]}" if of in more else None

@@ -395,8 +395,7 @@ class Study(ShownStudy):
             for attempt in [*self._study.attempts]:
                 lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
                 self._study.tell(lost)
-            why = f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended"
-            scheduler.stop(why)
+            scheduler.stop(why := f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended")
             warn(why)
         self._end(scheduler)
         return scheduler.ending.why

@@ -488,6 +488,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
         "repeated": to_builtins(report.repeated),
         "front": [*map(trial_json, report.front)],
         "hypervolume": report.coverage and to_builtins(report.coverage),
+        "notes": notes_of(report.actions),
         "money_plan": to_builtins(report.record.money_plan),
         "classes": {
             name: to_builtins(report.classes.get(name, Ended(complete=0, pruned=0, failed=0)))

@@ -146,7 +146,7 @@ class Control:
                     raise UsageError(f"no setting is given; these can change: {', '.join(CHANGEABLE)}")
                 read_settings(settings)
             case records.Note():
-                return self._note(study, deed)
+                return self._note(study, as_record(asdict(deed), records.Note, "note"))
         return self._ask(study, deed)
 
     def stop(self, study: str) -> Answer:
@@ -179,7 +179,7 @@ class Control:
 
     def note(self, study: str, text: str, trial: int | None = None) -> Answer:
         """Record a note on the study, or on the trial with this number, whether or not the study runs."""
-        return self.act(as_record({"text": text, "trial": trial}, records.Note, "note"), study)
+        return self.act(records.Note(text, trial), study)
 
     def _note(self, name: str, deed: records.Note) -> Answer:
         with suppress(AtRest):

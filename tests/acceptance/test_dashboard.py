@@ -462,7 +462,7 @@ def test_a_run_has_a_dashboard_beside_it_that_steers_it_and_ends_with_it(desk: D
         for width, scheme in LOOKS:
             opened.page.set_viewport_size({"width": width, "height": 900})
             opened.page.emulate_media(color_scheme=scheme)
-            for name in ("set limits", "enqueue"):
+            for name in ("set limits", "enqueue", "add a note"):
                 look_at_dialog(opened, name, shots / f"{name.replace(' ', '-')}-{width}-{scheme}.png")
         set_limits(opened.page)
         enqueue(opened.page, points)
@@ -487,6 +487,7 @@ def test_a_run_has_a_dashboard_beside_it_that_steers_it_and_ends_with_it(desk: D
             opened.page.get_by_role("button", name="unpause").wait_for()
             assert desk.told("unpause", "shown").code == 0
             opened.page.locator("nav .state", has_text="running").wait_for()
+        add_note(opened.page, desk)
         opened.page.get_by_role("button", name="stop").click()
         until(lambda: "stop" in opened.page.locator("#said").inner_text(), 30, opened.page.locator("#said").inner_text)
         assert run.wait(60).code == 0, desk.said()
@@ -511,6 +512,20 @@ def look_at_dialog(opened: Opened, name: str, shot: Path) -> None:
     opened.page.keyboard.press("Escape")
     opened.page.get_by_role("dialog").wait_for(state="detached")
     assert opener.evaluate("(button) => button === document.activeElement")
+
+
+def add_note(page: Any, desk: Desk) -> None:
+    """A note on a trial is text on its page, and on that of the study without a reload."""
+    page.get_by_role("button", name="add a note").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("note", exact=True).fill("<b>late</b> \u202egnol")
+    dialog.get_by_role("button", name="add a note").click()
+    shown = page.get_by_role("table", name="Notes")
+    shown.get_by_text("<b>late</b> \\u202egnol").wait_for()
+    page.get_by_role("link", name="study", exact=True).click()
+    shown.get_by_role("link", name="0", exact=True).wait_for()
+    assert desk.told("note", "shown", "from a command").code == 0
+    shown.get_by_text("from a command").wait_for()
 
 
 def set_limits(page: Any) -> None:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(240)
 CLI = documents.DOCUMENTS["cli"]
 
 #: commands of that document that steer a running study
-STEERING = ("pause", "unpause", "cancel", "enqueue", "set", "stop")
+STEERING = ("pause", "unpause", "cancel", "enqueue", "note", "set", "stop")
 #: parts of those that run trials themselves
 RUNNING = ("--dry-run", " again ", "--retry-failed")
 
@@ -65,6 +65,7 @@ RUN_BY = {
     "shadho-celery unpause": "test_steering_a_running_study",
     "shadho-celery cancel": "test_steering_a_running_study",
     "shadho-celery enqueue": "test_steering_a_running_study",
+    "shadho-celery note": "test_steering_a_running_study",
     "shadho-celery set": "test_steering_a_running_study",
     "shadho-celery stop": "test_steering_a_running_study",
     "shadho-celery logs": "test_the_output_of_a_trial",
@@ -342,7 +343,7 @@ def test_steering_a_running_study(desk: Desk) -> None:
     lines = [line for line in commands(CLI) if any(f" {name} " in line for name in STEERING)]
     # The document names the module, so each answer names the study first.
     answers = [desk.told(*shlex.split(line)[1:]).out.split(": ")[1].split()[0] for line in lines]
-    assert answers == ["paused", "unpaused", "trial", "enqueued", "set", "stopping"]
+    assert answers == ["paused", "unpaused", "trial", "enqueued", "noted", "set", "stopping"]
     assert command.wait(30).code == 0, desk.said()
     assert desk.states()["CANCELLED"] == 1
 

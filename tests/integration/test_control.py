@@ -11,14 +11,21 @@ from typing import Any
 
 import pytest
 import services
+from click.testing import CliRunner
 from hyperopt import hp
 from msgspec.structs import replace
 from services.cases import cases
 from services.controlled import SIGNER, control
 from services.repeating import repeated
 
+from shadho_celery import load_study
+from shadho_celery.cli.again import enqueued
+from shadho_celery.cli.group import commands
+from shadho_celery.core.checks import encoded
 from shadho_celery.core.records import Answer, Cancel, OfStudy, Stop
+from shadho_celery.core.users import USER, USER_KEY_FILE
 from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.fleet import urls
 from shadho_celery.fleet.channel import SchedulerChannel
 from shadho_celery.fleet.control import (
     CONTROL,
@@ -30,10 +37,13 @@ from shadho_celery.fleet.control import (
     Inbox,
     Request,
 )
+from shadho_celery.fleet.policy import KEY, Signed, UserKey
 from shadho_celery.fleet.registry import Registry, StudyWants, Worker
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.session import control as module
 from shadho_celery.session.control import Control
+from shadho_celery.session.opening import Opening
+from shadho_celery.session.opening import Request as OpeningRequest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -222,6 +232,51 @@ def test_the_name_of_a_study_that_has_ended_does_not_mean_another_one_that_runs(
         assert control.stop("svm-3").is_done, "a store without it"
         with pytest.raises(UsageError, match="study svm-3 does not run"):
             Control(redis=redis_url, store=store).stop("svm-3")
+
+
+def test_a_study_that_does_not_run_is_changed_only_by_its_owner_and_admins(
+    redis_url: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a note, and with params that its next run begins with."""
+    pytest.importorskip("cryptography")
+    keys = {name: UserKey(bytes([number]) * 32) for number, name in enumerate(("root", "anna", "bert"))}
+    users = [f"[users.{name}]\nkey = '{key.public}'\n" for name, key in keys.items()]
+    text = "admin = true\n".join(["number = 1\n" + users[0], "".join(users[1:])])
+    signed = Signed(text=text, key=keys["root"].public, proof=keys["root"].sign(f"{KEY} {text}"))
+    client.set(KEY, encoded(signed).decode())
+    store = f"sqlite:///{tmp_path}/studies.db"
+    (tmp_path / "mine.py").write_text(
+        "from hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\ndef objective(p):\n    return p['x']\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(urls.REDIS, redis_url)
+
+    def act_as(name: str) -> None:
+        path = tmp_path / f"{name}.key"
+        path.write_text(f"{[*keys].index(name):02}" * 32)
+        path.chmod(0o600)
+        monkeypatch.setenv(USER_KEY_FILE, str(path))
+        monkeypatch.setenv(USER, name)
+
+    act_as("anna")
+    space = {"x": hp.uniform("x", 0, 1)}
+    with closing(Opening(OpeningRequest(space=space, module="mine", store=store, name="mine")).open()):
+        pass
+    study = load_study(store, "mine")
+    act_as("bert")
+    refusal = "only its owner anna or an admin may do this, not bert"
+    with pytest.raises(UsageError, match=refusal):
+        Control(store=store).note("mine", "no")
+    with pytest.raises(UsageError, match=refusal):
+        enqueued(study, store, [{"x": 0.5}])
+    assert refusal in CliRunner().invoke(commands, ["rm", "mine", "--yes", "--store", store]).stderr
+    assert (study.notes(), study.count()) == ([], 0)
+    for number, name in enumerate(("anna", "root"), start=1):
+        act_as(name)
+        assert Control(store=store).note("mine", "yes").is_done
+        assert enqueued(study, store, [{"x": 0.5}]).is_done
+        assert ([each["by"] for each in study.notes()][-1], study.count()) == (name, number)
 
 
 @cases("key, reason", [(None, "has no signing key"), ("12345678", "another signing key")])

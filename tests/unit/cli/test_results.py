@@ -70,6 +70,33 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+#: a note that would control a terminal, and imitate a line of the output
+FORGED = "late \x1b[31m\nloss: 0.0"
+
+
+def test_notes_are_shown_with_the_study_and_with_the_trial(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHADHO_USER", "anna")
+    assert answer("note", "svm-1a2b", "new data") == "noted\n"
+    assert found("note", "svm-1a", FORGED, "--trial", "3") == {"is_done": True, "text": "noted"}
+    lines = [line for line in answer("show", "svm-1a2b").splitlines() if "anna" in line]
+    assert [re.sub(r" at .*?: ", " at T: ", line) for line in lines] == [
+        "note by anna at T: new data",
+        "note on trial 3 by anna at T: late \\x1b[31m loss: 0.0",
+    ]
+    assert lines[1] in answer("trial", "svm-1a2b", "3").splitlines()
+    assert "anna" not in answer("trial", "svm-1a2b", "4")
+    note = {"trial": 3, "text": FORGED, "by": "anna"}
+    [of_trial], exported = (
+        found("trial", "svm-1a2b", "3")["notes"],
+        json.loads(answer("export", "svm-1a2b", "--format", "json")),
+    )
+    assert {**of_trial, "at": 0} == {**note, "at": 0}
+    assert exported["notes"][1] == of_trial
+    assert found("show", "svm-1a2b")["actions"][1]["arguments"] == {"text": FORGED, "trial": 3}
+    assert "has no trial 99" in refused("note", "svm-1a2b", "--trial", "99", "none")
+    assert "note.text" in refused("note", "svm-1a2b", "")
+
+
 #: commands whose output is a golden text, with the width of the terminal
 TEXTS = {
     "studies": (200, [["studies"]]),
@@ -303,7 +330,7 @@ def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() 
     one, best = found("trial", "svm-1a", "0"), found("best", "svm-1a")
     facts = {*columns.names(), "values"}
     assert {*listed[0]} == facts == {*shown["best"]} == {*exported["trials"][0]}
-    assert {*one} == {*facts, "study", "folder", "reports", "history"}
+    assert {*one} == {*facts, "study", "folder", "reports", "history", "notes"}
     assert {*best} == {*facts, "study", "folder", "repeated"}
     for told in (exported, *found("studies")["studies"]):
         assert {*told} - {*shown} <= {"best_loss"}

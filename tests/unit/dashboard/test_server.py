@@ -50,7 +50,7 @@ from shadho_celery.dashboard.access import Access
 from shadho_celery.dashboard.answers import LogEnds, buttons
 from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
-from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
+from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound, UsageError
 from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
@@ -481,6 +481,22 @@ def test_each_page_has_the_buttons_for_what_it_shows_in_its_state(rig: Rig) -> N
         (action, {"action": action, "worker": name}, None)
         for name, action in zip(names, ["undrain", "undrain", "drain"], strict=True)
     ]
+
+
+def test_pages_show_notes_and_have_a_button_that_adds_one(rig: Rig) -> None:
+    """A note on a trial is on its page and on that of the study."""
+    control = Control(store=f"sqlite:///{rig.path}")
+    for text, trial in (("<b>new</b>", None), ("late", 3)):
+        answers.act(control, json.dumps({"action": "note", "text": text, "trial": trial}).encode(), "first")
+    study, trial, other = (rig.get(f"/api/study/first{place}") for place in ("", "/trial/3", "/trial/4"))
+    assert [(each["text"], each["trial"]) for each in study["notes"]] == [("<b>new</b>", None), ("late", 3)]
+    assert (trial["notes"], other["notes"]) == (study["notes"][1:], [])
+    assert study["note"][0]["request"] == {"action": "note"}
+    [button] = trial["note"]
+    assert (button["request"], button["field"]) == ({"action": "note", "trial": 3}, "text")
+    assert (button["text"], button["question"]) == ("add a note", "Add a note to trial 3 of first")
+    with pytest.raises(UsageError, match="length <= 2000"):
+        answers.act(control, json.dumps({"action": "note", "text": "x" * 2001}).encode(), "first")
 
 
 def test_an_empty_store_has_no_studies(tmp_path: Path) -> None:

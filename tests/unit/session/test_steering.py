@@ -9,7 +9,7 @@ from hyperopt import hp
 from services.cases import cases
 from services.searching import SimulatedSearch
 
-from shadho_celery.core.records import Answer, Cancel, Enqueue, OfStudy, Pause, Set, Stop, Unpause
+from shadho_celery.core.records import Answer, Cancel, Enqueue, Note, OfStudy, Pause, Set, Stop, Unpause, notes_of
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
@@ -98,6 +98,30 @@ def test_a_study_that_is_stopped_ends_after_its_running_trials() -> None:
     run.search.run()
     assert run.search.study.counted < 10
     assert run.said[0] == "stop, asked by me@here: stopping: 2 running trials finish"
+
+
+def test_each_reason_to_stop_is_kept_if_it_is_the_first() -> None:
+    run = Run().until(3)
+    run.ask(Stop())
+    run.steering.obey_signal(2)
+    run.search.run()
+    assert run.scheduler.ending == ("stopped by me@here", "")
+    run = Run()
+    run.search.run()
+    assert run.scheduler.ending == ("10 trials have ended", "trials")
+
+
+def test_a_note_is_recorded_also_while_the_study_stops_unless_there_is_no_such_trial() -> None:
+    run = Run().until(3)
+    run.ask(Stop())
+    asked = Note("late"), Note("high loss", 1), Note("none", 99)
+    assert [run.ask(each).is_done for each in asked] == [True, True, False]
+    assert run.answers[-1].text == "there is no trial 99; the study has 6 so far"
+    notes = notes_of(run.search.store.actions(run.study.record.key))
+    assert [(each["trial"], each["text"], each["by"]) for each in notes] == [
+        (None, "late", "me@here"),
+        (1, "high loss", "me@here"),
+    ]
 
 
 def test_a_study_is_paused_and_unpaused_once() -> None:
