@@ -29,7 +29,7 @@ from shadho_celery.core.names import elsewhere
 from shadho_celery.core.system import Clock, SystemClock
 from shadho_celery.core.trial import Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.objective.context import LocalContext, RankLost
+from shadho_celery.objective.context import CURRENT, LocalContext, RankLost
 from shadho_celery.objective.result import Unreadable, read, read_metrics
 
 _RESET = Path("/proc/self/clear_refs")
@@ -245,6 +245,7 @@ def call(
     """
     clock = clock or SystemClock()
     began = clock.now()
+    outer = CURRENT.set(context)
     try:
         params = make_params()
         if takes_context is None:
@@ -269,6 +270,8 @@ def call(
         raise
     except BaseException as error:
         outcome = _failed(error, context, max(0.0, clock.now() - began))
+    finally:
+        CURRENT.reset(outer)
     return with_notes(outcome, context)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
@@ -140,6 +141,9 @@ class Context(Protocol):
 #: names of the members of `Context`
 CONTEXT_NAMES = frozenset(Context.__annotations__) | {name for name in vars(Context) if not name.startswith("_")}
 
+
+#: context of the trial whose objective is called here; None outside of a trial, and in another thread of the objective
+CURRENT: ContextVar[Context | None] = ContextVar("shadho_celery.trial", default=None)
 
 #: number of signs of exchanged arguments in an attempt's reports from which on the trial gets a warning
 _SWAPPED = 2

@@ -52,7 +52,7 @@ from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.core.system import overridden
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.call import gpu_peak, own_peak
-from shadho_celery.objective.context import LocalContext, RankLost
+from shadho_celery.objective.context import CURRENT, LocalContext, RankLost
 from shadho_celery.ranks.children import CHECK_SECONDS, begin_child, end_children, how_ended
 from shadho_celery.ranks.rendezvous import LOST_CONNECTION, open_store
 
@@ -262,6 +262,7 @@ def _run(
     note = partial(_note_peaks, peaks, facts["rank"])
     begin_child(os.getppid(), note, torch.get_num_threads())
     context = RankContext(**facts)
+    CURRENT.set(context)
     try:
         told = _call(context, Path(folder), function, arguments)
     except BaseException as error:

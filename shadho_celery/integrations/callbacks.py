@@ -1,0 +1,66 @@
+"""Base of the callbacks: reports to the trial, and the file of its checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.files import replacing
+from shadho_celery.errors import UsageError
+from shadho_celery.objective.context import CURRENT, Context
+
+_OUTSIDE = "ShadhoCallback: there is no trial, so nothing is reported or saved; create it in the objective"
+
+
+class TrialCallback:
+    """A callback that reports the metric named `metric` to a trial, and says when training should stop.
+
+    The trial is that of `context`, or without this the one that runs here. Outside of a trial, a callback only warns.
+    """
+
+    #: name of the checkpoint in the trial's folder
+    file = ""
+
+    def __init__(self, metric: str, context: Context | None = None) -> None:
+        self.metric, self.context = metric, context or CURRENT.get()
+        if self.context is None:
+            warnings.warn(_OUTSIDE, stacklevel=2)
+
+    @property
+    def path(self) -> Path | None:
+        """Path of the checkpoint; None outside of a trial, and on a machine without a disk for it."""
+        with suppress(OSError):
+            return self.context.checkpoint_dir / self.file if self.context else None
+        return None
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Checkpoint of an earlier attempt, or of the trial that this one continues; None without one."""
+        return self.path if self.path and self.path.exists() else None
+
+    def saves(self, *, every_rank: bool = False) -> bool:
+        """Return whether to save a checkpoint now. Only rank 0 of a trial does, unless `every_rank` takes part."""
+        if self.context is None or self.context.is_copy or self.path is None:
+            return False
+        # A pruned trial has little time to return. If it has several slots, only the first one may know about it.
+        is_pruned = self.context.slots == 1 and self.context.stop_reason == "stopped"
+        return not is_pruned and (every_rank or not getattr(self.context, "rank", 0))
+
+    def save(self, model: bytes) -> None:
+        """Replace the checkpoint, completely or not at all, if this process saves one now."""
+        if self.path and self.saves():
+            with replacing(self.path) as file:
+                file.write(model)
+
+    def stops(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Report the metric at `step`, and return whether to stop. Raises UsageError if there is no such metric."""
+        if self.context is None:
+            return False
+        if self.metric not in metrics:
+            raise UsageError(f"no metric {short(self.metric)} was evaluated; there are: {', '.join(metrics) or 'none'}")
+        self.context.report(step, float(metrics[self.metric]))
+        return self.context.should_stop()
