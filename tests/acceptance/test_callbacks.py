@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from acceptance.commands import Desk
-from acceptance.documents import ROOT, blocks
+from acceptance.documents import blocks
+from services.documents import DOCUMENTS
 from services.extras import needed
 
 pytestmark = pytest.mark.timeout(180)
@@ -43,7 +44,7 @@ TRAIN = VALID = xgboost.DMatrix(X, X.sum(axis=1))
 
 def test_trials_of_xgboost_are_pruned_and_promoted_trials_continue_from_checkpoints(desk: Desk) -> None:
     needed("xgboost")
-    [block] = [text for text in blocks(ROOT / "shadho_celery/integrations/README.md", "python") if "xgboost" in text]
+    [block] = [text for text in blocks(DOCUMENTS["integrations"], "python") if "import xgboost" in text]
     desk.write("my_study.py", STUDY_FILE.format(block=block))
     command = desk.launch("my_study", "--study", "s", "--workers", "cpu=2", "--seed", "0", "--json").wait(120)
     assert command.code == 0, desk.said()

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.documents import ROOT, blocks
+from acceptance.documents import blocks
+from services.documents import DOCUMENTS
 from services.extras import needed
 from services.frameworks import SEQUENCES, X, Y, bert, lightning_data, lightning_module, train_in_ranks
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def block(framework: str, **names: object) -> Callable[..., Any]:
     """Return the objective of the README for a framework, which uses `names`."""
-    texts = blocks(ROOT / "shadho_celery" / "integrations" / "README.md", "python")
+    texts = blocks(DOCUMENTS["integrations"], "python")
     [text] = [each for each in texts if f"integrations.{framework} import" in each]
     assert len(text.splitlines()) <= 12
     exec(text, names)
