@@ -171,6 +171,19 @@ def test_ends_in_the_wrong_order_are_one_line(sweep: Callable[..., str]) -> None
     )
 
 
+@cases("state, code", [("ended", 1), ("stopped", 0)])
+def test_a_sweep_without_a_loss_fails_unless_it_was_stopped(
+    monkeypatch: pytest.MonkeyPatch, state: str, code: int
+) -> None:
+    sweeper = made(monkeypatch, "x=1,2")
+    found = SimpleNamespace(name="app-1", state=state, best_or_none=None)
+    monkeypatch.setattr(sweeper, "_search", lambda arguments: found)
+    with pytest.raises(SystemExit) as ended:
+        sweeper.sweep(["x=1,2"])
+    assert ended.value.code == code
+    assert not Path("multirun").exists()
+
+
 def test_the_command_of_a_job_is_that_of_the_sweep_without_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ("hydra/sweeper=shadho", "hydra.sweeper.trials=3", "hydra.sweep.dir=out", "hydra/launcher=basic")
     theirs = ("hydra.job.name=mine", "+hydra.job.env_set.A=1")
