@@ -63,6 +63,8 @@ class Axis(Struct, frozen=True, kw_only=True):
     categories: Sequence[str] = ()
     #: greatest possible value, such as 1 for a share; None if there is none
     most: float | None = None
+    #: ends of the range that pages show first, such as that of the better half of the losses; () for all values
+    focus: Sequence[float] = ()
 
 
 class Series(Struct, frozen=True, kw_only=True):
@@ -72,7 +74,7 @@ class Series(Struct, frozen=True, kw_only=True):
     mark: Mark
     #: meaning of the colour, such as "class gpu_small", "state FAILED" or "best"; pages choose the colour by this text
     colour: str
-    #: how a point is drawn: filled, hollow, cross or dash; how a bar is drawn: filled, light, hatched or outlined
+    #: how a point is drawn: filled, hollow, cross, dash or mean; how a bar is drawn: filled, light, hatched or outlined
     form: str = "filled"
     #: columns by name, each with one value per mark. `x` and `y` are positions; lines of parallel coordinates have
     #: `axis 0`, `axis 1` and so on. `number` is the number of the trial that a click on the mark opens
@@ -98,8 +100,13 @@ class Chart(Struct, frozen=True, kw_only=True):
     #: the axes of x and y; of parallel coordinates, one axis for each column
     axes: Sequence[Axis]
     series: Sequence[Series] = ()
-    #: sentences about marks that were joined or left out, and about the method
+    #: True if the forms of class-coloured marks are states of trials: filled, hollow, cross and dash mean complete,
+    #: pruned, failed and infeasible
+    has_states: bool = False
+    #: sentence about marks that were joined or left out
     note: str = ""
+    #: how the chart is computed, which pages show on request
+    how: str = ""
     #: sentence that is shown instead of marks, and says why the chart has no marks; "" if it has marks
     empty: str = ""
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.charts.chart import Array, Cell, Indices, Mark, Series, shortened
+from shadho_celery.charts.chart import Array, Axis, Cell, Indices, Mark, Series, scale_of, shortened
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.records import CLASS_BYTES, SessionRecord
@@ -33,6 +33,8 @@ from shadho_celery.study.table import best_first, collector_paused
 Within = NDArray[np.bool_] | Indices | slice
 #: ending of the names of series of infeasible trials
 INFEASIBLE = ", infeasible"
+#: minimum number of completed trials for an axis that is fitted to the better half of them
+LEAST_FOCUSED = 10
 
 
 class Depth(IntEnum):
@@ -195,6 +197,24 @@ class TrialColumns:
     def merit(self) -> Array:
         """The loss with the sign for which less is better, shape (n,)."""
         return -self.loss if self.is_maximized else self.loss
+
+    @property
+    def loss_name(self) -> str:
+        """Name of the first loss."""
+        return next(iter(self.objectives), "loss")
+
+    def loss_axis(self, share: float = 0.5) -> Axis:
+        """Return the axis of the first loss, which pages fit to the better `share` of the completed trials."""
+        known = self.loss[self.is_complete & np.isfinite(self.loss)]
+        parts = [1.0 - share, 1.0] if self.is_maximized else [0.0, share]
+        low, high = np.quantile(known, parts).tolist() if len(known) >= LEAST_FOCUSED else [0.0, 0.0]
+        apart = 0.05 * (high - low)
+        focus = (max(low - apart, 0.9 * low) if low > 0 else low - apart, high + apart)
+        return Axis(
+            name=f"{self.loss_name} (maximize)" if self.is_maximized else self.loss_name,
+            scale=scale_of(known),
+            focus=focus if 0 < apart < math.inf else (),
+        )
 
     @cached_property
     def ranking(self) -> Indices:

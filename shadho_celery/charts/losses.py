@@ -33,7 +33,7 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import INFEASIBLE, Depth, TrialColumns, points_by_class
 from shadho_celery.charts.params import groups, interval_names
-from shadho_celery.charts.registry import StudyChart
+from shadho_celery.charts.registry import StudyChart, has_marks
 from shadho_celery.core.trial import COUNTED, Report, TrialState, shown_limit
 from shadho_celery.core.units import counted, digits
 from shadho_celery.results.study import StudyResults
@@ -66,7 +66,7 @@ def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
     A failed trial has no loss, so its mark has no `y` and is drawn at the horizontal axis.
     """
     x, axis = _position(trials, Along(along))
-    loss = Axis(name=_loss_name(trials), scale=scale_of(trials.loss[trials.is_complete]))
+    loss = trials.loss_axis()
     has_loss = trials.state.is_in(*FORMS) & np.isfinite(trials.loss)
     failed = np.flatnonzero(trials.state.is_in(TrialState.FAILED) & np.isfinite(x))
     if not has_loss.any():
@@ -88,7 +88,7 @@ def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
     if len(when):
         changes = thin_steps(when, best, _LINE)
         series.append(Series.of("best so far", Mark.STEPS, "best", x=when[changes], y=best[changes]))
-    return Chart(title=_title(trials, best), axes=(axis, loss), series=series, note=note)
+    return Chart(title=_title(trials, best), axes=(axis, loss), series=series, note=note, has_states=True)
 
 
 def best_so_far(trials: TrialColumns, x: Array) -> tuple[Array, Array]:
@@ -125,7 +125,7 @@ def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
             series.append(Series.of(name, Mark.STEPS, f"study {name}", x=when, y=steps))
             said.append(f"{digits(float(best[-1]))} in {name}")
             values.append(best)
-    names = {_loss_name(trials) for trials in studies.values()}
+    names = {trials.loss_name for trials in studies.values()}
     loss = names.pop() if len(names) == 1 else "loss"
     direction = "maximize" if any(trials.is_maximized for trials in studies.values()) else "minimize"
     best_axis = Axis(name=f"best {loss} so far ({direction})", scale=scale_of(np.concatenate([*values, np.empty(0)])))
@@ -161,17 +161,11 @@ def _position(trials: TrialColumns, along: Along) -> tuple[Array, Axis]:
     return trials.finished_at - trials.began_at, Axis(name="since the first trial began", unit="s")
 
 
-def _loss_name(trials: TrialColumns) -> str:
-    return next(iter(trials.objectives), "loss")
-
-
 def _title(trials: TrialColumns, best: Array) -> str:
     ended = int(trials.state.is_in(*COUNTED).sum())
     limit = shown_limit(trials.asked, ended)
     of = f"{ended:,} of {counted(limit, 'trial')}" if limit else counted(ended, "trial")
-    said = (
-        f"The best {_loss_name(trials)} is {digits(float(best[-1]))}" if len(best) else "No feasible trial has a loss"
-    )
+    said = f"The best {trials.loss_name} is {digits(float(best[-1]))}" if len(best) else "No feasible trial has a loss"
     return f"{said} after {of}"
 
 
@@ -264,7 +258,8 @@ def hypervolume(trials: TrialColumns) -> Chart:
         title=f"The front covers a hypervolume of {digits(covered.hypervolume)}",
         axes=axes,
         series=[Series.of("hypervolume", Mark.STEPS, "best", x=ended[drawn], y=volumes[drawn])],
-        note=f"{note} The reference point is {point}.".strip(),
+        note=note,
+        how=f"The reference point is {point}.",
     )
 
 
@@ -273,7 +268,7 @@ CHANCE = 0.05
 _NONE, _NONE_NOW = "No trial has failed.", "No trial has failed under the present code."
 
 
-@StudyChart(section="Failures", place=1, is_shown=lambda trials, chart: not chart.empty)
+@StudyChart(section="Failures", place=1, is_shown=has_marks)
 def failures(trials: TrialColumns) -> Chart:
     """Return the number of failed trials by kind of failure, the most frequent first, as `core.failures` defines kinds.
 
@@ -314,7 +309,7 @@ def _words(trials: TrialColumns, kind: int) -> str:
     return trials.failure.names[failures[0]] if len(failures) == 1 else trials.failure_kind.names[kind]
 
 
-@StudyChart(section="Failures", place=2, is_shown=lambda trials, chart: not chart.empty)
+@StudyChart(section="Failures", place=2, is_shown=has_marks)
 def failures_by_label(trials: TrialColumns) -> Chart:
     """Return the share of failed trials over the values of the label that best separates failed trials from others.
 
@@ -346,7 +341,7 @@ def failures_by_label(trials: TrialColumns) -> Chart:
         title=f"{100 * shares[worst]:.0f} % of the trials with {label.name} {names[worst]} fail",
         axes=(axes[0], Axis(name=label.name, scale=Scale.CATEGORY, categories=[names[place] for place in used])),
         series=[_failed(shares[used], trials=sizes[used])],
-        note="The label is the one whose failures are least likely by chance; other params may have a part in them.",
+        how="The label is the one whose failures are least likely by chance; other params may have a part in them.",
     )
 
 
@@ -371,12 +366,12 @@ def _chance(group: Indices, is_failed: Array) -> float:
 MOST_CURVES = 100
 
 
-@StudyChart(section="Search", place=4, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
+@StudyChart(section="Search", place=4, depth=Depth.FACTS, is_shown=has_marks)
 def rungs(trials: TrialColumns) -> Chart:
     """Return the losses of COMPLETE trials over their budgets. The title says how well the losses agree
     between rungs.
     """
-    axes = Axis(name="budget", scale=Scale.LOG), Axis(name="loss", scale=scale_of(trials.loss[trials.is_complete]))
+    axes = Axis(name="budget", scale=Scale.LOG), trials.loss_axis()
     found = _agreements(trials)
     if not found:
         return Chart(title="The losses by budget", axes=axes, empty="This study has no budgets.")
@@ -390,7 +385,9 @@ def rungs(trials: TrialColumns) -> Chart:
         title=f"Losses on {len(found)} budgets; {said}",
         axes=axes,
         series=series,
-        note=f"{note} Agreement is the correlation of losses at this budget with those at the next one.".strip(),
+        has_states=True,
+        note=note,
+        how="Agreement is the correlation of losses at this budget with those at the next one.",
     )
 
 
@@ -415,7 +412,7 @@ def _may_have_reports(trials: TrialColumns) -> NDArray[np.bool_]:
     return np.isfinite(trials.started_at) | trials.is_rated
 
 
-@StudyChart(section="Search", place=5, depth=Depth.FACTS, is_shown=lambda trials, chart: not chart.empty)
+@StudyChart(section="Search", place=5, depth=Depth.FACTS, is_shown=has_marks)
 def curves(trials: TrialColumns, study: StudyResults) -> Chart:
     """Return the reported losses of the `candidates` by step. Pruned trials are drawn in another form."""
     by_trial: defaultdict[int, list[Report]] = defaultdict(list)
@@ -423,7 +420,7 @@ def curves(trials: TrialColumns, study: StudyResults) -> Chart:
         by_trial[report.number].append(report)
     sign = -1.0 if trials.is_maximized else 1.0
     values = sign * np.array([report.loss for each in by_trial.values() for report in each], float)
-    axes = Axis(name="step"), Axis(name="reported loss", scale=scale_of(values))
+    axes = Axis(name="step"), Axis(name=f"reported {trials.loss_axis().name}", scale=scale_of(values))
     if not by_trial:
         empty = "No trial has reported a loss: see context.report."
         return Chart(title="The reports of trials", axes=axes, empty=empty)
@@ -451,4 +448,4 @@ def curves(trials: TrialColumns, study: StudyResults) -> Chart:
     title = f"Reported losses of {counted(len(chosen), 'trial')}; {pruned} pruned"
     others = counted(left, "other trial is", "other trials are")
     note = f"{others} left out; the best and the latest are drawn." if left else ""
-    return Chart(title=title, axes=axes, series=series, note=note)
+    return Chart(title=title, axes=axes, series=series, note=note, has_states=True)

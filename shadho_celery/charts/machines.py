@@ -44,7 +44,7 @@ _BOUND = (
     "the live workers without those that ran trials of other studies, and the mix of subspaces as it was."
 )
 _SHARED = " Other studies take as large a part of one more worker as of the others of its class."
-_SHORT = "These trials take less than a tenth of a second. Sending one takes longer, which the bound leaves out."
+_SHORT = "Sending one of these short trials takes longer than running it, which the bound leaves out."
 _UNTRIED = "No trial has completed on {}: its speed is estimated as that of a mean class."
 _NO_TRIALS = "No trial has completed yet."
 _NO_TIMES = "The recorded times do not show which slots there were, for example because a clock was set back."
@@ -82,13 +82,13 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     if possible and are_telling(trials, attempts):
         title = f"{100 * completed / possible:.0f} % of the trials that this fleet could have completed"
         title += " beside those of other studies" * attempts.has_others
-    note = f"The dashed line is the bound. {_bound_note(trials, attempts)}"
+    how = f"The dashed line is the bound. {_BOUND}"
     if (total > EXACT * np.array(bounds)).any():
-        note += (
+        how += (
             " Bars are higher than the bound where trials took less than the mean seconds, as those of fast subspaces "
             "do, where fewer were pruned or failed, or where trials began in the bar before."
         )
-    return Chart(title=title, axes=axes, series=series, note=note)
+    return Chart(title=title, axes=axes, series=series, note=_bound_note(trials, attempts), how=how)
 
 
 def _stacked(name: str, edges: Array, base: Array, top: Array) -> Series:
@@ -130,9 +130,10 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         title=title,
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=[bars],
-        note=f"{_bound_note(trials, attempts)}{_SHARED * attempts.has_others} A gain is the difference to the bound "
-        "with the slots of one more worker. For a small part of a slot it is the dual value of the class's slots. "
-        "Trials that are pruned or fail do not count, but their time does.",
+        note=_bound_note(trials, attempts),
+        how=f"{_BOUND}{_SHARED * attempts.has_others} A gain is the difference to the bound with the slots of one more "
+        "worker. For a small part of a slot it is the dual value of the class's slots. Trials that are pruned or fail "
+        "do not count, but their time does.",
     )
 
 
@@ -316,11 +317,10 @@ def _classes(trials: TrialColumns, attempts: AttemptColumns) -> list[str]:
 
 
 def _bound_note(trials: TrialColumns, attempts: AttemptColumns) -> str:
-    """Return a note that explains the bound and names the classes without a completed trial."""
+    """Return a sentence about what the bound leaves out or estimates, or ""."""
     tried = {name for name, _ in trials.compute_class.places(trials.is_complete)}
     untried = [name for name in _classes(trials, attempts) if name not in tried]
-    parts = [_BOUND, *([_UNTRIED.format(listed(untried, 5))] if untried else [])]
-    return " ".join([*parts, _SHORT] if are_short(trials) else parts)
+    return _UNTRIED.format(listed(untried, 5)) if untried else _SHORT * are_short(trials)
 
 
 def are_short(trials: TrialColumns) -> bool:

@@ -29,12 +29,11 @@ from shadho_celery.charts.chart import (
     Mark,
     Scale,
     Series,
-    scale_of,
     thin_points,
     thin_rows,
 )
 from shadho_celery.charts.columns import Label, TrialColumns, points_by_class
-from shadho_celery.charts.registry import StudyChart
+from shadho_celery.charts.registry import StudyChart, has_marks
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import counted, digits
@@ -124,7 +123,7 @@ def interval_names(label: Label, places: Indices, group: Indices) -> list[str]:
 
 
 #: minimum number of trials for shares; maximum number of trials from which effects are learned
-LEAST, MOST_TRIALS = 20, 2000
+LEAST, MOST_TRIALS = 10, 2000
 #: minimum number of trials in which a label is active, for a share of this label
 LEAST_ACTIVE = 10
 #: number of parts into which trials are divided: the effects on each part are learned from the other parts
@@ -136,6 +135,8 @@ FUNCTIONS, LENGTH = 6, 0.3
 STEPS, NO_VARIANCE, LEAST_NOISE = 30, 1e-6, 1e-3
 #: a share counts as above 0, or above another share, if the difference is more than this many standard errors
 CLEAR = 2.5
+#: half of the width of an interval of 95 % in standard errors
+INTERVAL = 1.96
 #: a label with a smaller share is never said to matter
 NAMED_SHARE = 0.05
 #: shares that differ by at most this, and values with at most this standard deviation, count as equal (rounding)
@@ -149,6 +150,11 @@ class Shares(NamedTuple):
     shares: dict[str, float]
     #: labels whose shares are clearly above 0 and not clearly below the greatest share, the greatest first
     leaders: tuple[str, ...]
+    #: half of the width of each share's interval of 95 %
+    errors: dict[str, float]
+
+
+_NO_SHARES = Shares({}, (), {})
 
 
 def loss_shares(trials: TrialColumns) -> Shares:
@@ -178,20 +184,50 @@ def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares
     For fewer than `LEAST` trials, the result is empty.
     """
     if len(places) < LEAST:
-        return Shares({}, ())
+        return _NO_SHARES
     some = thin_rows(len(places), MOST_TRIALS)[0]
     places, values = places[some], values[some]
-    rated = [each for each in labels if each.is_active[places].sum() >= LEAST_ACTIVE]
-    shares = dict.fromkeys((label.name for label in rated), 0.0)
-    labels = most_telling([each for each in rated if varies(each.values[places])], places, values)
+    shares = {each.name: 0.0 for each in labels if each.is_active[places].sum() >= LEAST_ACTIVE}
+    labels = _modelled(labels, places, values)
     if not labels or values.std() <= EQUAL:
-        return Shares(shares, ())
+        return Shares(shares, (), dict.fromkeys(shares, 0.0))
     parts = _attributed([_functions(label, places) for label in labels], (values - values.mean()) / values.std())
     found = parts.mean(axis=0).clip(0.0)
     # Shares may sum to more than 1, because effects that cancel one another have greater variances than their sum.
-    found /= max(1.0, float(found.sum()))
-    shares |= dict(zip([label.name for label in labels], found.tolist(), strict=True))
-    return Shares(shares, tuple(labels[place].name for place in _leaders(parts, found)))
+    whole = max(1.0, float(found.sum()))
+    names, errors = [label.name for label in labels], INTERVAL / whole * parts.std(axis=0) / math.sqrt(len(parts))
+    shares |= dict(zip(names, (found / whole).tolist(), strict=True))
+    leaders = tuple(names[place] for place in _leaders(parts, found / whole))
+    return Shares(shares, leaders, dict.fromkeys(shares, 0.0) | dict(zip(names, errors.tolist(), strict=True)))
+
+
+def _modelled(labels: Sequence[Label], places: Indices, values: Array) -> Sequence[Label]:
+    """Return the labels that the model has: those that vary and are active in enough trials."""
+    rated = [each for each in labels if each.is_active[places].sum() >= LEAST_ACTIVE and varies(each.values[places])]
+    return most_telling(rated, places, values)
+
+
+def mean_losses(trials: TrialColumns, label: Label) -> tuple[Array, Array]:
+    """Return values of a label, sorted, and the model's mean of the loss at each; empty with too few trials.
+
+    The model has the ranks of the losses. The loss with the mean rank is returned, so that few very bad losses do not
+    decide it.
+    """
+    places = np.flatnonzero(trials.is_complete & np.isfinite(trials.loss))
+    places = places[thin_rows(len(places), MOST_TRIALS)[0]]
+    ranks = _ranks(trials.loss[places])
+    labels = _modelled([*trials.labels.values()], places, ranks)
+    at = next((place for place, each in enumerate(labels) if each.name == label.name), None)
+    if len(places) < LEAST or at is None or ranks.std() <= EQUAL:
+        return np.empty(0), np.empty(0)
+    functions = [_functions(each, places) for each in labels]
+    of = np.repeat(np.arange(len(functions)), [each.shape[1] for each in functions])
+    weights = _fitted(np.concatenate(functions, axis=1), (ranks - ranks.mean()) / ranks.std(), of)
+    is_active = label.is_active[places]
+    x, first = np.unique(label.values[places][is_active], return_index=True)
+    effect = (functions[at] @ weights[of == at])[is_active][first]
+    share = (ranks[is_active].mean() + ranks.std() * effect) / len(places)
+    return x, np.quantile(trials.loss[places], share.clip(0.0, 1.0))
 
 
 def _attributed(functions: Sequence[Array], values: Array) -> Array:
@@ -282,16 +318,25 @@ def _ranks(values: Array) -> Array:
 BEST = 50
 #: maximum number of labels in parallel coordinates; maximum number of labels for which a page shows slices
 MOST_AXES, SLICES = 12, 12
+#: maximum number of points of the model's mean
+MOST_MEANS = 100
+#: share of the trials to whose losses the axis of a slice is fitted
+SLICED = 0.8
 
 #: maximum number of labels that a title names
 MOST_NAMED = 3
 
+_MEAN = (
+    "The line is the mean of the additive model of all labels that also measures importance. The model has the ranks "
+    "of the losses; the line is the loss with the mean rank."
+)
 _IMPORTANCE = (
     "Importance is the share of the variance that a label explains by itself in the trials so far, most of which an "
     "adaptive sampler draws near the best. It is the part that one additive model of all labels attributes to the "
     "label, of the ranks of the losses and of the log seconds within each compute class: half the increase of the "
     "squared error when the label's values are exchanged between trials (permutation importance, Breiman 2001), on "
-    "trials from which the model has not learned."
+    "trials from which the model has not learned. A line is the interval of 95 % over the trials; that of a pale bar "
+    "holds 0."
 )
 
 
@@ -306,60 +351,90 @@ class Importance(Struct, frozen=True, kw_only=True):
     seconds: float | None
     #: number of trials in which the label is active
     trials: int
+    #: half of the width of each share's interval of 95 %; the share is not clearly above 0 if it is less than this
+    loss_error: float | None = None
+    seconds_error: float | None = None
 
 
-@StudyChart(section="Params", place=3)
+@StudyChart(section="Params", place=3, is_shown=has_marks)
 def parallel(trials: TrialColumns) -> Chart:
-    """Return a line for each COMPLETE trial over its labels and its loss; the most important labels come first."""
+    """Return a line for each COMPLETE trial over its labels and its loss, from the worst trial to the best.
+
+    The most important labels come first. A label that is active only with some options of a choice follows this choice.
+    """
     shown = [each.label for each in importances(trials, with_seconds=False)][:MOST_AXES]
     places = np.flatnonzero(trials.is_complete & np.isfinite(trials.loss))
     if not shown or not len(places):
         return Chart(title="The params of each trial", axes=(), empty="No trial has completed yet.")
-    loss = Axis(name=next(iter(trials.objectives), "loss"), scale=scale_of(trials.loss[places]))
-    axes = [*(_axis(trials.labels[label]) for label in shown), loss]
+    shown = _grouped(trials, places, shown)
+    axes = [*(_axis(trials.labels[label]) for label in shown), trials.loss_axis()]
     # A line counts as one mark per axis, so at most MOST divided by the number of axes are drawn.
     is_best = np.zeros(len(places), bool)
     is_best[np.argsort(trials.merit[places], kind="stable")[:BEST]] = True
     drawn, note = thin_rows(len(places), MOST // len(axes), is_best)
-    places = places[drawn]
-    series = []
-    for name, label, form, own in trials.by_class(places):
+    places = places[drawn[np.argsort(-trials.merit[places[drawn]], kind="stable")]]
+    is_infeasible, series = trials.is_infeasible[places], []
+    kinds = (("infeasible", "state infeasible", "dash", is_infeasible), ("complete", "rank", "filled", ~is_infeasible))
+    for name, colour, form, within in kinds:
+        own = places[within]
         # Columns are named by the index of the axis, because a label may have any name.
         values = [*(trials.labels[label].values for label in shown), trials.loss]
         columns = {**{f"axis {index}": each[own] for index, each in enumerate(values)}, "number": trials.number[own]}
-        series.append(Series.of(label, Mark.POLYLINES, f"class {name}", form, **columns))
+        if len(own):
+            series.append(Series.of(name, Mark.POLYLINES, colour, form, **columns))
     if note:
         note = f"{note} The best {BEST} trials are among them. "
+    how = "Dark lines are the best trials, by the rank of their loss. "
     if not all(trials.labels[label].is_active[places].all() for label in shown):
-        note += "Trials without a label pass its axis at the place marked inactive."
+        how += "Trials without a label pass its axis at the place marked inactive."
     more = len(trials.labels) - len(shown)
     title = f"The params of {counted(len(places), 'complete trial')}" + (
         f"; {counted(more, 'label that matters less is', 'labels that matter less are')} left out" if more else ""
     )
-    return Chart(title=title, axes=axes, series=series, note=note.strip())
+    return Chart(title=title, axes=axes, series=series, note=note.strip(), how=how.strip())
+
+
+def _grouped(trials: TrialColumns, places: Indices, names: Sequence[str]) -> list[str]:
+    """Return the names of labels, such that each label follows the choice that decides whether it is active."""
+    values = {name: np.nan_to_num(trials.labels[name].values[places], nan=-math.inf) for name in names}
+    keys: dict[str, tuple[float, ...]] = {}
+    # A choice is active in more trials than what it decides.
+    for name in sorted(names, key=lambda each: -np.isfinite(values[each]).sum()):
+        is_active = np.isfinite(values[name])
+        keys[name] = (float(names.index(name)),)
+        for choice in [*keys][:-1] if is_active.any() and not is_active.all() else ():
+            own, other = values[choice][is_active], values[choice][~is_active]
+            if trials.labels[choice].options and not np.isin(own, [-math.inf, *other]).any():
+                keys[name] = (*keys[choice], float(own.min()), *keys[name])
+                break
+    return sorted(names, key=keys.__getitem__)
 
 
 def _most_important(trials: TrialColumns) -> list[str]:
     return [each.label for each in importances(trials, with_seconds=False)[:SLICES]]
 
 
-@StudyChart(name="slice", section="Params", place=2, choice="param", choices=_most_important)
+@StudyChart(name="slice", section="Params", place=2, choice="param", choices=_most_important, is_shown=has_marks)
 def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
     """Return the loss over one label, for the trials in which it is active."""
     found = trials.labels.get(label)
     if found is None and label not in study.space:
         raise UsageError(f"the study has no param {short(label)}")
-    title = f"The loss over {label}"
+    title = f"The {trials.loss_name} over {label if found is None else _where(trials, found)}"
     if found is None or not (trials.is_complete & found.is_active).any():
         return Chart(title=title, axes=(), empty="No trial with this label has completed yet.")
-    axes = (
-        _axis(found),
-        Axis(name=next(iter(trials.objectives), "loss"), scale=scale_of(trials.loss[trials.is_complete])),
-    )
     places = np.flatnonzero(trials.is_complete & found.is_active)
-    drawn, note = thin_points(found.values[places], trials.loss[places])
+    drawn, note = thin_points(found.values[places], trials.loss[places], MOST - MOST_MEANS)
     series = [*points_by_class(trials, found.values, places[drawn])]
-    return Chart(title=f"{title}{_where(trials, found)}", axes=axes, series=series, note=note)
+    x, mean = mean_losses(trials, found)
+    if len(x):
+        some = thin_rows(len(x), MOST_MEANS)[0]
+        mark, form = (Mark.POINTS, "mean") if found.options else (Mark.LINE, "filled")
+        series.append(Series.of("mean of the model", mark, "best", form, x=x[some], y=mean[some]))
+    ended = int((trials.state.is_in(*COUNTED) & found.is_active).sum())
+    how = f"{len(places):,} of {counted(ended, 'ended trial')} are complete. {_MEAN if len(x) else ''}".strip()
+    axes = _axis(found), trials.loss_axis(SLICED)
+    return Chart(title=title, axes=axes, series=series, has_states=True, note=note, how=how)
 
 
 @StudyChart(section="Params", place=1)
@@ -375,21 +450,21 @@ def importance(trials: TrialColumns) -> Chart:
     if not found:
         return Chart(title="Which params matter", axes=axes, empty=f"This takes {LEAST} completed trials.")
     found = found[:MOST_CATEGORIES]
-    bars = {"loss": [each.loss for each in found], "seconds": [each.seconds for each in found]}
-    series = [
-        Series.of(name, Mark.BARS, name, x=values, y=range(len(found)))
-        for name, values in bars.items()
-        if any(value is not None for value in values)
-    ]
-    note = _IMPORTANCE
-    if any(None in (each.loss, each.seconds) for each in rated):
-        note = f"Missing bars need {LEAST} completed trials, {LEAST_ACTIVE} with the label. {note}"
-    return Chart(title=_important(losses, seconds), axes=axes, series=series, note=note)
+    series = []
+    for name in ("loss", "seconds"):
+        x, error = ([getattr(each, f"{name}{end}") for each in found] for end in ("", "_error"))
+        if any(value is not None for value in x):
+            label = trials.loss_name if name == "loss" else name
+            series.append(Series.of(label, Mark.BARS, name, x=x, y=range(len(found)), error=error))
+    is_missing = any(None in (each.loss, each.seconds) for each in rated)
+    note = f"Missing bars need {LEAST_ACTIVE} completed trials with the label." if is_missing else ""
+    title = _important(losses, seconds).replace("the loss", f"the {trials.loss_name}")
+    return Chart(title=title, axes=axes, series=series, note=note, how=_IMPORTANCE)
 
 
 def importances(trials: TrialColumns, *, with_seconds: bool = True) -> list[Importance]:
     """Return the importance of each label; the labels that matter most for the loss come first."""
-    return _rated(trials, loss_shares(trials), seconds_shares(trials) if with_seconds else Shares({}, ()))
+    return _rated(trials, loss_shares(trials), seconds_shares(trials) if with_seconds else _NO_SHARES)
 
 
 def _rated(trials: TrialColumns, losses: Shares, seconds: Shares) -> list[Importance]:
@@ -399,6 +474,8 @@ def _rated(trials: TrialColumns, losses: Shares, seconds: Shares) -> list[Import
             loss=losses.shares.get(label.name),
             seconds=seconds.shares.get(label.name),
             trials=int(label.is_active.sum()),
+            loss_error=losses.errors.get(label.name),
+            seconds_error=seconds.errors.get(label.name),
         )
         for label in trials.labels.values()
     ]
@@ -412,17 +489,12 @@ def _axis(label: Label) -> Axis:
 
 
 def _where(trials: TrialColumns, label: Label) -> str:
-    """Return the end of a title: the subspaces in which a label is active, and how many of its trials completed."""
+    """Return the label's name, and the subspaces in which it is active unless it is active in all."""
     within = [name for name, _ in trials.subspace.places(label.is_active)]
     subspaces = len(trials.subspace.names)
-    where = ""
-    if len(within) < subspaces:
-        where = f", in {within[0]}" if len(within) == 1 else f", in {len(within)} of {subspaces} subspaces"
-    complete = int((trials.is_complete & label.is_active).sum())
-    ended = int((trials.state.is_in(*COUNTED) & label.is_active).sum())
-    if complete < ended:
-        return f"{where}, in {complete:,} of {counted(ended, 'trial')}: the others were pruned or failed"
-    return where or ", in all trials"
+    if len(within) == subspaces:
+        return label.name
+    return f"{label.name}, in {within[0] if len(within) == 1 else f'{len(within)} of {subspaces} subspaces'}"
 
 
 def _important(losses: Shares, seconds: Shares) -> str:

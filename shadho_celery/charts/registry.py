@@ -36,6 +36,11 @@ class Source(Protocol):
         """Return the attempts and the workers."""
 
 
+def has_marks(_: TrialColumns, chart: Chart) -> bool:
+    """Return whether a chart has marks."""
+    return not chart.empty
+
+
 @dataclass(kw_only=True)
 class StudyChart:
     """Registers a chart of a study, as the decorator of the function that makes the chart.

@@ -119,7 +119,8 @@ def figures_of(data: StudyData) -> list[Figure]:
 MOST_BYTES = 2_000_000
 #: maximum number of characters of most texts, and significant digits of a number that is drawn
 MOST_CHARACTERS, DIGITS = 300, 7
-#: maximum number of characters of a chart's note. It may be longer than other texts, because no stranger has written it
+#: maximum number of characters of a chart's notes. They may be longer than other texts, because no stranger has written
+#: them
 MOST_OF_NOTE = 1000
 #: numbers above this, such as times since the epoch, are rounded to three decimals instead of DIGITS digits
 _LARGE = 1e6
@@ -130,7 +131,7 @@ _LEAST_MARKS = 50
 def packed(chart: Chart) -> dict[str, Any]:
     """Return a chart as plain values for JSON. Texts are cut, control characters escaped, and numbers rounded."""
     found: dict[str, Any] = _plain(msgspec.to_builtins(chart, str_keys=True))
-    return {**found, "note": one_line(chart.note, MOST_OF_NOTE)}
+    return {**found, **{name: one_line(getattr(chart, name), MOST_OF_NOTE) for name in ("note", "how")}}
 
 
 def encoded(figures: Iterable[Figure], classes: Sequence[str], most: int = MOST_BYTES) -> bytes:

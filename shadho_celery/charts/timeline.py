@@ -147,9 +147,9 @@ def timeline(
     strips = np.flatnonzero(is_shown & is_joined)
     forms = {each.form for each in series}
     meanings = "; ".join(words for form, words in MEANINGS.items() if form in forms)
-    note = f"Bars: {meanings}; empty: idle. " if forms else ""
+    how = f"Bars: {meanings}; empty: idle. " if forms else ""
     if any("continues" in each.columns for each in series):
-        note += "Lines lead from a trial to the one that continues it with a greater budget. "
+        how += "Lines lead from a trial to the one that continues it with a greater budget. "
     # The number of parts is limited, so that strips, outages and bars together are at most MOST marks.
     kinds = bool(len(strips)) + attempts.has_others
     parts = max(1, min(pixels, (MOST - MOST // 10 - len(bars)) // max(1, kinds * len(rows.keys))))
@@ -160,21 +160,20 @@ def timeline(
         for name in sorted({key[0] for key in rows.keys}):
             of_class = np.array([key[0] == name for key in rows.keys])[:, None]
             series += _strips(rows, busy * of_class, edges, f"{name}, busy", f"class {name}")
-        note += f"{len(strips):,} attempts are joined to strips: a strip shows the share of its slots that were busy."
+        how += f"{len(strips):,} attempts are joined to strips: a strip shows the share of its slots that were busy. "
     if found := [*_strips(rows, use.others, edges, "other studies", "other")]:
         series += found
-        note = f"{note.strip()} Grey: the share of the slots that ran trials of other studies."
+        how += "Grey: the share of the slots that ran trials of other studies. "
     if len(outages := _outages(attempts, rows, start, end, width)):
         series.append(outages)
-        note = f"{note.strip()} Hatched grey: no worker that could run the study."
+        how += "Hatched grey: no worker that could run the study. "
     if (is_shown & attempts.end.is_in("lost")).any():
-        note = f"{note.strip()} Lost attempts do not count as busy time."
-    note = f"{note.strip()} {_preemptions(attempts)}"
+        how += "Lost attempts do not count as busy time."
     series.append(Series.of("idle", Mark.SPANS, "idle", y=range(len(rows.keys)), idle=use.idle, **rows.parts))
     words = Use.of(attempts, rows, np.linspace(start, end, MOMENTS)).words
     title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots {words}"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
-    return Chart(title=title, axes=axes, series=series, note=note.strip())
+    return Chart(title=title, axes=axes, series=series, note=_preemptions(attempts), how=how.strip())
 
 
 def _check(since: float | None, until: float | None) -> None:

@@ -8,6 +8,7 @@ running study or a worker as the command with its name.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import shlex
 import threading
@@ -23,9 +24,10 @@ import numpy as np
 from msgspec import Struct, to_builtins
 from numpy.typing import NDArray
 
-from shadho_celery.charts.chart import Array, Indices
+from shadho_celery.charts.chart import Array, Cell, Indices
 from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.losses import on_front
+from shadho_celery.charts.registry import CHARTS
 from shadho_celery.charts.study import MOST_CHARACTERS, ON_PAGES, chart_by_name, in_order_of_colours, packed
 from shadho_celery.cli.control import points_in
 from shadho_celery.core.checks import one_line, printable, short
@@ -197,6 +199,8 @@ PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
 RATE_TRIALS, RATE_SECONDS, RATE_LEAST = 50, 120.0, 10
 #: seconds of the time for which the page of the fleet shows what studies have used
 WEEK_SECONDS = 7 * 86400.0
+#: maximum number of trials that a page downloads
+MOST_EXPORTED = 20_000
 #: maximum length of a search text; maximum number of notes on a page
 MOST_SEARCH, MOST_NOTES = 200, 100
 
@@ -252,8 +256,6 @@ def summary(cached: CachedStudy) -> Json:
         "best": best,
         "objectives": dict(study.objectives),
         "labels": [{"key": label_key(label), "text": one_line(label, MOST_CHARACTERS)} for label in study.space],
-        "has_samplers": len(trials.sampler.names) > 1,
-        "has_budgets": bool(np.isfinite(trials.budget).any()),
         "of_machines": [each.name for each in ON_PAGES if each.section == "Machines"],
         "classes": in_order_of_colours({*trials.compute_class.names}),
         "ran_on": [*trials.compute_class.names],
@@ -277,16 +279,22 @@ def label_key(label: str) -> str:
     return hashlib.blake2b(label.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
+def _label_of(cached: CachedStudy, key: str) -> str:
+    """Return the label with this key, or `key` itself, if it is a label or unknown."""
+    keys = {label_key(label): label for label in cached.study.space if key not in cached.study.space}
+    return keys.get(key, key)
+
+
 def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
     """Return a chart by its name. Its argument `label` may be a label or the key of a label (`label_key`).
 
     Raises UsageError for an unknown chart or a bad argument.
     """
     texts = dict(asked)
-    if "label" in texts and texts["label"] not in cached.study.space:
-        keys = {label_key(label): label for label in cached.study.space}
-        texts["label"] = keys.get(texts["label"], texts["label"])
-    return packed(chart_by_name(cached, name, texts))
+    if "label" in texts:
+        texts["label"] = _label_of(cached, texts["label"])
+    found = chart_by_name(cached, name, texts)
+    return {**packed(found), "is_shown": CHARTS[name].is_shown(cached.trials(Depth.LOSSES), found)}
 
 
 def _with_text(trial: TrialResult) -> Json:
@@ -325,41 +333,93 @@ FILTERS = {name: name for name in ("state", "host", "subspace", "sampler", "fail
 def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
     """Return one page of the trials that match the filters.
 
-    `asked` may have: `page` from 0, `size`, `sort` (one of SORTED or "loss", with "-" in front for the reverse order),
-    `search` (a trial's number, or a part of a text column), and any of FILTERS. Raises UsageError for anything else.
+    `asked` may have: `page` from 0, `size`, `columns` (keys of labels whose values are the `cells` of trials), and what
+    `_numbers` knows. Raises UsageError for anything else.
     """
-    known = {*FILTERS, "page", "size", "sort", "search"}
+    found = _numbers(cached, asked)
+    labels = [_label_of(cached, key) for key in asked.get("columns", "").split(",") if key]
+    size = min(_whole(asked, "size", PAGE), MOST_PAGE)
+    start = _whole(asked, "page") * size
+    shown = cached.numbered(found[start : start + size])
+    return {
+        "count": len(found),
+        "page": start // size if size else 0,
+        "size": size,
+        "trials": [_with_text(trial) | {"cells": [_cell(cached, trial, label) for label in labels]} for trial in shown],
+    }
+
+
+def trials_csv(cached: CachedStudy, asked: Mapping[str, str]) -> str:
+    """Return the trials that match the filters as CSV. Raises UsageError if there are more than MOST_EXPORTED."""
+    numbers, file = _numbers(cached, asked), io.StringIO()
+    if len(numbers) > MOST_EXPORTED:
+        raise UsageError(
+            f"{len(numbers):,} trials are too many for a page; use shadho-celery export {cached.study.name}"
+        )
+    cached.study.write_csv(file, cached.numbered(numbers))
+    return file.getvalue()
+
+
+def _cell(cached: CachedStudy, trial: TrialResult, label: str) -> Cell:
+    """Return the value of a label as a table shows it, None where it is inactive."""
+    found = cached.study.option(label, trial.params[label]) if label in trial.params else None
+    return found if isinstance(found, (int, float)) or found is None else one_line(found, MOST_CHARACTERS)
+
+
+def _numbers(cached: CachedStudy, asked: Mapping[str, str]) -> list[int]:
+    """Return the numbers of the trials that match the filters, in their order.
+
+    `asked` may have: `sort` (one of SORTED, "loss" or the key of a label, with "-" in front for the reverse order),
+    `search` (a trial's number, or a part of a text column), `numbers` of trials, `within` (ranges such as KEY:0.1:0.5,
+    where KEY is "loss" or the key of a label), and any of FILTERS. Raises UsageError for anything else.
+    """
+    known = {*FILTERS, "page", "size", "columns", "sort", "search", "numbers", "within"}
     if unknown := {*asked} - known:
         raise UsageError(f"trials have no filter {short(min(unknown))}; filters: {', '.join(sorted(known))}")
     trials = cached.trials(_depth(asked))
-    places = _order(trials, asked.get("sort", "-number"))
-    places = places[_fits(trials, asked)[places]]
-    size = min(_whole(asked, "size", PAGE), MOST_PAGE)
-    start = _whole(asked, "page") * size
-    numbers = trials.number[places[start : start + size]].tolist()
-    return {
-        "count": len(places),
-        "page": start // size if size else 0,
-        "size": size,
-        "trials": [_with_text(trial) for trial in cached.numbered(numbers)],
-    }
+    sort = asked.get("sort", "-number")
+    by = sort.removeprefix("-")
+    is_fit = _fits(trials, asked)
+    for part in filter(None, asked.get("within", "").split(",")):
+        key, *ends = part.split(":")
+        values = _values(cached, trials, key)
+        try:
+            least, most = map(float, ends)
+        except ValueError:
+            values = None
+        if values is None:
+            raise UsageError(f"within={short(part)} is not a range of the loss or of a param")
+        is_fit &= (values >= least) & (values <= most)
+    places = _order(trials, sort, None if by in SORTED else _values(cached, trials, by))
+    found: list[int] = trials.number[places[is_fit[places]]].tolist()
+    return found
+
+
+def _values(cached: CachedStudy, trials: TrialColumns, key: str) -> Array | None:
+    """Return the losses for the key "loss", the drawn values for the key of a label, and None for any other key."""
+    label = _label_of(cached, key)
+    if key == "loss" or label not in cached.study.space:
+        return trials.loss if key == "loss" else None
+    return trials.labels[label].values if label in trials.labels else np.full(len(trials), math.nan)
 
 
 def _depth(asked: Mapping[str, str]) -> Depth:
     """Return the depth to which all trials must be read to find the requested ones."""
-    if asked.keys() & {"search", "failure"}:
+    sort = asked.get("sort", "number").removeprefix("-")
+    if asked.keys() & {"search", "failure", "within"} or sort not in {*SORTED, "loss"}:
         return Depth.PARAMS
-    is_brief = asked.get("sort", "number").removeprefix("-") in {"number", "loss"}
+    is_brief = sort in {"number", "loss"}
     return Depth.FACTS if asked.keys() & {"host", "subspace"} or not is_brief else Depth.LOSSES
 
 
-def _order(trials: TrialColumns, sort: str) -> Indices:
+def _order(trials: TrialColumns, sort: str, drawn: Array | None) -> Indices:
+    """Return the places of the trials in an order. `drawn` are the values of the label `sort`, if it is one."""
     name = sort.removeprefix("-")
     values: Array | Indices = trials.loss
     if name == "loss":
         places = trials.ranking
-    elif name in SORTED:
-        values = getattr(trials, name)
+    elif name in SORTED or drawn is not None:
+        values = getattr(trials, name) if drawn is None else drawn
         places = np.argsort(values, kind="stable")
     else:
         raise UsageError(f"trials cannot be sorted by {short(name)}; sort by loss, {', '.join(SORTED)}")
@@ -373,6 +433,8 @@ def _order(trials: TrialColumns, sort: str) -> Indices:
 
 def _fits(trials: TrialColumns, asked: Mapping[str, str]) -> NDArray[np.bool_]:
     found = np.ones(len(trials), bool)
+    if "numbers" in asked:
+        found &= np.isin(trials.number, [int(each) for each in asked["numbers"].split(",") if each.isdecimal()])
     columns: dict[str, Codes] = {name: getattr(trials, column) for name, column in FILTERS.items()}
     for name, codes in columns.items():
         if name in asked:

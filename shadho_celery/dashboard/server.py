@@ -97,6 +97,7 @@ class Server:
             Route("/api/study/{name}", self.of_study(summary)),
             Route("/api/study/{name}/chart/{chart}", self.of_study(chart)),
             Route("/api/study/{name}/trials", self.of_study(lambda c, r: answers.trials_page(c, r.query_params))),
+            Route("/api/study/{name}/trials.csv", self.download),
             Route(trial, self.of_study(lambda c, r: answers.trial(c, r.path_params["number"]))),
             Route(
                 f"{trial}/log",
@@ -153,6 +154,12 @@ class Server:
     def of_study(self, make: Callable[[CachedStudy, Request], object]) -> Callable[[Request], Response]:
         """Return a route that answers with the result of `make` for a study."""
         return lambda request: answer(make(self._cache.study(request.path_params["name"]), request))
+
+    def download(self, request: Request) -> Response:
+        """Return the trials that match the filters as a CSV file."""
+        text = answers.trials_csv(self._cache.study(request.path_params["name"]), request.query_params)
+        headers = {"cache-control": "no-store", "content-disposition": 'attachment; filename="trials.csv"'}
+        return Response(text, 200, headers, "text/csv")
 
     async def act_on_study(self, request: Request) -> Response:
         """Carry out an action on a running study. The answer says whether it was done, and the result or reason."""

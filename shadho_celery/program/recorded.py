@@ -20,6 +20,7 @@ from shadho_celery.results.trial import given
 from shadho_celery.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from shadho_celery.charts.params import Importance
     from shadho_celery.charts.report import StudyPictures
 
 
@@ -33,6 +34,17 @@ class ShownStudy(StudyResults):
         from shadho_celery.charts.report import StudyPictures
 
         return StudyPictures(self)
+
+    def importance(self) -> dict[str, Importance]:
+        """Return how much each label matters for the loss and for the seconds, the most important label first.
+
+        `loss` and `seconds` are shares of the variance, with the errors of their intervals of 95 % in `loss_error` and
+        `seconds_error`. They are None for a label that is active in fewer than ten completed trials.
+        """
+        from shadho_celery.charts.columns import read_trials
+        from shadho_celery.charts.params import importances
+
+        return {each.label: each for each in importances(read_trials(self))}
 
     def fetch(self, to: str | Path, number: int | None = None) -> None:
         """Copy what trial `number`, by default the best one, has left in its checkpoint_dir to the folder `to`.

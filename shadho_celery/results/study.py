@@ -10,7 +10,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -300,12 +300,12 @@ class StudyResults(StudyFacts):
         """Return the trials as a pandas DataFrame: one row per trial, one column per label and per metric."""
         return make_frame(self.trials, self._values)
 
-    def write_csv(self, file: TextIO, *, plain: bool = False) -> None:
-        """Write the table of `dataframe` as CSV, without pandas.
+    def write_csv(self, file: TextIO, trials: Iterable[TrialResult] | None = None, *, plain: bool = False) -> None:
+        """Write the table of `dataframe` as CSV, without pandas; `trials` are all trials by default.
 
         A text that a spreadsheet would run as a formula gets an apostrophe in front, unless `plain`.
         """
-        write_csv(self.trials, self._values, file, plain=plain)
+        write_csv(self.trials if trials is None else trials, self._values, file, plain=plain)
 
     def delete(self) -> Deleted:
         """Delete the study with its trials and reports, and its folders below the current working directory.

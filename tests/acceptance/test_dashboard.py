@@ -24,7 +24,6 @@ from hyperopt import hp
 from services.browser import SCHEMES, WIDTHS, Opened
 
 from shadho_celery import minimize
-from shadho_celery.charts.study import MOST_CHARACTERS
 from shadho_celery.core.checks import printable
 from shadho_celery.dashboard.cache import FRESH_SECONDS
 from shadho_celery.store.base import Turn
@@ -183,10 +182,6 @@ def test_characters_that_turn_a_text_around_are_escapes_on_every_page(recorded: 
                 assert r"<script>\u202evil\u2066" in text
                 assert r"line2\r\x1b[31m" in text
         dashboard.go(opened, "/study/backwards")
-        choose = opened.page.locator("label.choice select")
-        choose.wait_for()
-        assert [len(label) for label in choose.locator("option").all_inner_texts()][1] == MOST_CHARACTERS
-        choose.select_option(index=1)
         opened.page.get_by_role("heading", name="The loss over lll").wait_for()
         assert opened.logged == []
 
@@ -221,6 +216,27 @@ def test_a_page_follows_the_study_and_a_mark_opens_its_trial(own: Desk, browser:
         until(is_opened, 60, lambda: opened.page.locator("h1").inner_text())
 
 
+def test_a_range_that_is_dragged_on_an_axis_filters_the_table_and_a_name_moves_its_axis(dashboard: Dashboard) -> None:
+    with dashboard.opened("/study/shown") as opened:
+        page = opened.page
+        plot = page.locator("section.chart", has_text="The params of").locator(".plot")
+        page.get_by_role("heading", name="The loss over rate").wait_for()
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        # The last axis is that of the losses, whose trials are those of `rate`.
+        x, y = box["x"] + box["width"] - 72, box["y"] + box["height"] - 20
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x, y - 60, steps=4)
+        page.mouse.up()
+        link = page.get_by_role("link", name="Show the chosen trials in the table")
+        link.wait_for()
+        assert "within=loss%3A" in link.get_attribute("href")
+        page.mouse.click(x, box["y"] + 33)
+        page.get_by_text("Drag on an axis to choose trials").wait_for()
+        assert opened.logged == []
+
+
 def test_the_table_is_filtered_while_one_types(dashboard: Dashboard) -> None:
     with dashboard.opened("/study/shown/trials") as opened:
         opened.page.get_by_text("30 trials").first.wait_for()
@@ -232,6 +248,35 @@ def test_the_table_is_filtered_while_one_types(dashboard: Dashboard) -> None:
         assert opened.page.get_by_label("Class").locator("option").all_text_contents() == ["all", "cpu"]
         field.press("Enter")
         assert "search=no+such+host" in opened.page.url
+        assert opened.logged == []
+
+
+def test_marked_trials_are_compared_and_downloaded_and_a_range_filters(dashboard: Dashboard) -> None:
+    with dashboard.opened("/study/shown/trials") as opened:
+        page = opened.page
+        for number in (3, 5):
+            page.get_by_role("checkbox", name=f"Mark trial {number}", exact=True).check()
+        with page.expect_download() as download:
+            page.get_by_role("link", name="CSV of 2 marked trials").click()
+        assert len(Path(download.value.path()).read_text().splitlines()) == 3
+        page.get_by_role("link", name="Compare marked trials").click()
+        page.get_by_text("2 trials", exact=True).wait_for()
+        page.get_by_role("link", name="Show all trials").click()
+        page.get_by_text("30 trials", exact=True).wait_for()
+        page.get_by_label("Range of").select_option(label="rate")
+        page.get_by_label("to", exact=True).fill("0.5")
+        page.get_by_role("button", name="Filter").click()
+        page.get_by_role("button", name="rate -inf to 0.5").wait_for()
+        page.get_by_label("Order").select_option(label="rate, greatest first")
+        rates = page.locator('td[data-label="rate"]')
+        until(lambda: "sort=-" in page.url and rates.count() > 0, 30, lambda: page.url)
+        shown = [float(text) for text in rates.all_inner_texts()]
+        assert shown == sorted(shown, reverse=True)
+        assert max(shown) <= 0.5
+        page.get_by_text("Columns: 2 of 2 params").click()
+        page.get_by_role("checkbox", name="rate", exact=True).uncheck()
+        page.get_by_text("Columns: 1 of 2 params").wait_for()
+        assert not opened.problems()
         assert opened.logged == []
 
 

@@ -161,7 +161,7 @@ def test_a_part_of_a_bar_is_said_by_its_own_height(browser: Any, report: Path) -
     columns = [series["columns"] for series in charts["throughput"]["series"] if series["mark"] == "bars"]
     with Opened(browser, report.as_uri()) as opened:
         figure = opened.page.locator("figure", has_text="that this fleet could have completed")
-        figure.locator("summary").click()
+        figure.locator("summary").first.click()
         figure.locator("tbody tr").first.wait_for()
         count = len(columns[0]["y"])
         said = [row.locator("td").last.inner_text() for row in figure.locator("tbody tr").all()[count : 2 * count]]
@@ -170,13 +170,26 @@ def test_a_part_of_a_bar_is_said_by_its_own_height(browser: Any, report: Path) -
     assert [float(text.replace(",", "")) for text in said] == [pytest.approx(each, rel=5e-3, abs=1e-6) for each in own]
 
 
-def test_the_reader_chooses_the_param_of_a_slice(browser: Any, report: Path) -> None:
+def test_the_reader_chooses_time_and_range_and_zooms_by_dragging(browser: Any, report: Path) -> None:
+    """The axis of the losses is fitted to the better half at first; a range that was dragged over can be left again."""
     with Opened(browser, report.as_uri()) as opened:
-        choice = opened.page.get_by_role("combobox", name="param")
-        figure = opened.page.locator("figure", has=choice)
-        choice.select_option("gamma")
-        assert figure.locator("h3").inner_text().startswith("The loss over gamma")
-        assert choice.evaluate("element => element === document.activeElement")
+        figure, range_ = opened.page.locator("figure").first, opened.page.get_by_role("combobox", name="range").first
+        assert range_.input_value() == "better half"
+        range_.select_option("all")
+        figure.get_by_role("combobox", name="over").select_option("seconds")
+        assert figure.get_by_role("combobox", name="range").input_value() == "all"
+        figure.locator("canvas").scroll_into_view_if_needed()
+        box, whole = figure.locator("canvas").bounding_box(), figure.get_by_role("button", name="Whole range")
+        read = "document.querySelector('figure canvas').toDataURL()"
+        before = opened.page.evaluate(read)
+        opened.page.mouse.move(box["x"] + 100, box["y"] + 100)
+        opened.page.mouse.down()
+        opened.page.mouse.move(box["x"] + 200, box["y"] + 200, steps=3)
+        opened.page.mouse.up()
+        whole.wait_for()
+        assert opened.page.evaluate(read) != before
+        whole.click()
+        whole.wait_for(state="hidden")
         assert opened.logged == []
 
 

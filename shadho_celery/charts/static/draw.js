@@ -31,8 +31,12 @@ const CHARACTER = 8;
 // Exponent beyond which a power of ten is 0 or infinite as a floating-point number.
 const LAST_DECADE = 307;
 
-// Return the option for a figure that is `width` pixels wide.
-export function optionOf(chart, theme, width) {
+// Names of the ranges of an axis with a focus, from which a reader chooses.
+export const RANGES = ["better half", "all", "logarithm"];
+
+// Return the option for a figure that is `width` pixels wide. `view` is what its reader has chosen: `range`, one of
+// RANGES; `zoom`, the ends of the axes by column; and `order`, the indices of parallel axes.
+export function optionOf(chart, theme, width, view = {}) {
   const isParallel = chart.series.some((series) => series.mark === "polylines");
   return {
     animation: false,
@@ -45,12 +49,19 @@ export function optionOf(chart, theme, width) {
       extraCssText: "box-shadow: none",
       formatter: (mark) => card(chart, chart.series[mark.seriesIndex], mark.dataIndex),
     },
-    ...(isParallel ? parallel(chart, theme, width) : plane(chart, theme, width)),
+    ...(isParallel ? parallel(chart, theme, width, view.order) : plane(chart, theme, width, view)),
   };
 }
 
-function plane(chart, theme, width) {
-  const [x, y] = chart.axes;
+// Ends of the part of an axis that is shown; undefined if it has all values.
+function endsOf(axis, view) {
+  return axis.focus?.length && (view.range ?? RANGES[0]) === RANGES[0] ? axis.focus : undefined;
+}
+
+function plane(chart, theme, width, view) {
+  const [x, side_] = chart.axes;
+  const ends = endsOf(side_, view);
+  const y = side_.focus?.length ? { ...side_, scale: view.range === RANGES[2] ? "log" : "linear" } : side_;
   const hasPlaceless = chart.series.some((series) => series.mark === "points" && series.columns.y.includes(null));
   const isFlat = chart.series.some((series) => series.mark === "bars" && !series.columns.width);
   const bottom = { ...axisOf(x, theme, width, chart, "x"), nameLocation: "middle", nameGap: 30 };
@@ -66,13 +77,33 @@ function plane(chart, theme, width) {
   side.nameTextStyle = { ...side.nameTextStyle, align: "left" };
   bottom.scale = !isFlat;
   side.scale = !chart.series.some((series) => series.mark === "bars");
+  // The intervals of shares have their place, too.
+  const reached = chart.series.flatMap(({ columns: { x: shares, error } }) => error?.map((each, place) => each + shares[place]) ?? []);
+  if (reached.length) {
+    bottom.max = Math.min(x.most, Math.ceil(10 * Math.max(...reached)) / 10);
+  }
+  fit(bottom, view.zoom?.x);
+  fit(side, view.zoom?.y ?? ends);
+  const isBeyond = (y) => ends && y !== null && (y < ends[0] || y > ends[1]);
+  const beyond = chart.series.flatMap(({ mark, columns }) => (mark === "points" ? columns.y.filter(isBeyond) : [])).length;
+  if (beyond && !view.zoom && width > NARROW) {
+    side.name = `${side.name}; ${beyond} beyond the axis are at its edge`;
+  }
   return {
     grid: { left: 8, right: 24, top: 40, bottom: 36, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
     xAxis: bottom,
     // Marks without a y are drawn at the lower end of a second axis.
     yAxis: hasPlaceless ? [side, { type: "value", min: 0, max: 1, show: false }] : side,
-    series: chart.series.map((series) => seriesOf(chart, series, theme)),
+    series: chart.series.map((series) => seriesOf(chart, series, theme, view.zoom ? undefined : ends)),
   };
+}
+
+// Limit an axis to these ends. They are not round, so they have no labels.
+function fit(made, ends) {
+  if (ends) {
+    Object.assign(made, { min: ends[0], max: ends[1] });
+    Object.assign(made.axisLabel, { showMinLabel: false, showMaxLabel: false });
+  }
 }
 
 function axisOf(axis, theme, width, chart, column) {
@@ -149,12 +180,12 @@ function logExtent(least, most) {
   return { min: lower * scaleOf(least), max: upper * scaleOf(most) };
 }
 
-function seriesOf(chart, series, theme) {
+function seriesOf(chart, series, theme, ends) {
   const colour = theme.colourOf(series.colour);
   const common = { name: series.name, itemStyle: { color: colour }, clip: true };
   switch (series.mark) {
     case "points":
-      return { ...common, ...points(chart, series, theme, colour) };
+      return { ...common, ...points(chart, series, theme, colour, ends) };
     case "line":
       return { ...common, ...line(chart, series, colour) };
     case "steps":
@@ -173,8 +204,13 @@ function pairs(chart, series) {
   return series.columns.x.map((value, place) => [scaled(x, value), scaled(y, series.columns.y[place])]);
 }
 
-function points(chart, series, theme, colour) {
+// A point beyond `ends` is drawn pale at the nearer one of them.
+function points(chart, series, theme, colour, [least, most] = [-Infinity, Infinity]) {
   const found = pairs(chart, series);
+  const within = ([at, y]) => {
+    const shown = Math.min(most, Math.max(least, y));
+    return y === "-" || shown === y ? [at, y] : { value: [at, shown], itemStyle: { opacity: 0.25 } };
+  };
   const symbol = theme.symbolOf(series.colour);
   const isPlaceless = series.columns.y.every((value) => value === null);
   const isMany = found.length > 500;
@@ -183,6 +219,8 @@ function points(chart, series, theme, colour) {
     hollow: { symbol, itemStyle: { color: theme.ground, borderColor: colour, borderWidth: 1.5 } },
     cross: { symbol: CROSS, itemStyle: { color: colour } },
     dash: { symbol: DASH, symbolSize: [9, 3], itemStyle: { color: colour, opacity: 0.6 } },
+    // The mean of a category.
+    mean: { symbol: DASH, symbolSize: [32, 4], itemStyle: { color: colour } },
   };
   return {
     type: "scatter",
@@ -190,8 +228,8 @@ function points(chart, series, theme, colour) {
     ...(looks[series.form] ?? looks.filled),
     emphasis: { scale: 1.8, itemStyle: { opacity: 1, borderColor: theme.ink, borderWidth: 1 } },
     yAxisIndex: isPlaceless && found.length ? 1 : 0,
-    data: isPlaceless ? found.map(([x]) => [x, 0]) : found,
-    z: series.form === "cross" ? 4 : 3,
+    data: isPlaceless ? found.map(([x]) => [x, 0]) : found.map(within),
+    z: { cross: 4, mean: 5 }[series.form] ?? 3,
   };
 }
 
@@ -226,14 +264,27 @@ function steps(chart, series, colour) {
   };
 }
 
+// Bars from 0. With a column `error`, each has a line for its interval, and is pale if this holds 0.
 function bars(series, theme) {
-  const border = theme.colourOf(series.colour) === theme.colourOf("seconds") ? { borderColor: theme.muted } : {};
+  const { x, y, error = [] } = series.columns;
+  const border = series.colour === "seconds" ? { borderColor: theme.muted } : {};
+  const ends = (place) => [-1, 1].map((side) => ({ coord: [Math.max(0, x[place] + side * error[place]), y[place]] }));
   return {
     type: "bar",
     barMaxWidth: 18,
     barMinHeight: 1,
     itemStyle: { color: theme.colourOf(series.colour), borderWidth: 1, ...border },
-    data: series.columns.x.map((value, place) => [value ?? "-", series.columns.y[place]]),
+    data: x.map((value, place) => {
+      const isPale = value !== null && value <= error[place];
+      return { value: [value ?? "-", y[place]], itemStyle: isPale ? { opacity: 0.3 } : {} };
+    }),
+    markLine: {
+      silent: true,
+      symbol: "none",
+      label: { show: false },
+      lineStyle: { type: "solid", color: theme.muted, width: 2 },
+      data: x.flatMap((_, place) => (error[place] ? [ends(place)] : [])),
+    },
   };
 }
 
@@ -277,7 +328,7 @@ function rectangle(api, [left, top], [right, bottom]) {
   return { type: "rect", shape, style: { fill: api.visual("color") } };
 }
 
-function parallel(chart, theme, width) {
+function parallel(chart, theme, width, order = chart.axes.map((_, dim) => dim)) {
   const isNarrow = width < NARROW;
   const feet = chart.axes.map((axis, dim) => footOf(axis, rangeOf(chart, columnOf(dim))));
   const lines = chart.series.reduce((sum, series) => sum + lengthOf(series), 0);
@@ -288,7 +339,8 @@ function parallel(chart, theme, width) {
     parallel: isNarrow
       ? { left: 96, right: 32, top: 24, bottom: 32, layout: "vertical" }
       : { left: BESIDE[0], right: BESIDE[1], top: 48, bottom: 16 },
-    parallelAxis: chart.axes.map((axis, dim) => {
+    parallelAxis: order.map((dim) => {
+      const axis = chart.axes[dim];
       const made = axisOf(axis, theme, width, chart, columnOf(dim));
       made.name = cut(made.name, most);
       // Lines cross the labels, so the labels have a border in the colour of the page.
@@ -299,6 +351,8 @@ function parallel(chart, theme, width) {
         ...made,
         ...withFoot(made, axis, feet[dim], rangeOf(chart, columnOf(dim))),
         dim,
+        id: String(dim),
+        triggerEvent: true,
         scale: true,
         splitNumber: 3,
         nameLocation: isNarrow ? "start" : "end",
@@ -316,14 +370,18 @@ function parallel(chart, theme, width) {
         width: 1.5,
         opacity: lines > 100 ? 0.35 : 0.6,
       },
+      inactiveOpacity: 0.03,
       emphasis: { lineStyle: { opacity: 1, width: 3 } },
-      data: Array.from({ length: lengthOf(series) }, (_, place) =>
-        chart.axes.map((axis, dim) => {
-          const value = series.columns[columnOf(dim)][place] ?? feet[dim] ?? "-";
+      data: Array.from({ length: lengthOf(series) }, (_, place) => {
+        const value = chart.axes.map((axis, dim) => {
+          const found = series.columns[columnOf(dim)][place] ?? feet[dim] ?? "-";
           // `withFoot` has put the foot in front of the categories.
-          return axis.scale === "category" && feet[dim] !== null ? value + 1 : value;
-        }),
-      ),
+          return axis.scale === "category" && feet[dim] !== null ? found + 1 : found;
+        });
+        const share = place / Math.max(1, lengthOf(series) - 1);
+        // The marks of a series with ranks are sorted, the best last.
+        return series.colour === "rank" ? { value, lineStyle: { color: globalThis.echarts.color.lerp(share, theme.ranks) } } : value;
+      }),
     })),
   };
 }
@@ -356,6 +414,10 @@ function withFoot(made, axis, foot, { least, most, values }) {
     [least, most] = [10, 10];
   }
   const isFoot = (value) => Math.abs(value - foot) <= 1e-6 * (least - foot);
-  const formatter = (value) => (isFoot(value) ? INACTIVE : values.length && value >= least ? digits(value) : "");
+  const along = axis.scale === "log" ? Math.log : Number;
+  // The end is labelled, and values so near to it that their labels would cover its label are not.
+  const isFree = (value) => value >= most || along(most) - along(value) > 0.08 * (along(most) - along(foot));
+  const isSaid = (value) => values.length && value >= least && isFree(value);
+  const formatter = (value) => (isFoot(value) ? INACTIVE : isSaid(value) ? digits(value) : "");
   return { min: foot, max: most, axisLabel: { ...made.axisLabel, formatter } };
 }

@@ -1,7 +1,7 @@
 // A figure: a chart with its title, legend, note and table, drawn again when its width or the colours change.
 
-import { optionOf } from "./draw.js";
-import { element, inWords } from "./marks.js";
+import { RANGES, optionOf } from "./draw.js";
+import { chooser, columnOf, element, inWords } from "./marks.js";
 import { lengthOf, tableOf } from "./table.js";
 import { themeOf } from "./theme.js";
 import { Timeline } from "./timeline.js";
@@ -9,44 +9,73 @@ import { Timeline } from "./timeline.js";
 const NARROW = 480;
 const ROW = 26;
 const PLOT = 320;
+// Height of one of many charts.
+const SMALL = 208;
+// Pixels by which the mouse must move to zoom.
+const DRAGGED = 8;
 const SVG = "http://www.w3.org/2000/svg";
+// By form of a mark: the state of its trial.
+const STATES = { hollow: "pruned", light: "pruned", cross: "failed", dash: "infeasible" };
 let figures = 0;
+// By element: what the reader of its chart has chosen (see `optionOf`), kept while the chart is drawn again.
+const views = new WeakMap();
 
 // Fill `host` with a chart. A mark that is clicked, or chosen with arrow keys and Enter, sends the event "trial" with
-// the trial's number in `detail.number`. `controls` are elements below the title. Return an object with `dispose`, to be
-// called before `host` is used again.
+// the trial's number in `detail.number`. Ranges chosen on parallel axes are sent as the event "ranges", by name of the
+// axis. `controls` are elements below the title. Return an object with `dispose`, to be called before `host` is used
+// again.
 export function showChart(host, chart, classes, controls = []) {
   figures += 1;
   const id = `chart-${figures}`;
   host.classList.add("chart");
   const title = element("h3", chart.title, { id });
   if (chart.empty) {
-    host.replaceChildren(title, ...controls, element("p", chart.empty, { class: "empty" }));
+    host.replaceChildren(title, element("p", chart.empty, { class: "empty" }));
     return { dispose: () => {} };
   }
   const plot = element("div", "", { class: "plot", tabindex: "0", role: "application", "aria-labelledby": id });
   const live = element("p", "", { class: "unseen", "aria-live": "polite" });
   const legend = element("ul", "", { class: "legend" });
   const note = chart.note ? [element("p", chart.note, { class: "note" })] : [];
-  host.replaceChildren(title, ...controls, legend, plot, live, ...note, tableOf(chart));
-  const open = (number) => host.dispatchEvent(new CustomEvent("trial", { bubbles: true, detail: { number } }));
-  const say = (text) => (live.textContent = text);
-  const drawn = chart.name === "timeline" ? onCanvas(plot, chart, { open, say }) : byECharts(plot, chart, { open, say });
-  const ending = new AbortController();
+  const behind = element("div", "", { class: "behind" });
+  behind.append(tableOf(chart));
+  if (chart.how) {
+    const how = element("details", "", { class: "how" });
+    how.append(element("summary", "How this is computed"), element("p", chart.how));
+    behind.append(how);
+  }
+  const view = views.get(host) ?? {};
+  views.set(host, view.x === chart.axes[0].name ? view : Object.assign(view, { x: chart.axes[0].name, zoom: undefined }));
+  const send = (name, detail) => host.dispatchEvent(new CustomEvent(name, { bubbles: true, detail }));
+  const acts = { open: (number) => send("trial", { number }), say: (text) => (live.textContent = text), send };
+  let theme = null;
   const paint = () => {
-    const theme = themeOf(host, classes);
-    legend.replaceChildren(...entries(chart, theme));
-    drawn.paint(theme);
+    const shown = inView(chart, view);
+    legend.replaceChildren(...entries(shown, theme));
+    whole.hidden = !view.zoom;
+    drawn.paint(theme, shown);
   };
-  paint();
+  const whole = element("button", "Whole range", { type: "button" });
+  whole.addEventListener("click", () => paint(Object.assign(view, { zoom: undefined })));
+  const choices = element("div", "", { class: "choices" });
+  choices.append(...controls, ...choicesOf(chart, view, paint), whole);
+  host.replaceChildren(title, choices, legend, plot, live, ...note, behind);
+  const drawn = chart.name === "timeline" ? onCanvas(plot, chart, acts) : byECharts(plot, chart, acts, view, paint);
+  const ending = new AbortController();
+  const paintAnew = () => {
+    theme = themeOf(host, classes);
+    paint();
+  };
+  paintAnew();
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  dark.addEventListener("change", paint, { signal: ending.signal });
-  let width = plot.clientWidth;
+  dark.addEventListener("change", paintAnew, { signal: ending.signal });
+  const size = () => `${plot.clientWidth} ${plot.clientHeight}`;
+  let last = size();
   const resized = new ResizeObserver(() => {
-    if (plot.clientWidth !== width) {
-      width = plot.clientWidth;
+    if (size() !== last) {
       drawn.resize();
       paint();
+      last = size();
     }
   });
   resized.observe(plot);
@@ -69,11 +98,90 @@ function onCanvas(plot, chart, { open, say }) {
   };
 }
 
-function byECharts(plot, chart, { open, say }) {
-  plot.style.height = `${heightOf(chart, plot.clientWidth)}px`;
+// The chart with its trials in the colours of their states, unless the reader has chosen those of the classes.
+function inView(chart, { colours }) {
+  const recoloured = (series) => {
+    const state = STATES[series.form] ?? "complete";
+    return series.colour.startsWith("class ") ? { ...series, name: state, colour: `state ${state}` } : series;
+  };
+  return colours === "state" ? { ...chart, series: chart.series.map(recoloured) } : chart;
+}
+
+// What the reader may choose: the range of the losses, and the colours of trials of several classes.
+function choicesOf(chart, view, paint) {
+  const [, y] = chart.axes;
+  const losses = chart.series.flatMap(({ mark, columns }) => (mark === "points" ? columns.y : []));
+  const classes = new Set(chart.series.map(({ colour }) => colour).filter((colour) => colour.startsWith("class ")));
+  const choose = (key, options) => {
+    view[key] ??= options[0];
+    const act = (value) => paint(Object.assign(view, { [key]: value, zoom: undefined }));
+    return options.length > 1 ? [chooser(key, options.map((each) => [each, each]), view[key], act)] : [];
+  };
+  return [
+    ...(y?.focus?.length ? choose("range", RANGES.slice(0, losses.every((loss) => loss === null || loss > 0) ? 3 : 2)) : []),
+    ...(chart.has_states ? choose("colours", classes.size > 1 ? ["class", "state"] : ["state"]) : []),
+  ];
+}
+
+// Zoom into the part of the axes over which the mouse is dragged.
+function zoomByDragging(plot, drawn, view, paint) {
+  const box = element("div", "", { class: "zoom" });
+  let from = null;
+  const sides = ({ offsetX, offsetY }) => [[from[0], offsetX], [from[1], offsetY]].map((ends) => ends.sort((a, b) => a - b));
+  plot.addEventListener("pointerdown", ({ pointerType, button, offsetX: x, offsetY: y }) => {
+    from = pointerType === "mouse" && !button && drawn.containPixel("grid", [x, y]) ? [x, y] : null;
+  });
+  plot.addEventListener("pointermove", (event) => {
+    if (from && Math.abs(event.offsetX - from[0]) > DRAGGED) {
+      const [[left, right], [top, bottom]] = sides(event);
+      plot.setPointerCapture(event.pointerId);
+      box.style.cssText = `left: ${left}px; top: ${top}px; width: ${right - left}px; height: ${bottom - top}px`;
+      plot.append(box);
+    }
+  });
+  plot.addEventListener("pointerup", (event) => {
+    if (box.isConnected) {
+      const [x, y] = sides(event);
+      const [low, high] = [0, 1].map((end) => drawn.convertFromPixel({ xAxisIndex: 0, yAxisIndex: 0 }, [x[end], y[1 - end]]));
+      box.remove();
+      paint(Object.assign(view, { zoom: { x: [low[0], high[0]], y: [low[1], high[1]] } }));
+    }
+    from = null;
+  });
+}
+
+// Send the ranges that are chosen on parallel axes, and put an axis whose name is clicked in front.
+function onParallelAxes(drawn, chart, view, send, paint) {
+  drawn.on("axisareaselected", ({ parallelAxisId: id, intervals }) => {
+    const [axis, dim] = [chart.axes[id], Number(id)];
+    // In front of the categories may be the place of lines without one.
+    const shift = axis.scale === "category" && chart.series.some(({ columns }) => columns[columnOf(dim)].includes(null)) ? 1 : 0;
+    view.ranges[axis.name] = intervals[0]?.map((end) => end - shift);
+    send("ranges", view.ranges);
+  });
+  drawn.on("click", ({ targetType, componentIndex }) => {
+    if (targetType === "axisName") {
+      const order = view.order ?? chart.axes.map((_, dim) => dim);
+      view.order = [order[componentIndex], ...order.filter((_, place) => place !== componentIndex)];
+      paint();
+    }
+  });
+}
+
+function byECharts(plot, chart, { open, say, send }, view, paint) {
+  const fitHeight = () => {
+    plot.style.height = `${heightOf(chart, plot.clientWidth, plot.closest(".multiples") ? SMALL : PLOT)}px`;
+  };
+  fitHeight();
+  plot.classList.toggle("grows", chart.axes[1]?.scale !== "category");
   const drawn = globalThis.echarts.init(plot);
+  if (chart.series.some((series) => series.mark === "polylines")) {
+    onParallelAxes(drawn, chart, view, send, paint);
+  } else if (chart.axes[1]?.focus?.length && chart.axes[0].scale !== "category") {
+    zoomByDragging(plot, drawn, view, paint);
+  }
   const openMark = (series, place) => {
-    const number = chart.series[series].columns.number?.[place];
+    const number = chart.series[series]?.columns.number?.[place];
     if (number !== undefined && number !== null) {
       open(number);
     }
@@ -99,7 +207,10 @@ function byECharts(plot, chart, { open, say }) {
     Home: () => go(0),
     End: () => go(marks.length - 1),
     Enter: () => at >= 0 && openMark(...marks[at]),
-    Escape: () => drawn.dispatchAction({ type: "hideTip" }),
+    Escape: () => {
+      drawn.dispatchAction({ type: "hideTip" });
+      paint(Object.assign(view, { zoom: undefined }));
+    },
   };
   const press = (event) => {
     if (event.key in acts && marks.length) {
@@ -109,9 +220,12 @@ function byECharts(plot, chart, { open, say }) {
   };
   plot.addEventListener("keydown", press);
   return {
-    paint: (theme) => drawn.setOption(optionOf(chart, theme, plot.clientWidth), true),
+    paint: (theme, shown) => {
+      drawn.setOption(optionOf(shown, theme, plot.clientWidth, view), true);
+      send("ranges", (view.ranges = {}));
+    },
     resize: () => {
-      plot.style.height = `${heightOf(chart, plot.clientWidth)}px`;
+      fitHeight();
       drawn.resize();
     },
     dispose: () => {
@@ -121,14 +235,14 @@ function byECharts(plot, chart, { open, say }) {
   };
 }
 
-function heightOf(chart, width) {
+function heightOf(chart, width, most = PLOT) {
   const [, y] = chart.axes;
   const isParallel = chart.series.some((series) => series.mark === "polylines");
   if (isParallel && width < NARROW) {
     return Math.max(PLOT, 56 * chart.axes.length);
   }
   const bars = chart.series.filter((series) => series.mark === "bars").length || 1;
-  return y?.scale === "category" && !isParallel ? 96 + y.categories.length * (ROW + 10 * (bars - 1)) : PLOT;
+  return y?.scale === "category" && !isParallel ? 96 + y.categories.length * (ROW + 10 * (bars - 1)) : most;
 }
 
 // Marks in the order in which the arrow keys go through them: by y if that axis has categories, else by x.
@@ -182,7 +296,7 @@ function swatch(series, theme) {
     svg.append(made("path", { d: "M0 8H16", stroke: colour, "stroke-width": 2, opacity, ...dashes }));
   } else if (series.form === "cross") {
     svg.append(made("path", { d: "M4 4L12 12M4 12L12 4", stroke: colour, "stroke-width": 2 }));
-  } else if (series.form === "dash") {
+  } else if (["dash", "mean"].includes(series.form)) {
     svg.append(made("path", { d: "M3 8H13", stroke: colour, "stroke-width": 3, opacity: 0.6 }));
   } else if (series.mark === "points") {
     const fill = series.form === "hollow" ? { fill: "none", stroke: colour, "stroke-width": 2 } : { fill: colour };
@@ -227,14 +341,12 @@ function made(name, attributes) {
 
 // Fill `host` with one of several charts. The reader chooses it by name. `charts` are pairs of name and chart.
 export function showOneOf(host, label, charts, classes) {
-  const choice = element("select");
-  choice.append(...charts.map(([name], place) => element("option", name, { value: place })));
-  const labelled = element("label", `${label} `, { class: "choice" });
-  labelled.append(choice);
-  let drawn = showChart(host, charts[0][1], classes, [labelled]);
-  choice.addEventListener("change", () => {
-    drawn.dispose();
-    drawn = showChart(host, charts[choice.value][1], classes, [labelled]);
-    choice.focus();
-  });
+  let drawn = null;
+  const act = (place, choose) => {
+    drawn?.dispose();
+    drawn = showChart(host, charts[place][1], classes, [choice]);
+    choose?.focus();
+  };
+  const choice = chooser(label, charts.map(([name], place) => [place, name]), 0, act);
+  act(0);
 }

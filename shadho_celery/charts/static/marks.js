@@ -31,6 +31,17 @@ export function element(name, text = "", attributes = {}) {
   return made;
 }
 
+// A labelled list of `options`, pairs of value and text. `act` is called with the value that is chosen, and the list.
+export function chooser(label, options, value, act) {
+  const made = element("label", `${label} `, { class: "choice" });
+  const choose = element("select");
+  choose.append(...options.map(([key, text]) => element("option", text, { value: key })));
+  choose.value = value;
+  choose.addEventListener("change", () => act(choose.value, choose));
+  made.append(choose);
+  return made;
+}
+
 // Name of the column with a line's values on one of several parallel axes.
 export const columnOf = (place) => `axis ${place}`;
 

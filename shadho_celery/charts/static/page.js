@@ -19,6 +19,16 @@ for (const { section: name, choice, charts } of figures) {
     place.append(section);
   }
   const host = element("figure", "", WIDE.includes(charts[0][1].name) ? { class: "wide" } : {});
+  if (charts[0][1].name === "slice") {
+    const grid = element("div", "", { class: "multiples wide" });
+    section.append(grid);
+    for (const [, chart] of charts.filter(([, each]) => !each.empty)) {
+      const small = element("figure");
+      grid.append(small);
+      showChart(small, chart, classes);
+    }
+    continue;
+  }
   section.append(host);
   if (charts.length > 1) {
     showOneOf(host, choice, charts, classes);

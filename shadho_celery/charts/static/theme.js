@@ -11,6 +11,9 @@ const MEANINGS = new Map([
   ["bound", "muted"],
   ["other", "muted"],
   ["state FAILED", "failed"],
+  ["state complete", "complete"],
+  ["state infeasible", "infeasible"],
+  ["rank", "complete"],
 ]);
 
 // `classes` are the names of compute classes, the strongest first. All charts of a page use the same list, and a class
@@ -36,6 +39,8 @@ export function themeOf(element, classes) {
     muted: named("muted"),
     line: named("line"),
     failed: named("failed"),
+    // Colours of ranks, from the worst to the best.
+    ranks: [named("line"), named("soft"), named("complete")],
     font: style.fontFamily,
     colourOf: (meaning) => {
       const place = placeOf(meaning);

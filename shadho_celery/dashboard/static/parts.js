@@ -14,6 +14,8 @@ const LONG_PAUSE = 3000;
 const SLOW = 500;
 // A timeline with more rows than this takes the whole width.
 const TALL = 14;
+// As does a chart with more parallel axes.
+const MANY = 6;
 
 export function link(text, ...parts) {
   return element("a", text, { href: `#/${parts.map(encodeURIComponent).join("/")}` });
@@ -30,7 +32,9 @@ function placeOf(name, facts, at) {
   document.title = printable(`${name} – shadho_celery`);
   const made = element("nav", "", { "aria-label": `Study ${name}`, class: "study" });
   made.append(element("span", name, { class: "name" }), element("span", facts.state, { class: `state ${facts.state}` }));
-  for (const [text, ...rest] of [["study"], ["trials", "trials"], ["placement", "placement"]]) {
+  // On one class, there is nothing to place.
+  const pages = [["study"], ["trials", "trials"], ...(facts.ran_on.length > 1 ? [["placement", "placement"]] : [])];
+  for (const [text, ...rest] of pages) {
     const each = link(text, "study", name, ...rest);
     if (text === at) {
       each.setAttribute("aria-current", "page");
@@ -52,8 +56,8 @@ const chartPath = (name, chart) => ofStudy(name, `/chart/${chart}`);
 export const askForChart = (name, chart) => ask(chartPath(name, chart));
 
 // Create a place for a chart. Return a function that requests and draws the chart. The function never throws:
-// if the chart cannot be shown, its place says so.
-export function chartPlace(parent, name, chart, { query = {}, classes = [], controls = [], onTrial, signal } = {}) {
+// if the chart cannot be shown, its place says so. It returns the chart that is shown.
+export function chartPlace(parent, name, chart, { query = {}, classes = [], controls = [], onTrial, onRanges, signal } = {}) {
   const box = element("section");
   const named = chart.replaceAll("_", " ");
   const trouble = element("p", "", { class: "trouble", role: "status" });
@@ -65,6 +69,7 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
   let drawn = null;
   let asked = 0;
   box.addEventListener("trial", (event) => onTrial?.(event.detail.number));
+  box.addEventListener("ranges", (event) => onRanges?.(event.detail));
   signal?.addEventListener("abort", () => drawn?.dispose());
   const show = async () => {
     asked += 1;
@@ -79,13 +84,16 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
       drawn?.dispose();
       drawn = null;
       drawn = showChart(box, found, classes, controls);
-      // If there are no failures, the chart of their kinds already says so.
-      frame.hidden = chart === "failures_by_label" && Boolean(found.empty);
-      // A timeline with many rows needs the whole width of the page.
-      frame.classList.toggle("wide", chart === "timeline" && found.axes[1].categories.length > TALL);
+      frame.hidden = !found.is_shown;
+      frame.classList.toggle("line", Boolean(found.empty));
+      // A timeline with many rows, and many parallel axes, need the whole width of the page.
+      const isTall = chart === "timeline" && found.axes[1].categories.length > TALL;
+      frame.classList.toggle("wide", isTall || (chart === "parallel" && found.axes.length > MANY));
       shown = text;
+      last = found;
     }
   };
+  let last = null;
   return async (changed = {}) => {
     Object.assign(query, changed);
     try {
@@ -95,6 +103,7 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
       waits.textContent = "";
       trouble.textContent = printable(`The chart ${named} cannot be ${shown ? "renewed" : "shown"}: ${error.message}`);
     }
+    return last;
   };
 }
 

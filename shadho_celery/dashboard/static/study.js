@@ -2,8 +2,13 @@
 
 import { get, ofStudy } from "/static/api.js";
 import { askForChart, chartPlace, follow, headline, link, money, notesPlace, number } from "/static/parts.js";
-import { element } from "/pages/marks.js";
+import { chooser, element } from "/pages/marks.js";
 import { counted, whole } from "/pages/numbers.js";
+
+// Maximum number of params with a chart of their own.
+const SLICES = 12;
+// What one can do with parallel coordinates.
+const HINT = "Drag on an axis to choose trials; click a name to move its axis.";
 
 export async function showStudy(page, name) {
   const { main, signal } = page;
@@ -19,26 +24,20 @@ export async function showStudy(page, name) {
     location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`;
   };
   const options = { classes: facts.classes, onTrial, signal };
-  const history = chartPlace(charts, name, "history", options);
-  const drawn = [chartPlace(charts, name, "timeline", options)];
-  const names = ["parallel", "importance"];
-  if (facts.labels.length) {
-    names.push("slice");
-  }
-  names.push("failures", "failures_by_label", ...(facts.has_samplers ? ["samplers"] : []), "curves");
-  if (facts.has_budgets) {
-    names.push("rungs");
-  }
-  if (Object.keys(facts.objectives).length > 1) {
-    names.push("front", "hypervolume");
-  }
-  for (const chart of names) {
-    if (chart === "slice") {
-      drawn.push(slices(charts, name, facts.labels, options));
-    } else {
-      drawn.push(chartPlace(charts, name, chart, options));
-    }
-  }
+  const over = chooser("over", [["trials", "trials"], ["seconds", "seconds"]], "trials", async (along, choose) => {
+    await history({ along });
+    choose.focus();
+  });
+  const history = chartPlace(charts, name, "history", { ...options, controls: [over] });
+  const places = (...names) => names.map((chart) => chartPlace(charts, name, chart, options));
+  const drawn = places("timeline");
+  const importance = chartPlace(charts, name, "importance", options);
+  let rated = null;
+  drawn.push(
+    async () => (rated = await importance()),
+    ...places("front", "hypervolume", "failures", "failures_by_label", "curves", "rungs", "samplers"),
+    ...paramPlaces(charts, name, facts.labels, () => rated, options),
+  );
   const head = async (now) => {
     if (!signal.aborted) {
       top.replaceChildren(...headlines(name, now));
@@ -83,21 +82,37 @@ function headlines(name, facts) {
   }
   if (facts.owner) {
     found.push(headline("owner", facts.owner));
+    found.at(-1).classList.add("small");
   }
   return found;
 }
 
-function slices(parent, name, labels, options) {
-  const labelled = element("label", "param ", { class: "choice" });
-  const choose = element("select");
-  for (const { key, text } of labels) {
-    choose.append(element("option", text, { value: key }));
-  }
-  labelled.append(choose);
-  const renew = chartPlace(parent, name, "slice", { ...options, query: { label: labels[0].key }, controls: [labelled] });
-  choose.addEventListener("change", async () => {
-    await renew({ label: choose.value });
-    choose.focus();
-  });
-  return renew;
+// Parallel coordinates, and the loss over each of the params that matter most. A range that is chosen on an
+// axis filters the table of trials.
+function paramPlaces(parent, name, labels, rated, options) {
+  const keys = new Map(labels.map(({ key, text }) => [text, key]));
+  const within = element("span", HINT);
+  const onRanges = (ranges) => {
+    const chosen = Object.entries(ranges).filter(([, ends]) => ends);
+    const asked = chosen.map(([text, ends]) => [keys.get(text) ?? "loss", ...ends.map((end) => Number(end.toPrecision(6)))]);
+    const query = new URLSearchParams({ within: asked.map((each) => each.join(":")).join(",") });
+    const href = `#/study/${encodeURIComponent(name)}/trials?${query}`;
+    within.replaceChildren(chosen.length ? element("a", "Show the chosen trials in the table", { href }) : HINT);
+  };
+  const parallel = chartPlace(parent, name, "parallel", { ...options, controls: [within], onRanges });
+  const frame = element("div", "", { class: "wide" });
+  const grid = element("div", "", { class: "multiples" });
+  frame.append(grid);
+  parent.append(frame);
+  let drawn = null;
+  const slices = async () => {
+    // The categories of this chart are the labels, the most important first.
+    const order = [...(rated()?.axes[1].categories ?? []), ...keys.keys()].filter((text) => keys.has(text));
+    drawn ??= [...new Set(order)].slice(0, SLICES).map((text) => chartPlace(grid, name, "slice", { ...options, query: { label: keys.get(text) } }));
+    for (const renew of drawn) {
+      await renew();
+    }
+    frame.hidden = [...grid.children].every((each) => each.hidden);
+  };
+  return [parallel, slices];
 }

@@ -44,6 +44,16 @@ def test_a_loss_that_is_maximised_has_its_greatest_value_as_the_best() -> None:
     assert history(found).title == "The best accuracy is 0.9 after 3 trials"
 
 
+@pytest.mark.parametrize(("direction", "ends"), [("minimize", (0.9, 5.725)), ("maximize", (5.275, 10.225))])
+def test_the_axis_of_the_losses_is_fitted_to_the_better_half(direction: str, ends: tuple[float, float]) -> None:
+    rows = [{"loss": float(loss)} for loss in range(1, 11)]
+    axis = history(trials(rows, objectives={"accuracy": direction})).axes[1]
+    assert axis.name == {"minimize": "accuracy", "maximize": "accuracy (maximize)"}[direction]
+    assert axis.focus == pytest.approx(ends)
+    assert not history(trials(rows[:9])).axes[1].focus
+    assert not history(trials([{"loss": 1.0}] * 20)).axes[1].focus
+
+
 def test_the_best_so_far_is_feasible_and_of_the_greatest_budget() -> None:
     rows = [
         {"loss": 0.1, "budget": 1.0},

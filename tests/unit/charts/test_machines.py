@@ -121,7 +121,7 @@ def test_slots_that_ran_trials_of_other_studies_are_neither_idle_nor_free() -> N
     chart = one_more_worker(trials(rows), found)
     assert chart.series[0].columns["x"] == pytest.approx([180.0], rel=0.03)
     assert chart.title.endswith("; its slots were busy for 51 % of the time, and for 49 % with trials of other studies")
-    assert "Other studies take as large a part of one more worker" in chart.note
+    assert "Other studies take as large a part of one more worker" in chart.how
     shown = timeline(found)
     assert shown.title.endswith("were busy for 51 % of the time, and for 49 % with trials of other studies")
     strips = {series.name: series for series in shown.series}["other studies"]
@@ -166,7 +166,7 @@ def test_times_without_a_worker_are_marked_in_the_timeline() -> None:
         ("early", 60.0, 100.0),
         ("late", 0.0, 40.0),
     ]
-    assert "no worker that could run the study" in chart.note
+    assert "no worker that could run the study" in chart.how
 
 
 def test_the_rates_of_one_more_worker_are_at_full_use_beside_the_share_of_busy_slots() -> None:
@@ -183,17 +183,17 @@ def test_bars_above_the_bound_are_explained() -> None:
         for n, start in enumerate(5.0 * np.arange(40))
     ]
     found = attempts([], [session("cpu", until=200.0)])
-    note = throughput(trials(rows), found).note
+    note = throughput(trials(rows), found).how
     assert "The dashed line is the bound." in note
     assert "Bars are higher than the bound where" in note
     idle = attempts([], [session("cpu", 2, until=200.0)])
-    assert "higher than the bound" not in throughput(trials(busy()), idle).note
+    assert "higher than the bound" not in throughput(trials(busy()), idle).how
 
 
 def test_trials_that_take_longer_to_send_than_to_run_are_said_to_be_short() -> None:
     found = attempts([], [session("cpu", until=200.0)])
-    assert "less than a tenth of a second" in throughput(trials(busy(0.01)), found).note
-    assert "less than a tenth of a second" not in throughput(trials(busy()), found).note
+    assert "short trials" in throughput(trials(busy(0.01)), found).note
+    assert "short trials" not in throughput(trials(busy()), found).note
 
 
 def test_a_short_study_rates_neither_machines_nor_predictions() -> None:
@@ -312,7 +312,7 @@ def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:
     assert found["cpu, complete, copy"].form == "outlined"
     assert found["gpu, running"].columns["end"] == [20.0]
     assert found["gpu, running"].form != found["cpu, complete"].form
-    assert chart.note == (
+    assert chart.how == (
         "Bars: filled: complete; with a point: running; hatched: lost with its worker; "
         "outlined: a copy of a late trial, or replaced by another attempt; empty: idle. "
         "Lost attempts do not count as busy time."
@@ -335,10 +335,10 @@ def test_the_parts_of_a_promoted_trial_are_joined_in_the_order_of_their_rungs() 
     chart = timeline(attempts(rows), trials=facts)
     columns = chart.series[0].columns
     assert dict(zip(columns["number"], columns["continues"], strict=True)) == {0: None, 1: None, 2: 1, 3: 0, 4: 3}
-    assert "Lines lead from a trial to the one that continues it" in chart.note
+    assert "Lines lead from a trial to the one that continues it" in chart.how
     plain = timeline(attempts(rows), trials=trials([{"loss": 1.0}] * 5))
     assert "continues" not in plain.series[0].columns
-    assert "Lines" not in plain.note
+    assert "Lines" not in plain.how
 
 
 def test_idle_time_counts_only_while_the_worker_lives() -> None:
@@ -367,8 +367,8 @@ def test_time_of_lost_attempts_is_not_busy_time() -> None:
     rows = [{"started_at": 0.0, "ended_at": 5.0}, {"started_at": 5.0, "ended_at": 20.0, "end": "lost"}]
     found = attempts(rows, [session("cpu", until=10.0, reason="lost")], now=20.0)
     assert Use.of(found, make_rows(found), np.array([0.0, 20.0])).idle.tolist() == [0.5]
-    assert "Lost attempts do not count as busy time." in timeline(found).note
-    assert "Lost attempts" not in timeline(attempts(rows[:1])).note
+    assert "Lost attempts do not count as busy time." in timeline(found).how
+    assert "Lost attempts" not in timeline(attempts(rows[:1])).how
 
 
 def test_a_large_fleet_has_a_row_for_each_machine_and_a_larger_one_for_each_class() -> None:
@@ -395,7 +395,7 @@ def test_short_attempts_are_joined_so_that_a_long_timeline_stays_within_the_limi
     rows = [{"started_at": float(at), "ended_at": float(at) + 0.5, "slot": int(n % 8)} for n, at in enumerate(starts)]
     chart = timeline(attempts(rows, now=50_001.0))
     assert len(chart) <= MOST + 8
-    assert "30,000 attempts are joined" in chart.note
+    assert "30,000 attempts are joined" in chart.how
     seconds = sum(
         float(end) - float(start) if busy is None else (float(end) - float(start)) * float(busy)  # type: ignore[arg-type]
         for series in chart.series[:-1]
@@ -416,8 +416,8 @@ def test_as_many_attempts_as_the_limit_have_a_bar_each_however_short_they_are() 
 
     chart = long(MOST_BARS)
     assert sum(len(series) for series in chart.series[:-1] if series.form == "filled") == MOST_BARS
-    assert "joined" not in chart.note
-    assert f"{MOST_BARS + 1:,} attempts are joined" in long(MOST_BARS + 1).note
+    assert "joined" not in chart.how
+    assert f"{MOST_BARS + 1:,} attempts are joined" in long(MOST_BARS + 1).how
 
 
 def test_a_machine_with_one_slot_has_bars_and_one_with_several_has_strips() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,15 @@ from shadho_celery.charts.losses import (
     hypervolume,
     rungs,
 )
-from shadho_celery.charts.params import explained, importance, importances, parallel, slice_of
+from shadho_celery.charts.params import (
+    MOST_MEANS,
+    explained,
+    importance,
+    importances,
+    mean_losses,
+    parallel,
+    slice_of,
+)
 from shadho_celery.core.trial import Report
 from shadho_celery.errors import UsageError
 
@@ -68,6 +75,48 @@ def test_importance_finds_what_matters_for_the_loss_and_for_the_seconds() -> Non
     assert chart.axes[1].categories[0] == "x"
 
 
+def test_a_share_whose_interval_holds_0_is_not_clearly_above_0() -> None:
+    by_label = {each.label: each for each in importances(trials(searched()))}
+    x, noise = by_label["x"], by_label["noise"]
+    assert (x.loss or 0) > 4 * (x.loss_error or 1)
+    assert (noise.loss or 0) <= (noise.loss_error or 0)
+    bars = importance(trials(searched())).series[0]
+    assert bars.columns["error"][0] == x.loss_error
+    assert importances(trials(searched(10)))[0].loss is not None
+    assert importances(trials(searched(9)))[0].loss is None
+
+
+def test_the_mean_of_the_model_follows_the_loss_and_few_very_bad_losses_do_not_decide_it() -> None:
+    rows = searched()
+    for row in rows[::20]:
+        row["loss"] = 1e6
+    found = trials(rows, options={"kind": ["tree", "net"]})
+    x, mean = mean_losses(found, found.labels["x"])
+    assert abs(x[mean.argmin()] - 0.3) < 0.1
+    assert mean[0] > mean.min() + 0.03
+    assert mean.max() < 1.0
+    line = slice_of(found, STUDY, "x").series[-1]
+    assert (line.name, line.mark, len(line)) == ("mean of the model", Mark.LINE, MOST_MEANS)
+    assert slice_of(found, STUDY, "kind").series[-1].mark is Mark.POINTS
+    assert not len(mean_losses(trials(rows[:5]), found.labels["x"])[0])
+
+
+def test_axes_of_labels_follow_the_choice_that_decides_whether_they_are_active() -> None:
+    rng = np.random.default_rng(4)
+    rows = []
+    for place in range(60):
+        kind, inner = float(place % 3), float(place // 3 % 2)
+        params = {"kind": kind, "x": rng.uniform()} | ({"a": rng.uniform()} if kind == 1 else {})
+        params |= {"inner": inner} if kind == 2 else {}
+        params |= {"deep": rng.uniform()} if kind == 2 and inner else {}
+        rows.append({"loss": 3 * params["x"] + rng.normal(), "params": params})
+    chart = parallel(trials(rows, options={"kind": ["t", "u", "v"], "inner": ["p", "q"]}))
+    names = [axis.name for axis in chart.axes]
+    assert names[-1] == "loss"
+    at = names.index("kind")
+    assert names[at : at + 4] == ["kind", "a", "inner", "deep"]
+
+
 def test_importance_says_what_is_missing() -> None:
     rows = searched(30, seed=1)
     for place, row in enumerate(rows):
@@ -76,8 +125,8 @@ def test_importance_says_what_is_missing() -> None:
             row["params"].pop("depth", None)  # type: ignore[attr-defined]
     chart = importance(trials(rows))
     assert chart.title == "x matters most for the loss; none matters much for the seconds"
-    assert chart.note.startswith("Missing bars need 20 completed trials, 10 with the label.")
-    assert "20 completed trials" in importance(trials(rows[:9])).empty
+    assert chart.note == "Missing bars need 10 completed trials with the label."
+    assert "10 completed trials" in importance(trials(rows[:9])).empty
 
 
 def test_labels_of_two_subspaces_that_both_decide_the_seconds_are_named_together() -> None:
@@ -249,13 +298,11 @@ def test_a_slice_has_the_trials_in_which_the_label_is_active() -> None:
     for row in rows[:150]:
         row["state"] = "PRUNED"
     left = trials(rows, options={"kind": ["tree", "net"]})
-    assert slice_of(left, STUDY, "x").title == "The loss over x, in 50 of 200 trials: the others were pruned or failed"
-    assert re.fullmatch(
-        r"The loss over depth, in kind=net, in \d+ of \d+ trials: the others were pruned or failed",
-        slice_of(left, STUDY, "depth").title,
-    )
+    assert slice_of(left, STUDY, "x").title == "The loss over x"
+    assert slice_of(left, STUDY, "x").how.startswith("50 of 200 ended trials are complete. ")
+    assert slice_of(left, STUDY, "depth").title == "The loss over depth, in kind=net"
     assert parallel(left).title == "The params of 50 complete trials"
-    assert len(chart) == int(found.labels["depth"].is_active.sum())
+    assert len(chart.series[0]) == int(found.labels["depth"].is_active.sum())
     assert slice_of(found, STUDY, "size").axes[0].scale is Scale.LOG
     assert slice_of(found, STUDY, "kind").axes[0].categories == ["tree", "net"]
     with pytest.raises(UsageError, match="no param 'nothing'"):
@@ -356,7 +403,7 @@ def test_the_hypervolume_grows_when_the_front_changes() -> None:
     ]
     chart = hypervolume(trials(rows, objectives={"a": "minimize", "b": "minimize"}))
     assert chart.series[0].columns == {"x": [1.0, 2.0, 4.0, 5.0], "y": [11.0, 21.0, 22.0, 121.0]}
-    assert "a 11, b 11" in chart.note
+    assert "a 11, b 11" in chart.how
     assert "once a feasible trial has completed" in hypervolume(trials([{"loss": 1.0}])).empty
 
 

@@ -115,7 +115,7 @@ def test_a_study_shows_itself_in_a_notebook() -> None:
         frame = picture._repr_html_()
     assert "best loss 0.5; 3 complete, 0 failed; " in html
     assert html.count("<tr>") == 4
-    assert repr(picture) == "<chart 'The loss over x, in all trials'>"
+    assert repr(picture) == "<chart 'The loss over x'>"
     assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
     assert 'sandbox="allow-scripts"' in frame
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 import math
 import re
@@ -209,6 +211,12 @@ def test_a_label_of_any_length_has_a_chart(tmp_path: Path) -> None:
         ("/api/study/first/trials?page=-1", 400, "page='-1' is not a whole number"),
         ("/api/study/first/trials?size=9999999999999999", 400, "is not a whole number"),
         ("/api/study/first/trials?colour=red", 400, "trials have no filter 'colour'"),
+        (
+            "/api/study/first/trials?within=loss:low:1",
+            400,
+            "within='loss:low:1' is not a range of the loss or of a param",
+        ),
+        ("/api/study/first/trials?within=none:0:1", 400, "is not a range"),
         ("/api/compare?names=first/none", 404, "none"),
         ("/api/compare", 400, "no study is named; give names=FIRST/SECOND"),
         ("/api/compare?names=//", 400, "no study is named"),
@@ -237,6 +245,37 @@ def test_the_table_is_sorted_filtered_and_searched_by_the_server(rig: Rig) -> No
     assert 7 in {trial["number"] for trial in rig.get("/api/study/first/trials?search=7")["trials"]}
     assert rig.get("/api/study/first/trials?search=nothing")["trials"] == []
     assert rig.get("/api/study/first/trials?page=99")["trials"] == []
+
+
+def test_the_table_has_columns_of_params_by_which_it_is_sorted_and_filtered(rig: Rig) -> None:
+    study = load_study(f"sqlite:///{rig.path}", "first")
+    keys = {label["text"]: label["key"] for label in rig.get("/api/study/first")["labels"]}
+    number, choice = "rate", next(label for label in keys if label != "rate")
+    path = f"/api/study/first/trials?columns={keys[number]},{keys[choice]}&size=200"
+    rated = [(trial.params[number], trial.number) for trial in study.trials if number in trial.params]
+    found = rig.get(f"{path}&sort={keys[number]}")["trials"]
+    assert [trial["number"] for trial in found][: len(rated)] == [each for _, each in sorted(rated)]
+    assert found[0]["cells"][0] == min(rated)[0]
+    assert isinstance(found[0]["cells"][1], str)
+    within = rig.get(f"{path}&within={keys[number]}:0.2:0.5,loss:-inf:0.4")["trials"]
+    assert {trial["number"] for trial in within} == {
+        trial.number
+        for trial in study.trials
+        if 0.2 <= trial.params[number] <= 0.5 and trial.loss is not None and trial.loss <= 0.4
+    }
+    assert [trial["number"] for trial in rig.get("/api/study/first/trials?numbers=3,1,999")["trials"]] == [3, 1]
+
+
+def test_trials_that_fit_are_downloaded_as_csv_in_the_order_of_the_table(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = rig.client.get("/api/study/first/trials.csv?numbers=1,3")
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert "attachment" in answer.headers["content-disposition"]
+    rows = [*csv.DictReader(io.StringIO(answer.text))]
+    assert [row["number"] for row in rows] == ["3", "1"]
+    monkeypatch.setattr(answers, "MOST_EXPORTED", 1)
+    assert "use shadho-celery export first" in rig.get("/api/study/first/trials.csv", 400)["error"]
 
 
 def test_a_number_or_text_that_json_libraries_refuse_is_sent(rig: Rig) -> None:

@@ -322,6 +322,13 @@ def test_a_continued_study_has_the_settings_of_before_unless_others_are_given() 
     assert load_study(STORE, "mine").in_force == {**begun, "shares": "uniform"}
 
 
+def test_importance_is_a_dict_with_the_most_important_label_first() -> None:
+    space = {"x": hp.uniform("x", 0, 1), "noise": hp.uniform("noise", 0, 1)}
+    found = minimize(lambda values: values["x"] ** 2, space, trials=60, sampler="random", seed=0).importance()
+    assert [*found] == ["x", "noise"]
+    assert (found["x"].loss or 0) - (found["x"].loss_error or 0) > 0.5
+
+
 def test_the_limit_of_the_latest_run_is_recorded() -> None:
     with Study(SPACE, store=STORE, study="mine") as study:
         for limit in (3, 5, None):
