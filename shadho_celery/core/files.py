@@ -179,8 +179,10 @@ COMMANDS = Path(".shadho/commands")
 SWEEPS = Path(".shadho/sweeps")
 #: folder of the files of embedded servers and workers
 EMBEDDED = Path(".shadho/embedded")
+#: folder of the files that the processes of trackers keep locked while they run
+TRACKED = Path(".shadho/trackers")
 #: all folders in which studies have a folder of their own
-FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
+FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED, TRACKED)
 
 #: name of the file that an embedded supervisor keeps locked while it runs
 LOCK = "lock"

@@ -56,8 +56,14 @@ RUN_COMMAND = "objective.process:run"
 FORMS: Mapping[str, str] = {".toml": "objective.toml_study:TomlStudy", ".pickle": "objective.by_value:ByValue"}
 #: suffix of the file of a function that is sent by value
 BY_VALUE = ".pickle"
-#: value of the setting `pruner` that means no pruner, also for a resumed study that had one
-NO_PRUNER = "none"
+#: value of the setting `pruner` that means no pruner, also for a resumed study that had one; the same for trackers
+NO_PRUNER = NO_TRACK = "none"
+#: tools that show ended trials; the class fills the role `session.tracking.Tracker`
+TRACKERS: Mapping[str, str] = {
+    "mlflow": "integrations.mlflow:MlflowTracker",
+    "wandb": "integrations.wandb:WandbTracker",
+    "tensorboard": "integrations.tensorboard:TensorboardTracker",
+}
 #: by this package's name, or by a text that can follow "here it is": the names of the same thing in other tools, in
 #: lower case. A name of another tool may be in several lines; `elsewhere` chooses by the `known` names
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import guess, misfit, misfit_at, one_line, plain, short
 from shadho_celery.core.hardware import CLASS_NAME, CLASS_NAME_FORM
-from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES, WHOLE_SAMPLERS
+from shadho_celery.core.names import NO_PRUNER, NO_TRACK, POLICIES, PRUNERS, SAMPLERS, SHARES, TRACKERS, WHOLE_SAMPLERS
 from shadho_celery.core.trial import Count, Direction, Finite, Number, Objectives, Positive, TimeLimit
 from shadho_celery.core.units import seconds_of
 from shadho_celery.errors import UsageError
@@ -258,6 +258,16 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[Mapping[Literal["best"], Annotated[int, Meta(ge=1, le=MAX_KEPT)]], Meta(min_length=1)] | None,
         _about(
             'checkpoint folders that are kept: {"best": 3} for those of the three best trials, a whole number from 1',
+        ),
+    ] = None
+    track: Annotated[
+        _Name | None,
+        _about(
+            f"tools that show the ended trials, {', '.join(TRACKERS)}, with a URI after a colon if needed, such as "
+            f"'mlflow:sqlite:///mlflow.db,tensorboard'; {NO_TRACK} for none",
+            help="Show ended trials in other tools, too; several are joined by commas. URI: MLflow's tracking URI, "
+            "[ENTITY/]PROJECT of W&B, or the folder for TensorBoard.",
+            metavar=f"[{'|'.join((*TRACKERS, NO_TRACK))}][:URI]",
         ),
     ] = None
     speculate: Annotated[

@@ -40,6 +40,7 @@ from shadho_celery.scheduler.executors import ByHandExecutor, InlineExecutor, re
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request
+from shadho_celery.session.tracking import Trackers
 from shadho_celery.space.schema import Law, suggested
 from shadho_celery.study.state import Limits
 
@@ -102,6 +103,7 @@ class Study(ShownStudy):
         objectives: Mapping[str, str] | None = None,
         direction: str | None = None,
         where: Callable[[Any], Any] | None = None,
+        track: str | None = None,
         enqueue: Iterable[Mapping[str, Any]] = (),
         warm_start: WarmStartSource | None = None,
     ) -> None:
@@ -114,7 +116,7 @@ class Study(ShownStudy):
         UsageError, StudyError or StoreError.
         """
         given: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
-        given |= {"fidelity": fidelity, "repeats": repeats, "where": where}
+        given |= {"fidelity": fidelity, "repeats": repeats, "where": where, "track": track}
         given |= {"objectives": objectives, "direction": direction}
         given = {name: value for name, value in given.items() if value is not None}
         points = _listed(enqueue)
@@ -145,6 +147,7 @@ class Study(ShownStudy):
         self._contexts: dict[int, LocalContext] = {}
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
+        self._trackers = Trackers(self._plan.settings, self._study.record, opened.store.url)
         #: scheduler for `ask` and `tell`, created at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
@@ -385,6 +388,7 @@ class Study(ShownStudy):
                     if self._grow():
                         scheduler.become(begin())
                     update()
+                    self._warn_of(self._trackers.news())
                     self._interrupts.deliver()
 
                 scheduler.run(after_turn)
@@ -444,6 +448,12 @@ class Study(ShownStudy):
                 self._leave()
             finally:
                 self._opened.store.close()
+        self._warn_of(self._trackers.close())
+
+    def _warn_of(self, lines: Iterable[str]) -> None:
+        """Issue warnings about the trackers of the study."""
+        for line in lines:
+            warn(line.removeprefix("Warning: "))
 
     def _leave(self) -> None:
         """Record the remaining changes, unless a second Ctrl-C has interrupted one. Unlock the study in any case."""
@@ -569,6 +579,7 @@ def minimize(
     objectives: Mapping[str, str] | None = None,
     direction: str | None = None,
     where: Callable[[Any], Any] | None = None,
+    track: str | None = None,
     enqueue: Iterable[Mapping[str, Any]] = (),
     store: str = "sqlite://",
     study: str | None = None,
@@ -607,7 +618,7 @@ def minimize(
     bounds["max_failures"] = max_failures
     losses: dict[str, Any] = {"objectives": objectives, "direction": direction}
     settings: dict[str, Any] = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
-    settings |= {"fidelity": fidelity, "repeats": repeats, "where": where, **losses}
+    settings |= {"fidelity": fidelity, "repeats": repeats, "where": where, "track": track, **losses}
     opened: dict[str, Any] = {"store": store, "resume": resume, "seed": seed, "warm_start": warm_start}
     of_workers = {"trial_timeout": trial_timeout, "at_once": at_once, "keep": keep}
     if n_jobs is not None:

@@ -32,6 +32,7 @@ from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.executors import Executor
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.session.tracking import chosen
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.schema import Schema
 from shadho_celery.space.space import Space
@@ -137,6 +138,7 @@ class Opening:
                 raise
             raise UsageError(f"{request.module}: {error}") from None
         self.plan.check_sampler()
+        chosen(self.plan.settings, request.store)
         # The labels of points without a space are not known yet.
         known_points.completed(self.plan, request.points if self._schema is None else [{} for _ in request.points])
         self.plan.check_warm_start(request.warm_start, resume=request.resume is True)

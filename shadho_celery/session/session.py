@@ -58,6 +58,7 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.wishes import Demand
 from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
 from shadho_celery.session.steering import Steering
+from shadho_celery.session.tracking import Trackers
 from shadho_celery.session.workers import Signals, default_workers, visible_gpus
 from shadho_celery.study.state import StudyState, named
 
@@ -284,6 +285,8 @@ class Session:
         self.study.use_code(self.code.digest)
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
+        self._trackers = Trackers(self.plan.settings, self.study.record, self.opened.store.url)
+        stack.callback(self._close_trackers)
         #: number of trials that had ended before this run, by state
         self.counts_before = Counter({state: self.study.count(state) for state in COUNTED})
         if servers is None:
@@ -463,6 +466,12 @@ class Session:
         finally:
             close()
 
+    def _close_trackers(self) -> None:
+        """Let trackers show the last trials, which are recorded, until the next signal."""
+        signals, before = self._signals, len(self._signals.noted)
+        for line in self._trackers.close(lambda: signals.are_urgent or len(signals.noted) > before):
+            self._say(line)
+
     def run(self, view: View) -> int:
         """Run the scheduler's loop to its end, and show it in `view`. Return the exit code."""
         if self._on_trial is not None:
@@ -541,7 +550,7 @@ class Session:
             self._fail_too_wide(self.embedded.workers)
             self._refuse_other_code()
         self.slots |= {c.name: max(c.slots, self.slots.get(c.name, 0)) for c in self.scheduler.classes}
-        for line in self.watch.news(time.monotonic()):
+        for line in (*self.watch.news(time.monotonic()), *self._trackers.news()):
             view.note(line)
         if not self.options.silent:
             view.update()

@@ -18,6 +18,8 @@ from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import COMMANDS, OPERATE, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
 from services import documents
 from services.cases import cases
+from services.extras import needed
+from services.tracked import read_mlflow, read_tensorboard
 
 from shadho_celery.fleet.redis import connect
 from shadho_celery.fleet.registry import Registry, Worker
@@ -48,6 +50,7 @@ RUN_BY = {
     "--retry-failed": "test_a_look_before_a_search_and_failed_trials_after_it",
     "run my_study --policy": "test_the_options_of_placement_and_samplers",
     "run my_study --sampler": "test_the_options_of_placement_and_samplers",
+    "run my_study --track": "test_a_study_in_trackers",
     "run my_study --trials 30 --max-cost": "test_the_money_that_a_study_costs",
     "worker --price": "test_the_money_that_a_study_costs",
     "shadho-celery exporter": "test_the_metrics_of_a_run_and_of_a_worker",
@@ -449,6 +452,16 @@ def test_changing_the_key(desk: Desk) -> None:
     assert read_keys(file) == (new, old)
     shell(desk, remove)
     assert read_keys(file) == (new,)
+
+
+def test_a_study_in_trackers(first_study: Desk) -> None:
+    needed("mlflow")
+    needed("tensorboard")
+    [command] = [line for line in COMMANDS if "--track" in line]
+    shell(first_study, f"{command} --study mine")
+    shown = read_mlflow(f"sqlite:///{first_study.folder / 'mlflow.db'}", "mine")
+    assert sorted(number for number, _ in shown) == [*range(30)]
+    assert sorted(number for number, _ in read_tensorboard(first_study.folder / "runs/mine")) == [*range(30)]
 
 
 def test_the_money_that_a_study_costs(first_study: Desk, redis_url: str) -> None:

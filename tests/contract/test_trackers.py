@@ -1,0 +1,175 @@
+"""Every tracker shows each trial once, under odd names too, and refuses to mix two studies of one name.
+
+What they show is read back by the tools' own libraries.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.extras import needed
+from services.tracked import read_mlflow, read_tensorboard, read_wandb
+
+from shadho_celery.core.names import TRACKERS, named
+from shadho_celery.errors import UsageError
+from shadho_celery.session.tracking import EndedTrial
+from shadho_celery.store.base import StudyRecord
+
+#: names that a label or a metric may have
+ODD = ["a b", "x/y", "../up", "/root", ".", "a//b", "é:=?*", "l" * 400, "with\ttab", "a:b", "a_b", "="]
+
+
+def study(name: str, key: str = "") -> StudyRecord:
+    return StudyRecord(key=key or key_of(name), name=name, module="", seed=0, space={}, created_at=1e9)
+
+
+def key_of(name: str) -> str:
+    return sha256(name.encode()).hexdigest()[:16]
+
+
+def trial(name: str, number: int, **changes: Any) -> EndedTrial:
+    reports = [(step, 1e9 + step, {"loss": math.nan if step == 2 else step / 10}) for step in (1, 2, 3)]
+    found = EndedTrial(
+        number=number,
+        id=f"{key_of(name)}-{number}",
+        params={"rate": 0.5, "flag": True, "layers": 3, "kind": "plain"},
+        metrics={"loss": 0.25, "accuracy": 0.75},
+        facts={"state": "COMPLETE", "compute_class": "cpu", "host": "here", "user": "me"},
+        reports=reports,
+        started_at=1e9,
+        finished_at=1e9 + 9,
+    )
+    return replace(found, **changes)
+
+
+class Tool:
+    """A tool with a folder of its own."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.uri = {"mlflow": f"sqlite:///{folder / 'mlflow.db'}", "tensorboard": str(folder)}.get(name, "me/project")
+
+    def tracker(self, record: StudyRecord) -> Any:
+        return named(TRACKERS[self.name])(record, self.uri)
+
+    def read(self, name: str) -> list[tuple[int, Mapping[str, Any]]]:
+        if self.name == "mlflow":
+            return sorted(read_mlflow(self.uri, name), key=lambda each: each[0])
+        if self.name == "tensorboard":
+            return sorted(read_tensorboard(self.folder / name), key=lambda each: each[0])
+        found = read_wandb(self.folder / "wandb")
+        return sorted((each for each in found if each[1]["group"] == name), key=lambda each: each[0])
+
+
+@pytest.fixture(scope="module", params=TRACKERS)
+def tool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
+    needed(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    with pytest.MonkeyPatch.context() as monkeypatch, warnings.catch_warnings():
+        # Deprecations inside of these libraries are not ours.
+        warnings.simplefilter("ignore")
+        monkeypatch.chdir(folder)
+        for name in [name for name in os.environ if name.startswith(("MLFLOW_", "WANDB_"))]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        yield Tool(request.param, folder)
+        if request.param == "wandb":
+            import wandb
+
+            wandb.teardown()
+
+
+def test_trials_are_shown_once_and_a_later_tracker_knows_them(tool: Tool) -> None:
+    first = tool.tracker(study("once"))
+    assert [*first.known] == []
+    for number in (0, 1, 10):
+        first.log(trial("once", number))
+    first.log(trial("once", 2, facts={"state": "FAILED", "error": "ValueError"}, metrics={}, reports=[]))
+    again = tool.tracker(study("once"))
+    assert sorted(again.known) == [0, 1, 2, 10]
+    again.log(trial("once", 3, facts={"state": "CANCELLED"}, params={}))
+    again.close()
+    shown = tool.read("once")
+    assert [number for number, _ in shown] == [0, 1, 2, 3, 10]
+    found = dict(shown)
+    assert {str(found[0]["params"][label]) for label in ("rate", "layers", "kind")} <= {"0.5", "3", "3.0", "plain"}
+    assert found[0]["metrics"]["loss"] == pytest.approx(0.25)
+    assert found[0]["metrics"]["accuracy"] == pytest.approx(0.75)
+    assert found[0]["steps"] == [1, 2, 3]
+    assert len({str(found[number]["state"]) for number in (0, 1, 10)}) == 1
+    assert found[2]["state"] != found[0]["state"]
+
+
+def test_odd_names_and_numbers_are_shown(tool: Tool) -> None:
+    tracker = tool.tracker(study("Größe 1.0 %"))
+    metrics = {"loss": -1e300, **{f"{name}": float(place) for place, name in enumerate(ODD)}}
+    tracker.log(trial("Größe 1.0 %", 0, params={name: f"{name}\n" for name in ODD}, metrics=metrics))
+    wide = {f"label {place}": place for place in range(250)}
+    long = [(step, 1e9, {"loss": math.inf, "ms": -math.inf}) for step in range(0, 9000, 8)]
+    tracker.log(trial("Größe 1.0 %", 1, params=wide, reports=long, metrics={}))
+    tracker.log(trial("Größe 1.0 %", 2, reports=[(-3, 1e9, {"loss": 1.0}), (2**40, 1e9, {"loss": 2.0})]))
+    found = dict(tool.read("Größe 1.0 %"))
+    assert {*found} == {0, 1, 2}
+    assert len({*found[0]["params"]} - {"state", "compute_class", "_wandb"}) == len(ODD)
+    assert len([name for name in found[1]["params"] if name.startswith("label ")]) == 250
+    assert len(found[1]["steps"]) == len(long)
+
+
+def test_another_study_of_the_same_name_is_refused(tool: Tool) -> None:
+    tool.tracker(study("taken")).log(trial("taken", 0))
+    with pytest.raises(UsageError, match="taken"):
+        tool.tracker(study("taken", "f" * 16))
+    assert [number for number, _ in tool.read("taken")] == [0]
+
+
+def test_a_trial_that_was_shown_in_part_is_completed(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after kill -9 while it was written: the end of the writing fails, and later it is written again."""
+    last = {
+        "mlflow": "mlflow.MlflowClient.set_terminated",
+        "tensorboard": "pathlib.Path.rename",
+        "wandb": "pathlib.Path.rename",
+    }[tool.name]
+    broken = tool.tracker(study("part"))
+    with monkeypatch.context() as failing:
+        failing.setattr(last, killed)
+        with pytest.raises(OSError, match="killed"):
+            broken.log(trial("part", 0))
+    again = tool.tracker(study("part"))
+    assert [*again.known] == []
+    again.log(trial("part", 0))
+    assert [*tool.tracker(study("part")).known] == [0]
+    [(number, found)] = tool.read("part")
+    assert (number, found["steps"]) == (0, [1, 2, 3])
+
+
+def killed(*_: object, **__: object) -> None:
+    raise OSError("killed")
+
+
+@pytest.mark.parametrize("tool", ["mlflow"], indirect=True)
+def test_studies_share_an_experiment_that_the_environment_names(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "shared")
+    tool.tracker(study("one")).log(trial("one", 0))
+    other = tool.tracker(study("two"))
+    assert [*other.known] == []
+    assert [*tool.tracker(study("one")).known] == [0]
+
+
+@pytest.mark.parametrize("tool", ["wandb"], indirect=True)
+def test_w_and_b_without_a_login_is_refused(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    wandb.teardown()
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(tool.folder / "netrc"))
+    with pytest.raises(UsageError, match=r"^W&B: .*API key.*WANDB_MODE=offline"):
+        tool.tracker(study("online"))
+    wandb.teardown()
