@@ -130,6 +130,7 @@ def main() -> bool:
     parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=count, default=10, help="number of seeds [10]")
     parser.add_argument("--trials", type=count, default=30, help="candidates of each search, halving excepted [30]")
+    parser.add_argument("--only", action="append", choices=[*PROBLEMS], help="a problem [all]")
     parser.add_argument("--quick", action="store_true", help="three seeds and nine candidates")
     given = parser.parse_args()
     seeds, trials = (3, 9) if given.quick else (given.seeds, given.trials)
@@ -138,7 +139,7 @@ def main() -> bool:
     warnings.simplefilter("ignore")
     figures: dict[str, Any] = {}
     with threadpool_limits(1):
-        for problem in PROBLEMS:
+        for problem in given.only or PROBLEMS:
             # The searches alternate, so that a busy machine affects all of them.
             runs = [{name: run(problem, name, trials, seed) for name in SEARCHES} for seed in range(seeds)]
             rows, ours = {}, [each["ShadhoSearchCV"][0] for each in runs]
