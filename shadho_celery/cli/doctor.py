@@ -26,6 +26,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask, one_line
 from shadho_celery.core.files import CHECKPOINTS
 from shadho_celery.core.units import counted, duration, took
+from shadho_celery.core.users import USER_KEY_FILE, own_user
 from shadho_celery.errors import ServiceError, ShadhoError
 from shadho_celery.fleet import urls
 
@@ -383,6 +384,21 @@ def keys(site: Site) -> Finding:
     return _ok(f"key {ours}" if ours else "nothing is signed")
 
 
+def policy(site: Site) -> Finding | None:
+    """If the fleet has admins, its policy is in force, and has the key of this user if one is named."""
+    from shadho_celery.fleet.policy import Guard
+
+    if (guard := Guard.configured(needed(site.redis))) is None:
+        return None
+    if (found := guard.policy) is None:
+        return _wrong(guard.trouble.partition("; ")[0], "an admin sets it: shadho-celery fleet policy set FILE")
+    text = f"number {found.number}, {counted(len(found.users), 'user')}"
+    if not os.environ.get(USER_KEY_FILE):
+        return _ok(f"{text}; no user's key is named in {USER_KEY_FILE}")
+    guard.refuse_self()
+    return _ok(f"{text}; it has the key of {own_user()}")
+
+
 def code(site: Site) -> Finding:
     """All workers have the same version of each study module."""
     differing = {module: found for module, found in codes(needed(site.fleet).workers).items() if len(found) > 1}
@@ -423,6 +439,7 @@ OF_FLEET: Sequence[Check] = (
     queues,
     protocol,
     keys,
+    policy,
     code,
     checkpoints,
 )

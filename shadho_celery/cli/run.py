@@ -196,7 +196,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     else:
         trials = tables.further_trials(session.plan.limits.trials, study.counted)
         where = session.file.module, study.name, store.safe_url
-        resume = tables.resume_command(*where, trials, options.workers)
+        resume = tables.resume_command(*where, trials, options.workers, ship=options.ship)
         tables.summary(report, console, resume, run)
         if forged := session.executor.channel.forged:
             say_beside(f"records in Redis refused, unsigned or malformed: {forged}")

@@ -100,13 +100,17 @@ def further_trials(asked: int | None, counted: int) -> int:
     return asked if asked and asked > counted else 2 * max(1, counted)
 
 
-def resume_command(module: str, name: str, store: str, trials: int, workers: Mapping[str, int] | None = None) -> str:
+def resume_command(
+    module: str, name: str, store: str, trials: int, workers: Mapping[str, int] | None = None, *, ship: bool = False
+) -> str:
     """Return the command that continues a study up to `trials` trials.
 
     `store` is the store's URL without a password. `workers` is the option --workers: the number of slots by class.
+    With `ship`, the study's code is shipped again.
     """
     options = [] if store == DEFAULT_STORE else ["--store", store]
     options += [word for name, slots in (workers or {}).items() for word in ("--workers", f"{name}={slots}")]
+    options += ["--code", "ship"] if ship else []
     return shlex.join(resume_words(module, name, *options, "--trials", str(trials)))
 
 

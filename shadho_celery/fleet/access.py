@@ -108,7 +108,7 @@ def created(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{folder} cannot be written: {error.strerror}; make room there, or name another folder in XDG_STATE_HOME"
+            f"{folder} cannot be written: {error.strerror}; make it writable, or name another folder in XDG_STATE_HOME"
         ) from None
 
 

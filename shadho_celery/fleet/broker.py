@@ -49,8 +49,8 @@ TASK = "shadho.trial"
 _DENIED = (403, 530)
 _DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
 
-#: exceptions raised for a URL that its transport cannot use
-_MISWRITTEN = (ValueError, TypeError)
+#: exceptions raised for a URL that its transport cannot use, and for a Redis whose answers are not understood
+MISUNDERSTOOD = (ValueError, TypeError, AttributeError, LookupError)
 
 #: maximum number of messages in one batch (Redis), or of messages not yet confirmed by the broker (RabbitMQ)
 BATCH = 500
@@ -299,8 +299,8 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
                     # `basic_get` needs the same permission as consuming. A message that it gets returns to the queue
                     # when the channel closes.
                     channel.basic_get(name)
-    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
-        if is_untrusted(error) or isinstance(error, _MISWRITTEN):
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *MISUNDERSTOOD) as error:
+        if is_untrusted(error) or isinstance(error, MISUNDERSTOOD):
             raise unusable(url, error) from error
         if getattr(error, "code", None) in _DENIED or any(words in str(error) for words in _DENIALS):
             cause = one_line(mask_in(str(error), url))
@@ -321,7 +321,7 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
     try:
         with opened(connection):
             return depths_on(connection, names)
-    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *MISUNDERSTOOD) as error:
         raise unusable(configuration()["broker_url"], error) from error
 
 
@@ -479,7 +479,7 @@ class Publisher:
         try:
             with opened(connection):
                 return depths_on(connection, names)
-        except (*self._failures, *_MISWRITTEN) as error:
+        except (*self._failures, *MISUNDERSTOOD) as error:
             raise unusable(self._url, error) from error
 
     def close(self) -> None:
@@ -515,7 +515,7 @@ class Publisher:
                 self._probe(channel)
                 while not (self._confirmed_tag or self._is_blocked):
                     self._connection.drain_events(timeout=BROKER_SECONDS)
-        except self._failures + _MISWRITTEN as error:
+        except self._failures + MISUNDERSTOOD as error:
             raise unusable(self._url, error) from error
 
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:

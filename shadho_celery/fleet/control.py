@@ -116,11 +116,11 @@ class Inbox(Requests[OfStudy, Answer]):
     """The scheduler's end for control requests. Each request is carried out at most once."""
 
     def __init__(
-        self, client: Redis, study: str, fence: int, signer: Signer, *, guard: Guard | None = None, owner: str = ""
+        self, client: Redis, study: str, fence: int, signer: Signer, guard: Guard | None = None, *owners: str
     ) -> None:
-        """With a `guard`, only requests of the `owner` and of admins are carried out."""
+        """With a `guard`, only requests of the `owners` and of admins are carried out."""
         super().__init__(client, study, signer, CONTROL)
-        self._fence, self._guard, self._owner = fence, guard, owner
+        self._fence, self._guard, self._owners = fence, guard, owners
         #: requests that were read, each with None if the scheduler must carry it out, or else with the answer that
         #: refused it because it has expired or is for another scheduler
         self.arrived: list[tuple[Request, Answer | None]] = []
@@ -161,7 +161,7 @@ class Inbox(Requests[OfStudy, Answer]):
             return f"the request is valid for more than {KEPT_SECONDS} s"
         if request.fence != self._fence:
             return "the request is for an earlier scheduler of this study; repeat it"
-        return None if self._guard is None else self._guard.refusal(request, self._owner)
+        return None if self._guard is None else self._guard.refusal(request, *self._owners)
 
 
 class Client(Generic[D, A]):

@@ -68,7 +68,7 @@ class QueueExecutor:
         self._inbox = (
             None
             if control is None
-            else Inbox(client, key, study.fence, control, guard=servers.guard, owner=study.owner)
+            else Inbox(client, key, study.fence, control, servers.guard, study.begun_by, study.owner)
         )
         self._guard = servers.guard
         #: sender of requests to workers to delete folders; None if this process has no key for them

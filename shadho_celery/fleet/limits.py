@@ -23,7 +23,7 @@ from kombu.exceptions import KombuError
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.system import BROKER_SECONDS, RABBITMQCTL_SECONDS
 from shadho_celery.errors import ServiceError
-from shadho_celery.fleet.broker import NOWHERE, configured, opened, unusable
+from shadho_celery.fleet.broker import MISUNDERSTOOD, NOWHERE, configured, opened, unusable
 from shadho_celery.fleet.celery_settings import configuration
 from shadho_celery.fleet.redis import Redis
 
@@ -63,7 +63,6 @@ class BrokerFacts:
 class RedisFacts:
     """Facts about a Redis server from its INFO."""
 
-    version: str
     #: the server's policy when its memory is full, such as ``noeviction``
     policy: str
     #: bytes of memory in use, and below it the maximum; 0 for no maximum
@@ -91,7 +90,7 @@ def broker_facts() -> BrokerFacts:
             timeout = _consumer_timeout(parts.hostname or "localhost", parts.port or 5672)
             accepts = _accepts(connection)
             return BrokerFacts(product=product, seconds=seconds, accepts=accepts, consumer_timeout=timeout)
-    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, ValueError) as error:
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *MISUNDERSTOOD) as error:
         raise unusable(settings["broker_url"], error) from error
 
 
@@ -118,7 +117,6 @@ def redis_facts(client: Redis) -> RedisFacts:
     try:
         info = client.info()
         return RedisFacts(
-            version=str(info["redis_version"]),
             policy=str(info["maxmemory_policy"]),
             used=int(info["used_memory"]),
             most=int(info["maxmemory"]),

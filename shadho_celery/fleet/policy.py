@@ -301,17 +301,17 @@ class Guard:
             return f"this is not signed with the key of user {name} in the policy; set {USER_KEY_FILE}"
         return user
 
-    def refusal(self, record: Any, owner: str = "", about: str = "") -> str | None:
+    def refusal(self, record: Any, *owners: str, about: str = "") -> str | None:
         """Return the reason to refuse a signed record, which has the fields `by` and `proof`; None to obey it.
 
-        The owner of a study and admins may act on it; only admins may act on anything else.
+        The owners of a study and admins may act on it; only admins may act on anything else.
         """
         user = self.user(record.by, record.proof, _signed(record, about))
         if isinstance(user, str):
             return user
-        if user.admin or (owner and record.by == owner):
+        if user.admin or record.by in owners:
             return None
-        return _not_his(owner, record.by)
+        return _not_his(next(filter(None, owners), ""), record.by)
 
     def unwelcome(self, study: str, owner: str, proof: str) -> str | None:
         """Return why trials of a study may not run, or None. `study` is its key, and `proof` signs `study_text`."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError
+from redis.exceptions import InvalidResponse, NoScriptError
 from redis.retry import Retry
 
 from shadho_celery.core import addresses
@@ -42,6 +43,16 @@ _PASSING = (
     redis.exceptions.NoPermissionError,
     redis.exceptions.ClusterError,
     redis.exceptions.TryAgainError,
+    InvalidResponse,
+)
+
+#: commands and the types of their answers. A program that is not Redis, or a proxy, may answer with another type
+_ANSWERS: Mapping[str, Any] = (
+    dict.fromkeys(("GET", "GETRANGE", "HGET"), str | None)
+    | dict.fromkeys(("DEL", "EXISTS", "PTTL"), int)
+    | dict.fromkeys(("MGET", "HMGET"), list[str | None])
+    | {"HGETALL": dict[str, str], "HKEYS": list[str], "SMEMBERS": set[str], "SMISMEMBER": list[int]}
+    | {"TYPE": str, "TIME": tuple[int, int], "INFO": dict, "XREAD": Any}
 )
 
 #: Codes of temporary errors: memory or disk is full, the server is starting, busy or being replaced, or its users are
@@ -68,12 +79,24 @@ def connect(url: str, how: str = "") -> Redis:
         # No command takes long, so a short timeout detects a connection that was lost silently. Any client may have
         # written bytes that are not UTF-8: they are read as escapes, and refused where they are used.
         options |= {"encoding_errors": "backslashreplace"}
-        return redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, health_check_interval=15, **options)
+        client = redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, health_check_interval=15, **options)
+        reads: Mapping[str, Any] = client.response_callbacks
+        for command, kind in _ANSWERS.items():
+            client.set_response_callback(command, partial(_answer, kind, reads.get(command)))
+        return client
     # ValueError and TypeError: redis-py cannot parse the URL, or does not know an option in it. AttributeError: it does
     # not understand the answers, because another program has the port.
     except (redis.RedisError, OSError, ValueError, TypeError, AttributeError) as error:
         cause = one_line(mask_in(str(error), url))
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {how or remedy(cause, REDIS)}") from error
+
+
+def _answer(kind: Any, read: Callable[..., Any] | None, answer: object, **options: Any) -> Any:
+    """Return an answer, as `read` of redis-py makes it. Raises InvalidResponse, an error of Redis, for another type."""
+    try:
+        return msgspec.convert(answer if read is None else read(answer, **options), kind)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise InvalidResponse(f"this is not an answer of Redis: {one_line(answer, 40)}") from error
 
 
 def _check_database(url: str) -> None:

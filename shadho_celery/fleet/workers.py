@@ -106,6 +106,8 @@ class FleetStudy:
     inputs: Mapping[FullDigest, bytes] = field(default_factory=dict)
     #: user who runs it, "" if unknown; his signature is in the template
     owner: str = ""
+    #: user who has begun it, "" if unknown; he and the user who runs it may steer it
+    begun_by: str = ""
     #: fencing number of the study's lock in its store
     fence: int = 0
     #: the study's weight when slots are shared with other studies

@@ -324,6 +324,7 @@ class Session:
                 sources=self._sources,
                 inputs=self._inputs,
                 owner=self.study.recorder.owner or "",
+                begun_by=self.study.record.owner or "",
                 fence=self.study.fence,
                 weight=settings.weight,
                 takes_over=self.options.fleet,

@@ -134,9 +134,10 @@ def test_the_book_brings_up_a_signed_fleet_with_tls_on_which_people_run_studies(
     assert len(said) == len(blocks(OPERATE, "bash")) + 1
     for fact in (
         "Verification: OK",
+        "number 1, 3 users; it has the key of ann",
         "4 complete, 0 failed of 4 trials",
         "of_ben",
-        "6 complete, 0 failed of 6 trials",
+        "40 complete, 0 failed of 40 trials",
         'shadho_fleet_slots{class="gpu_huge"',
     ):
         assert fact in out, fact

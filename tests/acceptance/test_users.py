@@ -60,6 +60,7 @@ def test_a_study_obeys_its_owner_and_admins_and_ends_when_its_user_is_removed(
         root, anna, bert = (as_user(desk, user) for user in keys)
         bert_too = f'{POLICY}[users.bert]\nkey = "{{bert}}"\n'
         desk.write("policy.toml", bert_too.format(number=2, **keys))
+        desk.write("with.toml", bert_too.format(number=4, **keys))
         desk.write("without.toml", POLICY.format(number=3, **keys))
         desk.write("older.toml", bert_too.format(number=1, **keys))
         run_is_refused(desk, "no policy yet", **anna)
@@ -99,10 +100,19 @@ def test_a_study_obeys_its_owner_and_admins_and_ends_when_its_user_is_removed(
         run_is_refused(desk, "bert is not a user", **bert)
         assert told(desk, "stop", "hers", **root).startswith("stopping")
         assert hers.wait(30).code == 0, desk.said()
+        # The owner steers a run that an admin has resumed.
+        again = desk.launch("my_study", "--resume", "hers", **root)
+        until(lambda: "running" in told(desk, "studies", "--user", "anna"), 60, desk.said)
+        assert told(desk, "stop", "hers", **anna).startswith("stopping")
+        assert again.wait(30).code == 0, desk.said()
         found = told(desk, "studies")
         assert "anna" in found
         assert "bert" in told(desk, "studies", "--user", "bert")
         assert "anna" not in told(desk, "studies", "--user", "bert")
+        his_own = "only its owner anna or an admin may do this, not bert"
+        told(desk, "fleet", "policy", "set", "with.toml", **root)
+        assert his_own in told(desk, "rm", "hers", "--yes", code=2, **bert)
         # Each action is recorded with the user who has requested it.
         shown = desk.told("show", "hers", "--json").json()
-        assert (shown["owner"], [each["by"] for each in shown["actions"]]) == ("anna", ["bert", "anna", "root", "root"])
+        by = [each["by"] for each in shown["actions"]]
+        assert (shown["owner"], by) == ("anna", ["bert", "anna", "root", "root", "anna"])

@@ -23,11 +23,14 @@ from services.golden import check
 from shadho_celery.cli import doctor
 from shadho_celery.cli.doctor import Check, Finding, Site, State, examine
 from shadho_celery.cli.group import commands
+from shadho_celery.core.checks import encoded
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Gpu, Machine
+from shadho_celery.core.users import ADMINS_FILE, USER, USER_KEY_FILE
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.broker import PROTOCOL
 from shadho_celery.fleet.limits import BrokerFacts, RedisFacts
+from shadho_celery.fleet.policy import KEY, Signed, UserKey
 from shadho_celery.fleet.registry import StudyWants, Worker, keys_of
 from shadho_celery.fleet.signing import Signer
 from shadho_celery.fleet.state import FleetState
@@ -38,14 +41,20 @@ FLEET = FleetState(
     workers={"cpu@a.1.x": WORKER}, studies={}, refused=0, drained={}, depths={"cpu": {"cpu": 3}}, ages={}
 )
 RABBITMQ = BrokerFacts(product="RabbitMQ 3.12", seconds=0.01, accepts=True, consumer_timeout=14 * DAY)
-REDIS = RedisFacts(version="7.0", policy="noeviction", used=2**20, most=0, appends=True, is_saved=True)
+REDIS = RedisFacts(policy="noeviction", used=2**20, most=0, appends=True, is_saved=True)
 
 
 class _Server:
-    """A Redis whose clock is so many seconds behind."""
+    """A Redis whose clock is so many seconds behind, with a policy or an empty text."""
 
-    def __init__(self, behind: float = 0.0) -> None:
-        self.behind = behind
+    def __init__(self, behind: float = 0.0, policy: str = "") -> None:
+        self.behind, self.policy = behind, policy
+
+    def exists(self, key: str) -> int:
+        return int(bool(self.policy))
+
+    def getrange(self, key: str, start: int, end: int) -> str:
+        return self.policy
 
     def time(self) -> tuple[int, int]:
         return divmod(round((time.time() - self.behind) * 1e6), 10**6)
@@ -127,7 +136,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("CELERY_BROKER_URL", "SHADHO_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE"):
+    for name in ("CELERY_BROKER_URL", "SHADHO_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE", ADMINS_FILE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**40))
@@ -187,8 +196,38 @@ def test_a_rotation_of_the_keys_is_done_only_when_all_know_all(
 def test_where_nothing_is_wrong_every_check_says_so() -> None:
     findings = examine(site())
     assert [each for each in findings if each.state is not State.OK] == []
-    # RabbitMQ has no visibility timeout.
-    assert len(findings) == len(doctor.OF_FLEET) + len(doctor.OF_MACHINE) - 1
+    # RabbitMQ has no visibility timeout, and the fleet has no policy.
+    assert len(findings) == len(doctor.OF_FLEET) + len(doctor.OF_MACHINE) - 2
+
+
+@cases(
+    "by, user, state, words",
+    [
+        ("root", "anna", State.OK, "number 7, 2 users; it has the key of anna"),
+        ("root", "", State.OK, "number 7, 2 users; no user's key is named in SHADHO_USER_KEY_FILE"),
+        ("root", "bert", State.WRONG, "bert is not a user of this fleet's policy; see SHADHO_USER"),
+        ("anna", "anna", State.WRONG, "the policy in Redis is not signed by an admin; an admin sets it: shadho-celery"),
+        ("", "anna", State.WRONG, "this fleet has admins, but no policy yet; an admin sets it: shadho-celery fleet"),
+        (None, "anna", State.WRONG, "has a policy; name the file with its admins' keys in SHADHO_ADMINS_FILE"),
+    ],
+)
+def test_the_policy_of_a_fleet_with_admins_is_in_force_and_has_the_key_of_this_user(
+    by: str | None, user: str, state: State, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    keys = {"root": UserKey(b"1" * 32), "anna": UserKey(b"2" * 32)}
+    (tmp_path / "admins").write_text(keys["root"].public)
+    (tmp_path / "key").write_text((b"2" * 32).hex())
+    (tmp_path / "key").chmod(0o600)
+    text = "number = 7\n" + "".join(f'[users.{name}]\nkey = "{key.public}"\n' for name, key in keys.items())
+    signer = keys[by or "root"]
+    policy = Signed(text=text, key=signer.public, proof=signer.sign(f"{KEY} {text}"))
+    monkeypatch.setenv(ADMINS_FILE, "" if by is None else str(tmp_path / "admins"))
+    monkeypatch.setenv(USER_KEY_FILE, str(tmp_path / "key") if user else "")
+    monkeypatch.setenv(USER, user)
+    where = site(redis=_Server(policy="" if by == "" else encoded(policy).decode()))
+    finding = found(doctor.policy, where)
+    assert (finding.state, words in f"{finding.text}; {finding.remedy}") == (state, True), finding
 
 
 def test_what_depends_on_a_server_that_is_down_is_unknown_and_only_the_server_is_wrong() -> None:
@@ -219,7 +258,7 @@ def test_a_server_that_is_down_is_one_line_with_the_checks_that_need_it(
     which = "broker" if is_broker else "redis"
     assert said == f"wrong   {which}: Redis at redis://x cannot be used (refused); start it"
     alone = {"broker alarms", "consumer timeout", "visibility timeout", "redis"} if is_broker else set()
-    shared = {"redis memory", "redis persistence", "clocks", "workers", "queues", "protocol", "keys", "code"}
+    shared = {"redis memory", "redis persistence", "clocks", "workers", "queues", "protocol", "keys", "policy", "code"}
     assert {*others.split(", ")} == {*shared, *alone, "checkpoints"}
     checks = json.loads(CliRunner().invoke(commands, ["doctor", "--json"]).stdout)["checks"]
     assert {each["name"] for each in checks if each["needs"] == which} == {*others.split(", ")}

@@ -104,6 +104,8 @@ def test_nothing_is_said_of_params_that_decide_nothing_or_of_a_policy_that_does_
 def test_the_command_to_resume_has_the_workers_and_the_limit_that_were_asked_for() -> None:
     command = tables.resume_command("flat", "s", DEFAULT_STORE, tables.further_trials(500, 60), {"gpu": 2, "cpu": 1})
     assert command.endswith("flat --resume s --workers gpu=2 --workers cpu=1 --trials 500")
+    # A fleet whose workers have no study files waits for ever without it.
+    assert tables.resume_command("m", "s", DEFAULT_STORE, 9, ship=True).endswith("m --resume s --code ship --trials 9")
     assert [tables.further_trials(asked, 60) for asked in (None, 60, 61)] == [120, 120, 61]
 
 

@@ -76,7 +76,10 @@ def lab() -> Table:
     return made
 
 
-def test_the_owner_of_a_study_and_admins_may_act_on_it(lab: Table) -> None:
+def test_the_owner_of_a_study_its_runner_and_admins_may_act_on_it(lab: Table) -> None:
+    for owners in (("anna", "root"), ("", "anna"), ("root@lab7", "anna")):
+        assert lab.guard.refusal(lab.request("anna", ANNA), *owners) is None
+    assert "only its owner root or" in str(lab.guard.refusal(lab.request("anna", ANNA), "", "root"))
     assert lab.guard.refusal(lab.request("anna", ANNA), "anna") is None
     assert lab.guard.refusal(lab.request("root", ROOT), "anna") is None
     assert lab.guard.refusal(lab.request("root", ROOT)) is None

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import kombu
 import pytest
 from redis._parsers.base import BaseParser
 from services.cases import cases
 
 from shadho_celery.errors import ServiceError
-from shadho_celery.fleet.redis import OLDEST, connect, is_outage
+from shadho_celery.fleet import limits
+from shadho_celery.fleet.redis import OLDEST, Redis, connect, is_outage, refusals
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -21,6 +23,8 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     version = ""
     mode = "standalone"
+    #: answer to commands that do not belong to the connection
+    answer = "+OK\r\n"
     #: commands that came
     heard: list[bytes]
 
@@ -38,8 +42,10 @@ class _Handler(socketserver.StreamRequestHandler):
         server = self.server
         assert isinstance(server, _Server)
         server.heard.append(words[0].upper())
+        if words[0].upper() == b"CLIENT":
+            return "+OK\r\n"
         if words[0].upper() != b"HELLO":
-            return "+PONG\r\n" if words[0].upper() == b"PING" else "+OK\r\n"
+            return "+PONG\r\n" if words[0].upper() == b"PING" else server.answer
         if server.version.startswith(("2.", "5.")):
             return "-ERR unknown command `HELLO`, with args beginning with:\r\n"
         proto = words[1].decode() if len(words) > 1 else "2"
@@ -50,9 +56,9 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 @contextmanager
-def played(version: str, mode: str = "standalone") -> Iterator[_Server]:
+def played(version: str, mode: str = "standalone", answer: str = _Server.answer) -> Iterator[_Server]:
     with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.version, server.mode, server.heard = version, mode, []
+        server.version, server.mode, server.answer, server.heard = version, mode, answer, []
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
@@ -94,10 +100,49 @@ def test_another_program_at_the_port_is_refused_in_one_line(answer: bytes, query
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), kind) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        at = f"redis://127.0.0.1:{server.server_address[1]}/0{query}"
         with pytest.raises(ServiceError, match="cannot be used") as refused:
-            connect(f"redis://127.0.0.1:{server.server_address[1]}/0{query}")
+            connect(at)
+        # If Redis is the broker too.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(limits, "configured", lambda: kombu.Connection(at.partition("?")[0]))
+            with pytest.raises(ServiceError, match="cannot be used"):
+                limits.broker_facts()
         server.shutdown()
     assert "\n" not in str(refused.value)
+
+
+#: an answer, and commands that Redis never answers so
+NONSENSE = [
+    ("+OK\r\n", ["mget k", "exists k", "time", "xread"]),
+    (":7\r\n", ["get k", "hgetall k", "smembers k", "mget k", "info", "time", "xread"]),
+    ("$-1\r\n", ["mget k", "info", "time", "pttl k", "delete k", "type k"]),
+    ("*2\r\n:1\r\n:2\r\n", ["get k", "smembers k", "mget k", "info"]),
+    ("*1\r\n*0\r\n", ["get k", "smembers k", "mget k", "info", "time"]),
+    ("HTTP/1.1 400 Bad\r\n\r\n", ["get k", "hgetall k", "info"]),
+]
+
+
+@cases("answer, commands", NONSENSE)
+@cases("query", ["", "?protocol=3"])
+@cases("is_in_pipeline", [False, True])
+def test_nonsense_after_a_correct_greeting_is_an_error_of_redis_and_an_outage(
+    answer: str, commands: list[str], query: str, is_in_pipeline: bool
+) -> None:
+    for words in map(str.split, commands):
+        with played("7.0.15", answer=answer) as server, connect(url(server) + query) as client:
+            with pytest.raises(ServiceError, match="Redis cannot be used at the moment") as refused:
+                _ask(client, words, is_in_pipeline=is_in_pipeline)
+            assert isinstance(refused.value.__cause__, Exception)
+            assert is_outage(refused.value.__cause__)
+
+
+def _ask(client: Redis, words: list[str], *, is_in_pipeline: bool) -> None:
+    with refusals():
+        to = client.pipeline(transaction=False) if is_in_pipeline else client
+        getattr(to, words[0])(*[{"k": "0"}] if words[0] == "xread" else words[1:])
+        if is_in_pipeline:
+            to.execute()
 
 
 @pytest.mark.parametrize("version", [".".join(map(str, OLDEST)), "6.2.14", "7.0.15", "8.0.1", "10.1.0"])
