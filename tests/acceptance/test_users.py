@@ -102,7 +102,7 @@ def test_a_study_obeys_its_owner_and_admins_and_ends_when_its_user_is_removed(
         assert hers.wait(30).code == 0, desk.said()
         # The owner steers a run that an admin has resumed.
         again = desk.launch("my_study", "--resume", "hers", **root)
-        until(lambda: "running" in told(desk, "studies", "--user", "anna"), 60, desk.said)
+        until(lambda: '"hers"' in told(desk, "status", "--user", "root", "--json"), 60, desk.said)
         assert told(desk, "stop", "hers", **anna).startswith("stopping")
         assert again.wait(30).code == 0, desk.said()
         found = told(desk, "studies")
