@@ -129,7 +129,10 @@ def test_the_folder_is_below_the_users_state(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(UsageError, match=r"cannot be written: Not a directory; .*XDG_STATE_HOME"),
+        pytest.raises(
+            UsageError,
+            match=r"cannot be written: Not a directory; make it writable, or name another folder in XDG_STATE_HOME",
+        ),
         module.created(tmp_path / "file" / "folder"),
     ):
         pass
