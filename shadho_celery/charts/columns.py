@@ -162,18 +162,6 @@ class TrialColumns:
         """True for trials that violate a constraint, shape (n,)."""
         return np.asarray(self.violation > 0, bool)
 
-    def by_class(
-        self, within: Within, state: str = "", form: str = "filled"
-    ) -> Iterator[tuple[str, str, str, Indices]]:
-        """Yield a class, the name and the form of its marks, and the places of its trials; feasible trials come first.
-
-        Only trials `within` are yielded. Names for feasible trials end in `state`, and their marks have this `form`.
-        """
-        among, is_infeasible = np.arange(len(self))[within], self.is_infeasible[within]
-        for group in (False, True):
-            for name, places in self.compute_class.places(among[is_infeasible == group]):
-                yield name, *((f"{name}{INFEASIBLE}", "dash") if group else (f"{name}{state}", form)), places
-
     @cached_property
     def slot_seconds(self) -> Array:
         """Seconds of the objective times the slots of the trial, shape (n,)."""
@@ -247,13 +235,15 @@ def points_by_class(
 ) -> Iterator[Series]:
     """Yield points of the losses of the trials `within` over `x`, in one series for each class.
 
-    Infeasible trials have separate series. `more` has functions that make further columns from places. `state` is
-    appended to the series' names.
+    Infeasible trials have separate series, which come last. `more` has functions that make further columns from places.
+    `state` is appended to the names of the other series, whose points have this `form`.
     """
-    for name, label, look, own in trials.by_class(within, state, form):
-        columns = {column: make(own) for column, make in more.items()}
-        points = {"x": x[own], "y": trials.loss[own], "number": trials.number[own]}
-        yield Series.of(label, Mark.POINTS, f"class {name}", look, **points, **columns)
+    among, is_infeasible = np.arange(len(trials))[within], trials.is_infeasible[within]
+    for group, end, look in ((False, state, form), (True, INFEASIBLE, "dash")):
+        for name, own in trials.compute_class.places(among[is_infeasible == group]):
+            columns = {column: make(own) for column, make in more.items()}
+            points = {"x": x[own], "y": trials.loss[own], "number": trials.number[own]}
+            yield Series.of(f"{name}{end}", Mark.POINTS, f"class {name}", look, **points, **columns)
 
 
 class Session(SessionRecord, frozen=True, kw_only=True):

@@ -340,7 +340,7 @@ def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
     labels = [_label_of(cached, key) for key in asked.get("columns", "").split(",") if key]
     size = min(_whole(asked, "size", PAGE), MOST_PAGE)
     start = _whole(asked, "page") * size
-    shown = cached.numbered(found[start : start + size])
+    shown = cached.numbered(found[start : start + size].tolist())
     return {
         "count": len(found),
         "page": start // size if size else 0,
@@ -356,7 +356,7 @@ def trials_csv(cached: CachedStudy, asked: Mapping[str, str]) -> str:
         raise UsageError(
             f"{len(numbers):,} trials are too many for a page; use shadho-celery export {cached.study.name}"
         )
-    cached.study.write_csv(file, cached.numbered(numbers))
+    cached.study.write_csv(file, cached.numbered(numbers.tolist()))
     return file.getvalue()
 
 
@@ -366,7 +366,7 @@ def _cell(cached: CachedStudy, trial: TrialResult, label: str) -> Cell:
     return found if isinstance(found, (int, float)) or found is None else one_line(found, MOST_CHARACTERS)
 
 
-def _numbers(cached: CachedStudy, asked: Mapping[str, str]) -> list[int]:
+def _numbers(cached: CachedStudy, asked: Mapping[str, str]) -> Indices:
     """Return the numbers of the trials that match the filters, in their order.
 
     `asked` may have: `sort` (one of SORTED, "loss" or the key of a label, with "-" in front for the reverse order),
@@ -391,8 +391,7 @@ def _numbers(cached: CachedStudy, asked: Mapping[str, str]) -> list[int]:
             raise UsageError(f"within={short(part)} is not a range of the loss or of a param")
         is_fit &= (values >= least) & (values <= most)
     places = _order(trials, sort, None if by in SORTED else _values(cached, trials, by))
-    found: list[int] = trials.number[places[is_fit[places]]].tolist()
-    return found
+    return trials.number[places[is_fit[places]]]
 
 
 def _values(cached: CachedStudy, trials: TrialColumns, key: str) -> Array | None:

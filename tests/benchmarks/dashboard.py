@@ -124,7 +124,7 @@ def our_view(browser: Browser, url: str, trials: int, folder: Path) -> View:
         view = first_view(page, f"{address.partition('#')[0]}#/study/long", "main .chart canvas", process)
         view.event = event_seconds(page, url)
         # The last chart of the page, after which the memory does not grow.
-        page.get_by_text("reported a loss").wait_for(timeout=PATIENCE)
+        page.locator(".multiples > div").last.locator("canvas").first.wait_for(timeout=PATIENCE)
         view.memory = memory_of(process)
         page.context.close()
     show(trials, "shadho-celery", view)

@@ -145,7 +145,7 @@ def photograph(address: str, name: str, target: Path) -> None:
         page.goto(address)
         page.get_by_role("link", name=name).click()
         # The last one of the charts.
-        page.get_by_role("heading", name="The reports of trials").wait_for()
+        page.get_by_role("heading", name="The loss over dropout").wait_for()
         page.mouse.move(0, 0)
         page.screenshot(path=target)
         context.close()

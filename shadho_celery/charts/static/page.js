@@ -18,19 +18,15 @@ for (const { section: name, choice, charts } of figures) {
     }
     place.append(section);
   }
-  const host = element("figure", "", WIDE.includes(charts[0][1].name) ? { class: "wide" } : {});
-  if (charts[0][1].name === "slice") {
-    const grid = element("div", "", { class: "multiples wide" });
-    section.append(grid);
-    for (const [, chart] of charts.filter(([, each]) => !each.empty)) {
-      const small = element("figure");
-      grid.append(small);
-      showChart(small, chart, classes);
-    }
-    continue;
-  }
+  const isMany = charts[0][1].name === "slice";
+  const host = element(isMany ? "div" : "figure", "", { class: isMany ? "multiples wide" : WIDE.includes(charts[0][1].name) ? "wide" : "" });
   section.append(host);
-  if (charts.length > 1) {
+  if (isMany) {
+    for (const [, chart] of charts.filter(([, each]) => !each.empty)) {
+      host.append(element("figure"));
+      showChart(host.lastChild, chart, classes);
+    }
+  } else if (charts.length > 1) {
     showOneOf(host, choice, charts, classes);
   } else {
     showChart(host, charts[0][1], classes);

@@ -90,7 +90,7 @@ function rows(name, found, { go, address, asked, loss, named, shown, marked }) {
     ["class", (trial) => trial.compute_class],
     ["host", (trial) => trial.host],
     ...params,
-    ...(shown.length ? [] : [["values", (trial) => trial.text]]),
+    ...(shown.length ? [] : [["values", (trial) => trial.text, "text"]]),
     ["ended", (trial) => time(trial.finished_at)],
   ];
   const last = Math.max(0, Math.ceil(found.count / found.size) - 1);
