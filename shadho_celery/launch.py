@@ -75,6 +75,7 @@ class _Run(shared_options.Command):
     "run tasks.svm --workers cpu=4          # four trials at a time",
     "run tasks.svm --demo                   # three simulated classes on this machine",
     "run tasks.svm --dashboard              # with a web page that follows it",
+    "run tasks.svm --track mlflow           # with MLflow, which shows the ended trials",
     "run tasks.svm --resume --trials 80     # continue the latest study",
     "run tasks.svm --dry-run 5              # what five trials would get, and no more",
     "run tasks.svm --warm-start svm-3f2a    # learn from an earlier study",

@@ -261,7 +261,10 @@ class Trackers:
         """
         try:
             for each in self._all.values():
-                each.stdin.close()
+                # A byte is written, because a process that was forked from this one may keep the pipe open.
+                with suppress(OSError):
+                    each.stdin.write(b"\n")
+                    each.stdin.close()
             while any(each.poll() is None for each in self._all.values()) and not is_interrupted():
                 time.sleep(TICK_SECONDS)
         finally:
@@ -276,7 +279,7 @@ class Trackers:
 
 
 def main(name: str, scheduler: str, tracker: str, uri: str) -> None:
-    """Show the trials of the study `name` in a tracker until standard input is closed, at the end of the run."""
+    """Show the trials of the study `name` in a tracker until the run writes a byte to standard input."""
     from shadho_celery.store.sql import SqlStore
 
     # Standard output is for the lines of `tell`, but libraries print on it, too.
@@ -300,7 +303,7 @@ def main(name: str, scheduler: str, tracker: str, uri: str) -> None:
         thread.join(TICK_SECONDS)
         # A call in progress may still finish, because the tool may be left unusable otherwise.
         follower.is_orphan = os.getppid() != int(scheduler)
-        if not has_ended.is_set() and select.select([0], [], [], 0)[0]:
+        if follower.is_orphan or has_ended.is_set() or select.select([0], [], [], 0)[0]:
             has_ended.set()
         now, before, used = time.monotonic(), used, time.process_time()
         if (follower.alive_at or now) > idle_since or used - before > BUSY_SECONDS:

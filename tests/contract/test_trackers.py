@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,4 +173,35 @@ def test_w_and_b_without_a_login_is_refused(tool: Tool, monkeypatch: pytest.Monk
     monkeypatch.setenv("NETRC", str(tool.folder / "netrc"))
     with pytest.raises(UsageError, match=r"^W&B: .*API key.*WANDB_MODE=offline"):
         tool.tracker(study("online"))
+    wandb.teardown()
+
+
+@pytest.mark.parametrize("tool", ["wandb"], indirect=True)
+def test_w_and_b_knows_the_complete_runs_on_its_server(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    key, asked = key_of("served"), []
+    runs: list[Any] = []
+
+    class Api:
+        def __init__(self, timeout: float) -> None:
+            pass
+
+        def runs(self, path: str, **how: Any) -> list[Any]:
+            asked.append((path, how["filters"]))
+            if not runs:
+                raise ValueError("Could not find project me/project")
+            return runs
+
+    monkeypatch.setenv("WANDB_MODE", "online")
+    wandb.teardown()
+    monkeypatch.setattr(wandb, "Api", Api)
+    assert [*tool.tracker(study("served")).known] == []
+    states = ("finished", "failed", "crashed", "running", "finished")
+    runs += [SimpleNamespace(id=f"{key}-{number}", state=state) for number, state in enumerate(states)]
+    assert [*tool.tracker(study("served")).known] == [0, 1, 4]
+    assert asked[-1] == ("me/project", {"group": "served"})
+    runs.append(SimpleNamespace(id="another", state="finished"))
+    with pytest.raises(UsageError, match="W&B has another group served; name another project"):
+        tool.tracker(study("served"))
     wandb.teardown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from hyperopt import hp
 from services.cases import cases
+from services.extras import needed
 
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
@@ -268,9 +270,22 @@ def test_several_trackers_and_none_are_told_apart(monkeypatch: pytest.MonkeyPatc
     assert chosen(StudySettings(track="none"), "sqlite://") == chosen(StudySettings(), "sqlite://") == {}
 
 
+def test_the_process_shows_the_last_trials_although_a_forked_process_keeps_its_pipe_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    with Study(SPACE, store="sqlite:///shadho.db", study="mine", track="tensorboard:shown", sampler="random") as study:
+        [process] = study._trackers._all.values()
+        kept = os.dup(process.stdin.fileno())
+        study.run(objective, trials=3)
+    os.close(kept)
+    assert sorted(path.name for path in Path("shown/mine").glob("[0-9]*")) == ["0", "1", "2"]
+
+
 def test_the_process_of_a_tracker_ends_with_the_run_and_its_last_lines_are_told(tmp_path: Path) -> None:
     """Without the study, the process ends at once; so does one that hangs when the user interrupts the wait."""
-    pytest.importorskip("tensorboard")
+    needed("tensorboard")
     record = StudyRecord(key="0" * 16, name="none", module="", seed=0, space={}, created_at=0.0)
     url = f"sqlite:///{tmp_path / 'none.db'}"
     SqlStore(url).close()
