@@ -143,14 +143,14 @@ def errors() -> str:
     return "\n".join([block(inspect.cleandoc(tree)), prose(after), "", table(("error", "message", "exit code"), rows)])
 
 
-def _described(name: str, found: Any, level: str) -> str:
+def _described(name: str, found: Any, level: str, owner: str = "") -> str:
     """Return a heading, the signature and the docstring of a function or class, and the methods of a class."""
-    parts = [f"{level} {name}\n"]
+    parts = [f"{level} {owner}{name}\n"]
     if isinstance(found, property):
         return "\n".join([*parts, prose(found.__doc__), ""])
     try:
         shown = re.sub(r"(: |-> )'([^']*)'(?=[,) =:]|$)", r"\1\2", str(inspect.signature(found)))
-        shown = re.sub(r"^\(self(, )?", "(", shown)
+        shown = re.sub(r"^\(self(, )?", "(", re.sub(r"<object object at \w+>", "...", shown))
         parts.append(block(_wrapped(f"{name}{shown}"), "text"))
     except (TypeError, ValueError):
         pass
@@ -159,7 +159,7 @@ def _described(name: str, found: Any, level: str) -> str:
         members = {key: member for base in reversed(found.__mro__[:-1]) for key, member in vars(base).items()}
         own = found.__module__.startswith("shadho_celery") and not issubclass(found, BaseException)
         parts += [
-            _described(key, member, f"{level}#")
+            _described(key, member, f"{level}#", f"{name}.")
             for key, member in sorted(members.items())
             if own
             and not key.startswith("_")
