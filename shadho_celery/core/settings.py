@@ -1,7 +1,7 @@
 """Settings of a study, each described once: for STUDY in a study file, for the command line, and for Python.
 
-A new setting needs a field of `StudySettings` with its description, a row of the table in objective/README.md, and the
-code that uses it. If `minimize` or `Study` should accept it, it also needs an argument there; a test compares them.
+A new setting needs a field of `StudySettings` with its description, and the code that uses it. If `minimize` or
+`Study` should accept it, it also needs an argument there; a test compares them.
 
 The module also has the type of the argument `resume`, and a decorator that refuses unknown arguments.
 """

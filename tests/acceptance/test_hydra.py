@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import blocks, commands
+from services.documents import DOCUMENTS
 from services.extras import needed
 
 ROOM = ROOT / "shadho_celery" / "integrations"
@@ -37,8 +38,8 @@ def _with_plugin(desk: Desk) -> Desk:
 def test_a_sweep_that_is_interrupted_continues(desk: Desk) -> None:
     """The document's command ends at Ctrl-C with its running jobs, and continues with resume=true and another limit."""
     yaml = needed("yaml")
-    [app] = [text for text in blocks(ROOM / "README.md", "python") if "hydra.main" in text]
-    [command] = [line for line in commands(ROOM / "README.md") if "hydra/sweeper" in line]
+    [app] = [text for text in blocks(DOCUMENTS["integrations"], "python") if "hydra.main" in text]
+    [command] = [line for line in commands(DOCUMENTS["integrations"]) if "hydra/sweeper" in line]
     held = "    import pathlib, time\n    while not pathlib.Path('go').exists():\n        time.sleep(0.05)\n"
     desk.write("app.py", app.replace("    return", f"{held}    return"))
     (desk.folder / "conf").mkdir()

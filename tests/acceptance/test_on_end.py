@@ -8,14 +8,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from acceptance.commands import ROOT, Desk
+from acceptance.commands import Desk
+from services.documents import text_of
 
 pytestmark = pytest.mark.timeout(120)
 
-README = (ROOT / "shadho_celery" / "objective" / "README.md").read_text(encoding="utf-8")
-[RECIPE] = [
-    block for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL) if "on_end" in block
-]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", text_of("objective"), re.MULTILINE | re.DOTALL)
+[RECIPE] = [block for block in BLOCKS if "on_end" in block]
 
 
 def test_the_recipe_sends_one_message_and_json_stays_whole(desk: Desk) -> None:

@@ -1,7 +1,7 @@
 """The documentation site: it builds without a warning, opens without a network, and what its pages show runs.
 
-Its pages in .docs/ may include documents beside the code, whose commands and blocks are run by test_readme.py and
-others. The commands and blocks of its own pages are run here.
+The commands and blocks of its longer pages are run by test_readme.py and others (`services.documents`), and those of
+all other pages here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 import services
 import yaml
 from acceptance.commands import ROOT, Desk, until
-from acceptance.documents import COMMANDS, SITE, TEXTS, blocks, commands, shell
+from acceptance.documents import COMMANDS, DOCUMENTS, OPERATE, SHORT, SITE, TEXTS, blocks, commands, shell
 from services.browser import Opened
 from services.cases import cases
 from services.extras import needed
@@ -116,6 +116,14 @@ def test_a_visitor_finds_a_page_by_the_search_of_a_site_that_was_opened_from_a_f
         opened.page.wait_for_function("document.querySelector('.search-summary').textContent.includes('finished')")
         found = opened.page.locator("#search-results li > a").all_inner_texts()
     assert any(title in each for each in found[:8]), found
+
+
+def test_every_document_is_on_the_site_and_those_beside_the_code_only_lead_there() -> None:
+    assert {path for path in [*DOCUMENTS, OPERATE] if HERE not in path.parents} == {ROOT / "README.md"}
+    assert len(SHORT) > 10
+    for path in SHORT:
+        assert ".docs/" in TEXTS[path]
+        assert len(TEXTS[path].splitlines()) < 20
 
 
 def test_the_reference_has_every_variable_that_the_package_reads() -> None:

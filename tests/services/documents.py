@@ -5,14 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SITE = ROOT / ".docs"
 
 #: by name, mostly that of a room: the document
 DOCUMENTS = {
     "readme": ROOT / "README.md",
-    **{path.parent.name: path for path in sorted(ROOT.glob("shadho_celery/*/README.md"))},
-    "deploy": ROOT / "deploy" / "README.md",
-    "tests": ROOT / "tests" / "README.md",
-    "operate": ROOT / "deploy" / "OPERATE.md",
+    "charts": SITE / "guide" / "charts.md",
+    "cli": SITE / "guide" / "commands.md",
+    "dashboard": SITE / "guide" / "dashboard.md",
+    "fidelity": SITE / "understand" / "budgets.md",
+    "integrations": SITE / "guide" / "integrations.md",
+    "objective": SITE / "guide" / "objective.md",
+    "placement": SITE / "understand" / "placement.md",
+    "program": SITE / "guide" / "program.md",
+    "ranks": SITE / "guide" / "ranks.md",
+    "runner": SITE / "guide" / "processes.md",
+    "samplers": SITE / "understand" / "samplers.md",
+    "simulation": SITE / "understand" / "simulation.md",
+    "training": SITE / "guide" / "training.md",
+    "deploy": SITE / "operate" / "fleet.md",
+    "tests": SITE / "tests.md",
+    "operate": SITE / "operate" / "book.md",
+    "json": SITE / "reference" / "json.md",
 }
 
 

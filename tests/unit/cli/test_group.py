@@ -13,7 +13,6 @@ import click
 import pytest
 from click.testing import CliRunner
 from services.cases import cases
-from services.documents import text_of
 
 from shadho_celery.cli.group import COMMANDS, commands
 
@@ -33,13 +32,6 @@ def test_help_names_every_command_and_how_to_switch_completion_on() -> None:
         assert re.search(rf"^  {name} +{re.escape(text)}$", shown, re.MULTILINE), shown
     assert "_SHADHO_CELERY_COMPLETE=bash_source shadho-celery" in shown
     assert "Examples:" in shown
-
-
-def test_the_table_of_the_document_has_every_command_and_no_others() -> None:
-    text = text_of("cli")
-    rows = re.findall(r"^\| (`run`.*?)\n\n", text, re.MULTILINE | re.DOTALL)[0].splitlines()
-    listed = re.findall(r"`([a-z]+)[^`]*`", " ".join(row.removeprefix("| ").partition("|")[0] for row in rows))
-    assert sorted(listed) == sorted(COMMANDS)
 
 
 def test_the_version_is_the_packages() -> None:
