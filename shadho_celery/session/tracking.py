@@ -222,6 +222,10 @@ def chosen(settings: StudySettings, store: str) -> dict[str, str]:
     """Return the URIs of the trackers by name, "" for the default of a tool. Raises UsageError for an invalid one."""
     parts = [each.partition(":") for each in (settings.track or NO_TRACK).split(",")]
     found = {name.strip(): uri for name, _, uri in parts if name.strip() != NO_TRACK}
+    if 1 < len(parts) != len(found):
+        raise UsageError(
+            f"track is {one_line(mask(settings.track or ''))}; name each tracker once, or {NO_TRACK} alone"
+        )
     for name, uri in found.items():
         check_name("tracker", name, (*TRACKERS, NO_TRACK))
         if mask(uri) != uri:

@@ -224,6 +224,7 @@ def test_a_trial_that_was_deleted_meanwhile_is_not_waited_for(case: Case, monkey
 
 REFUSED = {
     "mlfow": "there is no tracker 'mlfow'; did you mean mlflow? choose one of mlflow, wandb, tensorboard, none",
+    "mlflow:a,mlflow:b": "track is mlflow:a,mlflow:b; name each tracker once, or none alone",
     "mlflow:http://me:secret@host": "track: settings are not secret; give mlflow its password in the environment",
 }
 
