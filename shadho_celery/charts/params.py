@@ -318,8 +318,8 @@ def _ranks(values: Array) -> Array:
 BEST = 50
 #: maximum number of labels in parallel coordinates; maximum number of labels for which a page shows slices
 MOST_AXES, SLICES = 12, 12
-#: maximum number of points of the model's mean
-MOST_MEANS = 100
+#: maximum numbers of points of a slice, of which a page has many, and of the model's mean
+MOST_SLICED, MOST_MEANS = 1500, 100
 #: share of the trials to whose losses the axis of a slice is fitted
 SLICED = 0.8
 
@@ -424,7 +424,7 @@ def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
     if found is None or not (trials.is_complete & found.is_active).any():
         return Chart(title=title, axes=(), empty="No trial with this label has completed yet.")
     places = np.flatnonzero(trials.is_complete & found.is_active)
-    drawn, note = thin_points(found.values[places], trials.loss[places], MOST - MOST_MEANS)
+    drawn, note = thin_points(found.values[places], trials.loss[places], MOST_SLICED)
     series = [*points_by_class(trials, found.values, places[drawn])]
     x, mean = mean_losses(trials, found)
     if len(x):
