@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from workers import dashboard
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.core.users import USER
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import Change, Fleet, SimulatedClass, SimulatedExecutor
 from shadho_celery.simulation.simulation import Cluster, simulate
@@ -79,6 +81,7 @@ def main() -> None:
 
 def draw(target: Path, trials: int) -> None:
     """Play a study until three quarters of its trials have ended, and take a picture of its page."""
+    os.environ[USER] = "anna"
     with tempfile.TemporaryDirectory() as folder:
         with played(f"sqlite:///{folder}/first.db", trials, 0.0) as (_, seconds):
             pass

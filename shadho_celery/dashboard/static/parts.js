@@ -41,6 +41,9 @@ function placeOf(name, facts, at) {
     }
     made.append(each);
   }
+  if (facts.owner) {
+    made.append(element("span", `owner ${facts.owner}`, { class: "soft" }));
+  }
   if (facts.running_on) {
     made.append(...studyActions(name, facts.actions, facts));
   }

@@ -80,10 +80,6 @@ function headlines(name, facts) {
   if (facts.money) {
     found.push(headline("of money", money(facts.money)));
   }
-  if (facts.owner) {
-    found.push(headline("owner", facts.owner));
-    found.at(-1).classList.add("small");
-  }
   return found;
 }
 
