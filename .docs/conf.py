@@ -2,7 +2,7 @@
 
 A page may have two kinds of lines that are replaced when it is read. ``<!-- made: NAME -->`` stands for the text that
 the function NAME of `reference` makes from the code. An ``{include}`` of a document beside the code stands for its
-text, in which links to documents become links to their pages.
+text, in which links to documents become links to their pages, also links to a README that leads to a page.
 """
 
 from __future__ import annotations
@@ -49,7 +49,19 @@ def included(page: Path) -> Iterator[Path]:
         yield (page.parent / name).resolve()
 
 
-PAGES = {document: page for page in HERE.rglob("*.md") for document in included(page)}
+def leads_to() -> Iterator[tuple[Path, Path]]:
+    """Yield each README beside the code, with the page to which it leads."""
+    root = HERE.parent
+    for document in (
+        *root.glob("shadho_celery/*/README.md"),
+        root / "deploy" / "README.md",
+        root / "tests" / "README.md",
+    ):
+        if found := re.search(r"\]\((\S*\.docs/\S+\.md)\)", document.read_text(encoding="utf-8")):
+            yield document, (document.parent / found[1]).resolve()
+
+
+PAGES = {**dict(leads_to()), **{document: page for page in HERE.rglob("*.md") for document in included(page)}}
 
 
 def moved(text: str, document: Path, page: Path) -> str:

@@ -15,7 +15,7 @@ DOCUMENTS = [path for path in documents.DOCUMENTS.values() if path != OPERATE]
 #: the other pages of the site, whose commands and blocks of code are run by tests/acceptance/test_site.py
 SITE = [path for path in sorted((ROOT / ".docs").rglob("*.md")) if path not in documents.DOCUMENTS.values()]
 #: documents beside the code, which have a few lines and a link to the site
-SHORT = [path for path in sorted(ROOT.glob("*/**/README.md")) if path.parent.name != "data"]
+SHORT = [ROOT / "deploy" / "README.md", *sorted(ROOT.glob("shadho_celery/*/README.md")), ROOT / "tests" / "README.md"]
 TEXTS = {
     path: path.read_text(encoding="utf-8")
     for path in [*DOCUMENTS, OPERATE, *SITE, *SHORT, *sorted((ROOT / ".readme").glob("*.md"))]
