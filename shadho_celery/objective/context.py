@@ -66,8 +66,9 @@ class Context(Protocol):
     seed: int
     #: budget of this trial, such as a number of epochs; None for the full fidelity
     budget: float | None
-    #: "cuda" if the slot has a GPU, else "cpu"
+    #: "cuda" if the slot has a GPU, "mps" if that is Apple's, else "cpu"
     device: str
+    #: compute class of the worker
     compute_class: str
     #: number of the slot on its worker, from 0
     slot: int
