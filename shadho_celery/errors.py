@@ -5,7 +5,8 @@
     ShadhoError
     ├── SpaceError            the search space cannot be searched as written
     ├── UsageError            a command or its arguments are invalid
-    │   └── NestedStart       a study on workers is started by an import or a trial
+    │   ├── NestedStart       a study on workers is started by an import or a trial
+    │   └── NoTrialToAsk      all points have been tried, or the next trial depends on open ones
     ├── StudyError            the study cannot be opened or resumed
     │   ├── StudyNotFound
     │   ├── StudyExists
@@ -49,6 +50,10 @@ class UsageError(ShadhoError):
 
 class NestedStart(UsageError):
     """A study on workers cannot be started while a study file is imported, or within a trial."""
+
+
+class NoTrialToAsk(UsageError):
+    """There is no trial to ask for: all points have been tried, or the results of trials that are open are missing."""
 
 
 class StudyError(ShadhoError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,24 +12,36 @@ from typing import Any
 from shadho_celery.core.checks import short
 from shadho_celery.core.files import replacing
 from shadho_celery.errors import UsageError
-from shadho_celery.objective.context import CURRENT, Context
+from shadho_celery.objective import script
+from shadho_celery.objective.context import CURRENT, Context, LocalContext
 
-_OUTSIDE = "ShadhoCallback: there is no trial, so nothing is reported or saved; create it in the objective"
+
+def _running() -> Context | None:
+    """Return the context of the trial that runs here, in this process or as its command; None outside of a trial."""
+    if (context := CURRENT.get()) is not None or script.REPORTS not in os.environ:
+        return context
+    # A script does not know why it should stop, so it saves, as a preempted trial does.
+    context = LocalContext(checkpoints=os.environ[script.CHECKPOINT_DIR], preempted=script.should_stop)
+    # Ranks that a framework starts itself have the variables of the command, too.
+    if not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0):
+        context.on_report = script.report
+    return context
 
 
 class TrialCallback:
     """A callback that reports the metric named `metric` to a trial, and says when training should stop.
 
-    The trial is that of `context`, or without this the one that runs here. Outside of a trial, a callback only warns.
+    The trial is that of `context`, or without this the one that runs here, also as the script of a command. Outside of
+    a trial, a callback only warns.
     """
 
     #: name of the checkpoint in the trial's folder
     file = ""
 
     def __init__(self, metric: str, context: Context | None = None) -> None:
-        self.metric, self.context = metric, context or CURRENT.get()
+        self.metric, self.context = metric, context or _running()
         if self.context is None:
-            warnings.warn(_OUTSIDE, stacklevel=2)
+            warnings.warn("no trial runs here, so this callback does nothing; create it in the objective", stacklevel=2)
 
     @property
     def path(self) -> Path | None:

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 RUN = ("study", "store", "resume", "seed", "warm_start", "workers")
 #: settings that a sweep makes itself, and budgets, which a job of Hydra would not get
 _NOT_HERE = ("command", "arg", "fidelity")
-#: beginnings of the overrides that are for the sweep alone, not for its jobs
-_OF_SWEEP = ("hydra/sweeper", "hydra.sweep", "hydra/launcher", "hydra.launcher", "hydra.mode")
+#: beginnings of the words that are for the sweep alone, not for its jobs
+_OF_SWEEP = ("-m", "--multi", "hydra/sweeper", "hydra.sweep", "hydra/launcher", "hydra.launcher", "hydra.mode")
 
 
 class ShadhoSweeper(Sweeper):
@@ -84,9 +84,9 @@ class ShadhoSweeper(Sweeper):
         overrides = {each.get_key_element(): each for each in parser.parse_overrides([*params, *arguments])}
         fixed = [each.input_line for each in overrides.values() if not each.is_sweep_override()]
         space = space_of(overrides.values())
-        # If the app has no such key, Hydra says so here, and not in each job.
-        first = [f"{key}={next(iter(form.values()))[0]}" for key, form in space.items()]
-        self.validate_batch_is_legal([[*fixed, *first]])
+        # If the app has no such key or option, Hydra says so here, and not in each job. Composing takes 60 ms.
+        words = [[f"{key}={each}" for each in next(iter(form.values()))[:50]] for key, form in space.items()]
+        self.validate_batch_is_legal([[*fixed, *(w[n % len(w)] for w in words)] for n in range(max(map(len, words)))])
         content = {key: value for key, value in given.items() if key not in {"params", *KEPT, *RUN}}
         content |= {"command": self._command(arguments, fixed), "arg": "{label}={value}", "space": space}
         module = write_study("a sweep of Hydra", content, Path(sys.argv[0]).name, SWEEPS)
@@ -96,22 +96,18 @@ class ShadhoSweeper(Sweeper):
         settings, workers = {key: given[key] for key in KEPT if key in given}, opened.pop("workers", None)
         return search_on_workers(module, None, settings, opened, workers=workers, broker=None, redis=None)
 
-    def _command(self, arguments: Iterable[str], fixed: Iterable[str]) -> list[str]:
+    def _command(self, arguments: Sequence[str], fixed: Iterable[str]) -> list[str]:
         """Return the command of a job: that of the sweep, with the values of a trial in place of the swept ones."""
-        of_hydra = OmegaConf.to_container(self.config.hydra.overrides.hydra)
         program = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
-        options = [word for word in sys.argv[1:] if word not in {*arguments, *of_hydra, "-m", "--multirun"}]
-        own = [each for each in of_hydra if not each.lstrip("+").startswith(_OF_SWEEP)]
-        words = [word.replace("{", "{{") for word in (*program, *options, *own, *fixed)]
+        own = [word for word in sys.argv[1:] if word not in arguments and not word.lstrip("+").startswith(_OF_SWEEP)]
+        # With this variable, the last line of an error is that of the exception.
+        words = ["env", "HYDRA_FULL_ERROR=1", *(word.replace("{", "{{") for word in (*program, *own, *fixed))]
         words += ["hydra.mode=RUN", "hydra.job.num={trial}", "hydra.run.dir='{checkpoint_dir}'"]
         return [*words, f"++hydra.callbacks.shadho._target_={__name__}.{JobCallback.__name__}", "{args}"]
 
 
 class JobCallback(Callback):
-    """Gives what the function of a job returns to its trial, and lets Hydra end with the traceback of an exception."""
-
-    def on_run_start(self, config: Any, **_: Any) -> None:
-        os.environ["HYDRA_FULL_ERROR"] = "1"
+    """Gives what the function of a job returns to its trial."""
 
     def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
         from shadho_celery.objective.script import PARAMS, RESULT
@@ -119,13 +115,13 @@ class JobCallback(Callback):
         found: Any = job_return.return_value if job_return.status is JobStatus.COMPLETED else None
         is_result = isinstance(found, Mapping) and not found.keys().isdisjoint(["loss", "losses"])
         with suppress(TypeError, ValueError):
-            text = json.dumps(found if is_result else float(found), default=_plain)
+            text = json.dumps({**found} if is_result else float(found), default=_plain, skipkeys=True)
             Path(os.environ[PARAMS]).with_name(RESULT).write_text(text)
 
 
 def _plain(value: Any) -> float | str:
     """Return a scalar of NumPy or torch as a number, and any other metric as a text."""
-    return float(value) if hasattr(value, "__float__") else str(value)
+    return float(value) if hasattr(value, "__float__") and not getattr(value, "ndim", 0) else str(value)
 
 
 def space_of(overrides: Iterable[Override]) -> dict[str, dict[str, Any]]:
@@ -153,16 +149,17 @@ def _form(override: Override) -> dict[str, Any]:
     if is_interval:
         law = "int" if isinstance(sweep.start, int) else "" if sweep.tags else "uniform"
         return {f"log{law}" if sweep.tags else law: [sweep.start, sweep.end]}
-    if isinstance(sweep, RangeSweep):
-        count = math.ceil((sweep.stop - sweep.start) / sweep.step - 1e-9) if sweep.step else 0
-        if count < 1:
-            raise UsageError(f"{line}: this range has no values; give range(START, STOP, STEP) with START before STOP")
+    if isinstance(sweep, RangeSweep) and sweep.step:
+        count = math.ceil((sweep.stop - sweep.start) / sweep.step - 1e-9)
         ends, step = sorted([sweep.start, sweep.start + (count - 1) * sweep.step]), abs(sweep.step)
         if count > 1 and all(math.isclose(end / step, round(end / step)) for end in ends):
             return {"int" if isinstance(sum(ends), int) else "uniform": ends, "step": step}
     # A text keeps its quotes and escapes, because it becomes a word of a command.
-    options = override.sweep_iterator(lambda each: each if isinstance(each, (int, float)) else Transformer.str(each))
-    return {"choice": [*islice(options, MOST_OPTIONS + 1)]}
+    options = islice(override.sweep_iterator(), MOST_OPTIONS + 1) if getattr(sweep, "step", 1) else ()
+    found = [each if isinstance(each, (int, float)) else Transformer.str(each) for each in options]
+    if not found:
+        raise UsageError(f"{line} has no values; give some, such as a,b or range(START, STOP) with START before STOP")
+    return {"choice": found}
 
 
 def _results(study: StudyResults) -> dict[str, Any]:

@@ -10,7 +10,6 @@ class ShadhoSweeper(hydra.ShadhoSweeper):
     """The sweeper. Hydra accepts only a class that is defined in the package hydra_plugins."""
 
 
-_TARGET = f"{__name__}.{ShadhoSweeper.__name__}"
 # Without the flag, Hydra would refuse keys that are not here, which `ShadhoSweeper` checks itself.
-node = OmegaConf.create({"_target_": _TARGET, "_convert_": "all", "params": {}}, flags={"struct": False})
+node = OmegaConf.create({"_target_": f"{__name__}.ShadhoSweeper", "_convert_": "all"}, flags={"struct": False})
 ConfigStore.instance().store(group="hydra/sweeper", name="shadho", node=node, provider="shadho_celery")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from numbers import Integral, Real
 from time import monotonic
@@ -14,12 +16,12 @@ import numpy as np
 from joblib import effective_n_jobs
 from sklearn.base import clone
 from sklearn.model_selection._search import BaseSearchCV
-from sklearn.model_selection._validation import _insert_error_scores
+from sklearn.model_selection._validation import FitFailedWarning, _insert_error_scores
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval
 
 from shadho_celery.core.checks import one_line, short
-from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.errors import NoTrialToAsk, SpaceError, UsageError
 
 #: distributions that hp lacks are searched by their quantiles, from TAIL to 1 - TAIL, because the ends may be infinite
 TAIL = 1e-6
@@ -105,6 +107,7 @@ class ShadhoSearchCV(BaseSearchCV):
                     # scikit-learn raises if all fits of a batch fail, and then does not keep the batch.
                     if self.error_score == "raise" or "fits failed" not in str(error):
                         raise
+                    warnings.warn(str(error), FitFailedWarning, stacklevel=2)
                     folds += [[{"fit_error": str(error), "test_scores": self.error_score}]] * len(batch)
                 for trial, told in zip(batch, folds[-len(batch) :], strict=True):
                     study.tell(trial, self._result(told))
@@ -148,12 +151,10 @@ class ShadhoSearchCV(BaseSearchCV):
             if not isinstance(group, dict):
                 raise SearchError(f"param_space gives {short(group, 60)}; it must give a dict of params by name")
             for name, value in group.items():
-                if group is values and name in readers:
-                    params[name] = readers[name](value)
-                elif isinstance(value, dict) and name not in known:
+                if isinstance(value, dict) and name not in known:
                     groups.append(value)
                 else:
-                    params[name] = value
+                    params[name] = readers[name](value) if group is values and name in readers else value
         try:
             clone(self.estimator).set_params(**clone(params, safe=False))
         except (AttributeError, TypeError, ValueError) as error:
@@ -173,12 +174,9 @@ class ShadhoSearchCV(BaseSearchCV):
 
 def _asked(study: Any) -> Iterator[Any]:
     """Yield trials of a study until its sampler has no further points."""
-    try:
+    with suppress(NoTrialToAsk):
         while True:
             yield study.ask()
-    except UsageError as error:
-        if not str(error).startswith(("the search has ended", "the next trial depends")):
-            raise
 
 
 def _domain(name: str, given: Any, readers: dict[str, Any]) -> Any:
@@ -195,8 +193,6 @@ def _domain(name: str, given: Any, readers: dict[str, Any]) -> Any:
     if hasattr(given, "freeze") or not hasattr(given, "support"):
         raise SearchError(f"{name!r} is no frozen distribution of one number; write for example scipy.stats.norm(0, 1)")
     law, (low, high) = given.dist.name, given.support()
-    if law == "norm":
-        return hp.normal(name, float(given.mean()), float(given.std()))
     # A shifted loguniform is another law, which its median shows.
     is_log = law == "loguniform" and math.isclose(given.median(), math.sqrt(low * high))
     if is_log or law in {"uniform", "randint"}:

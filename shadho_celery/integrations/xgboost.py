@@ -26,9 +26,9 @@ class ShadhoCallback(TrialCallback, TrainingCallback):
         return max(1, rounds - (Booster(model_file=self.checkpoint).num_boosted_rounds() if self.checkpoint else 0))
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        metrics = {f"{data}-{name}": values[-1] for data, each in evals_log.items() for name, values in each.items()}
-        if not isinstance(model, Booster):
-            return self.stops(epoch + 1, {name: mean for name, (mean, _) in metrics.items()})
+        latest = {f"{data}-{name}": values[-1] for data, each in evals_log.items() for name, values in each.items()}
+        # In a cross-validation, these are the mean and the standard deviation.
+        metrics = {name: value[0] if isinstance(value, tuple) else value for name, value in latest.items()}
         stop = self.stops(rounds := model.num_boosted_rounds(), metrics)
         if rounds % self.every == 0:
             self.after_training(model)

@@ -23,7 +23,7 @@ from shadho_celery.core.files import CHECKPOINTS, below
 from shadho_celery.core.settings import Resume, read_settings, refuse_unknown, with_settings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Seconds, TrialState, whole
 from shadho_celery.core.units import counted
-from shadho_celery.errors import StoreError, UsageError
+from shadho_celery.errors import NoTrialToAsk, StoreError, UsageError
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, with_notes
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import Unreadable, read
@@ -251,7 +251,7 @@ class Study(ShownStudy):
             else:
                 depends = f"the next trial depends on those that were asked for: tell the results of {self._asked}"
                 ended = "the search has ended: all of its points have been tried"
-                raise self._study.trouble or UsageError(f"{depends} first" if self._by_hand.fetched else ended)
+                raise self._study.trouble or NoTrialToAsk(f"{depends} first" if self._by_hand.fetched else ended)
         finally:
             self._by_hand.is_asked = False
         self._turn()

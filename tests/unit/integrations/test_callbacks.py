@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from threading import Thread
@@ -10,6 +11,7 @@ import pytest
 
 from shadho_celery.errors import UsageError
 from shadho_celery.integrations.callbacks import TrialCallback
+from shadho_celery.objective import script
 from shadho_celery.objective.call import call
 from shadho_celery.objective.context import CURRENT, LocalContext
 
@@ -56,8 +58,30 @@ def test_outside_of_a_trial_a_callback_does_nothing_and_says_so_once() -> None:
             callback = Callback("loss")
             assert not callback.stops(1, {})
             callback.save(b"model")
-    assert ["nothing is reported or saved; create it in the objective" in str(each.message) for each in said] == [True]
+    assert ["no trial runs here, so this callback does nothing" in str(each.message) for each in said] == [True]
     assert callback.path is callback.checkpoint is None
+
+
+def test_a_script_that_runs_as_a_command_reports_to_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the ranks that its framework starts, the first one reports, and all stop and have the same checkpoint."""
+    (reports := tmp_path / "reports").touch()
+    files = {script.REPORTS: reports, script.STOP: tmp_path / "STOP", script.CHECKPOINT_DIR: tmp_path / "kept"}
+    for name, path in files.items():
+        monkeypatch.setenv(name, str(path))
+    for rank in (None, "1"):
+        if rank:
+            monkeypatch.setenv("LOCAL_RANK", rank)
+        callback = Callback("loss")
+        (tmp_path / "STOP").unlink(missing_ok=True)
+        assert not callback.stops(1, {"loss": 0.5})
+        (tmp_path / "STOP").touch()
+        assert callback.stops(2, {"loss": float("nan")})
+        assert callback.saves(every_rank=True)
+        callback.save(b"model")
+        assert callback.checkpoint == tmp_path / "kept" / "model.txt"
+    first, second = map(json.loads, reports.read_text().splitlines())
+    assert first == {"step": 1, "loss": 0.5}
+    assert second["step"] == 2
 
 
 def test_a_thread_of_the_objective_gives_the_context_itself(tmp_path: Path) -> None:

@@ -103,9 +103,10 @@ def test_a_key_that_is_a_placeholder_of_commands_gets_an_equivalent_name() -> No
         ("x=tag(lgo, interval(1,2))", "x=tag(lgo, interval(1,2)): lgo is no tag here; the one tag is log"),
         ("x=tag(log, choice(1,2))", "log is no tag here"),
         ("x=tag(log, range(1,5))", "log is no tag here"),
-        ("x=range(5,1)", "x=range(5,1): this range has no values; give range(START, STOP, STEP)"),
-        ("x=range(1,5,0)", "this range has no values"),
-        ("x=range(0,1,0.0)", "this range has no values"),
+        ("x=range(5,1)", "x=range(5,1) has no values; give some, such as a,b or range(START, STOP)"),
+        ("x=range(1,5,0)", "x=range(1,5,0) has no values"),
+        ("x=range(0,1,0.0)", "x=range(0,1,0.0) has no values"),
+        ("x=shuffle(range(5,1))", "x=shuffle(range(5,1)) has no values"),
     ],
 )
 def test_what_is_no_domain_is_refused(line: str, message: str) -> None:
@@ -184,13 +185,36 @@ def test_a_sweep_without_a_loss_fails_unless_it_was_stopped(
     assert not Path("multirun").exists()
 
 
+def test_a_pattern_that_matches_no_option_is_refused() -> None:
+    loader = SimpleNamespace(get_group_options=lambda group, results_filter: ["adam", "sgd"])
+    found = OverridesParser.create(config_loader=loader).parse_overrides(["opt=glob(s*)", "opt=glob(z*)"])
+    assert hydra.space_of(found[:1]) == {"opt": {"choice": ["sgd"]}}
+    with pytest.raises(UsageError, match=r"^opt=glob\(z\*\) has no values; "):
+        hydra.space_of(found[1:])
+
+
+def test_hydra_is_asked_for_each_option_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So an option that the app lacks is an error of the sweep, and not of the jobs that get it."""
+    asked: list[Any] = []
+    given = ("a=1", "opt=adam,sgd,rms", "name=x,y", "lr=interval(0,1)")
+    sweeper = made(monkeypatch, *given)
+    monkeypatch.setattr(sweeper, "validate_batch_is_legal", asked.extend)
+    monkeypatch.setattr("shadho_celery.program.on_workers.search_on_workers", lambda *_, **__: None)
+    sweeper._search([*given])
+    assert asked == [
+        ["a=1", "opt=adam", "name=x", "lr=0.0"],
+        ["a=1", "opt=sgd", "name=y", "lr=1.0"],
+        ["a=1", "opt=rms", "name=x", "lr=0.0"],
+    ]
+
+
 def test_the_command_of_a_job_is_that_of_the_sweep_without_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ("hydra/sweeper=shadho", "hydra.sweeper.trials=3", "hydra.sweep.dir=out", "hydra/launcher=basic")
     theirs = ("hydra.job.name=mine", "+hydra.job.env_set.A=1")
     given = ("lr=interval(0,1)", "fixed={a:1}", "name=${now}")
     sweeper = made(monkeypatch, *given, of_hydra=(*ours, *theirs))
     assert sweeper._command([*given], given[1:]) == [
-        *("python", "-X", "dev", "app.py", "--config-name", "tiny"),
+        *("env", "HYDRA_FULL_ERROR=1", "python", "-X", "dev", "app.py", "--config-name", "tiny"),
         *theirs,
         *("fixed={{a:1}", "name=${{now}"),
         *("hydra.mode=RUN", "hydra.job.num={trial}", "hydra.run.dir='{checkpoint_dir}'"),
@@ -237,6 +261,9 @@ def test_an_override_replaces_the_one_of_params(monkeypatch: pytest.MonkeyPatch)
         (np.float32(0.5), 0.5),
         ({"loss": np.float32(0.5), "model": object}, {"loss": 0.5, "model": "<class 'object'>"}),
         ({"losses": {"a": 1}}, {"losses": {"a": 1}}),
+        ({"loss": 0.5, "each": np.zeros(2), (1, 2): 3}, {"loss": 0.5, "each": "[0. 0.]"}),
+        (OmegaConf.create({"loss": 0.5}), {"loss": 0.5}),
+        (np.array(0.5), 0.5),
         ({"accuracy": 1}, None),
         (None, None),
         ("text", None),

@@ -174,11 +174,12 @@ def test_steps_of_a_pipeline_are_searched() -> None:
     assert search.score(X, Y) > 0.8
 
 
-@pytest.mark.filterwarnings("ignore:One or more of the")
+@pytest.mark.filterwarnings("ignore:One or more of the", "ignore::sklearn.exceptions.FitFailedWarning")
 def test_a_failing_candidate_has_the_error_score_and_the_search_goes_on() -> None:
-    """Also where all fits of a batch fail, which scikit-learn does not keep."""
+    """Also where all fits of a batch fail, which scikit-learn does not keep. It warns as for other fits that fail."""
     space = {"x": [-2.0, -1.0, 2.0, 4.0]}
-    search = searched(space, return_train_score=True)
+    with pytest.warns(FitFailedWarning, match="ArithmeticError: below zero"):
+        search = searched(space, return_train_score=True)
     table = search.cv_results_
     scores = dict(zip(drawn(search, "x"), table["mean_test_score"], strict=True))
     assert {x for x, score in scores.items() if np.isnan(score)} == {-2.0, -1.0}
@@ -203,6 +204,7 @@ def test_a_fold_that_fails_and_scores_of_nan() -> None:
     assert searched({"x": [1.0, 6.0], "kind": ["nan"]}).best_params_["x"] == 1.0
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
 def test_a_search_of_which_all_fits_fail() -> None:
     with pytest.raises(ValueError, match="All the 2 fits failed"):
         searched({"x": [-1.0, -2.0]})
