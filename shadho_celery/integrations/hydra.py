@@ -102,7 +102,7 @@ class ShadhoSweeper(Sweeper):
         own = [word for word in sys.argv[1:] if word not in arguments and not word.lstrip("+").startswith(_OF_SWEEP)]
         # With this variable, the last line of an error is that of the exception.
         words = ["env", "HYDRA_FULL_ERROR=1", *(word.replace("{", "{{") for word in (*program, *own, *fixed))]
-        words += ["hydra.mode=RUN", "hydra.job.num={trial}", "hydra.run.dir='{checkpoint_dir}'"]
+        words += ["hydra.mode=RUN", "hydra.job.num={trial}", "hydra.run.dir=${{oc.env:SHADHO_CHECKPOINT_DIR}"]
         return [*words, f"++hydra.callbacks.shadho._target_={__name__}.{JobCallback.__name__}", "{args}"]
 
 

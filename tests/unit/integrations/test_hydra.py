@@ -217,7 +217,7 @@ def test_the_command_of_a_job_is_that_of_the_sweep_without_its_own_words(monkeyp
         *("env", "HYDRA_FULL_ERROR=1", "python", "-X", "dev", "app.py", "--config-name", "tiny"),
         *theirs,
         *("fixed={{a:1}", "name=${{now}"),
-        *("hydra.mode=RUN", "hydra.job.num={trial}", "hydra.run.dir='{checkpoint_dir}'"),
+        *("hydra.mode=RUN", "hydra.job.num={trial}", "hydra.run.dir=${{oc.env:SHADHO_CHECKPOINT_DIR}"),
         "++hydra.callbacks.shadho._target_=shadho_celery.integrations.hydra.JobCallback",
         "{args}",
     ]
