@@ -78,7 +78,7 @@ class ShadhoSweeper(Sweeper):
         known = ["params", *RUN, *(key for key in SETTINGS if key not in _NOT_HERE)]
         for key in given:
             check_name("key of hydra.sweeper", key, known)
-        params = [f"{key}={value}" for key, value in given.get("params", {}).items()]
+        params = [f"{key}={'null' if value is None else value}" for key, value in given.get("params", {}).items()]
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         # An override of the command line replaces the one of `params`.
         overrides = {each.get_key_element(): each for each in parser.parse_overrides([*params, *arguments])}

@@ -247,10 +247,11 @@ def test_settings_without_an_option_are_in_the_study_and_the_others_override_it(
 
 def test_an_override_replaces_the_one_of_params(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeper = made(monkeypatch, "lr=0.1", "opt=adam,sgd")
-    sweeper._given["params"] = {"lr": "interval(0,1)", "layers": "range(1,4)"}
+    sweeper._given["params"] = {"lr": "interval(0,1)", "layers": "range(1,4)", "name": None, "on": True}
     monkeypatch.setattr("shadho_celery.program.on_workers.search_on_workers", lambda module, *_, **__: module)
-    space = compile_space(load(sweeper._search(["lr=0.1", "opt=adam,sgd"])).space)
-    assert {*space.domains} == {"layers", "opt"}
+    study = load(sweeper._search(["lr=0.1", "opt=adam,sgd"]))
+    assert {*compile_space(study.space).domains} == {"layers", "opt"}
+    assert {"lr=0.1", "name=null", "on=True"} <= {*study.stated["command"]}
 
 
 @cases(
