@@ -8,6 +8,7 @@ content. A `document` contains its scripts and data, so it needs no network.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
 import time
@@ -252,13 +253,14 @@ def document(title: str, body: Html, data: bytes, *, is_embedded: bool = False) 
     """Return an HTML file that contains its scripts, styles and data.
 
     `data` is JSON without the character <. The Content-Security-Policy of the file allows only these scripts, by their
-    hashes, and no request. A page that `is_embedded` in another page has no margins.
+    hashes, and no request. A page that `is_embedded` in another page has no margins, and its script and data are
+    compressed.
     """
-    library, own = vendored(), own_script()
+    scripts = [whole_script(), _UNPACK] if is_embedded else [whole_script()]
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     policy = (
-        f"default-src 'none'; script-src {_hash(library)} {_hash(own)}; style-src {_hash(style)}; base-uri 'none'; "
-        "form-action 'none'"
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
+        "base-uri 'none'; form-action 'none'"
     )
     head = [
         '<meta charset="utf-8">',
@@ -270,9 +272,14 @@ def document(title: str, body: Html, data: bytes, *, is_embedded: bool = False) 
     content = [
         body,
         f'<script type="application/json" id="data">{data.decode()}</script>',
-        f"<script>{library}</script>",
-        f'<script type="module">{own}</script>',
+        f'<script type="module">{scripts[0]}</script>',
     ]
+    if is_embedded:
+        content[1:] = [
+            f'<script type="text/plain" data-type="application/json">{_packed(data)}</script>',
+            f'<script type="text/plain" data-type="module">{_packed(scripts[0].encode())}</script>',
+            f'<script type="module">{_UNPACK}</script>',
+        ]
     marked = ' class="embedded"' if is_embedded else ""
     return Html(
         "\n".join(
@@ -287,22 +294,32 @@ def document(title: str, body: Html, data: bytes, *, is_embedded: bool = False) 
     )
 
 
-@cache
-def vendored() -> str:
-    """Return the script of ECharts."""
-    return _harmless((STATIC / "vendor" / "echarts" / "echarts.min.js").read_text(encoding="utf-8"))
+#: module that unpacks a page's data and script, and runs the script
+_UNPACK = """
+for (const packed of document.querySelectorAll("[data-type]")) {
+  const bytes = Uint8Array.from(atob(packed.textContent), (each) => each.charCodeAt(0));
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const textContent = await new Response(unpacked).text();
+  const script = Object.assign(document.createElement("script"), { type: packed.dataset.type, textContent });
+  packed.replaceWith(script);
+}
+"""
 
 
 @cache
-def own_script() -> str:
-    """Return our modules as one script, because the report is a single file. Each module has its own scope."""
-    parts = ["const modules = {};"]
+def whole_script() -> str:
+    """Return ECharts and our modules as one script, because a page is a single file. Each module has its own scope."""
+    parts = [(STATIC / "vendor" / "echarts" / "echarts.min.js").read_text(encoding="utf-8"), "const modules = {};"]
     for name in MODULES:
         text = (STATIC / name).read_text(encoding="utf-8")
         exported = ", ".join(_EXPORT.findall(text))
         text = _IMPORT.sub(r'const \1 = modules["\2"];', _EXPORT.sub("", text))
         parts.append(f'modules["{name}"] = (() => {{\n{text}\nreturn {{ {exported} }};\n}})();')
     return _harmless("\n".join(parts))
+
+
+def _packed(text: bytes) -> str:
+    return base64.b64encode(gzip.compress(text, mtime=0)).decode()
 
 
 def _harmless(script: str) -> str:

@@ -3,7 +3,7 @@
 import { showChart, showOneOf } from "./figure.js";
 import { element } from "./marks.js";
 
-const { classes, figures } = JSON.parse(document.getElementById("data").textContent);
+const { classes, figures } = JSON.parse(document.querySelector("[type='application/json']").textContent);
 const WIDE = ["timeline", "parallel"];
 const place = document.getElementById("figures");
 let section = null;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -35,17 +36,21 @@ def test_characters_that_turn_a_text_around_are_visible() -> None:
     assert element("p", "\u202eabc\x00\ud800") == "<p>\\u202eabc\\x00\\ud800</p>"
 
 
-def test_the_policy_has_the_hashes_of_the_scripts_and_of_the_style_and_no_more() -> None:
-    text = document("title", Html("<main></main>"), b"{}")
+@cases("is_embedded", [False, True])
+def test_the_policy_has_the_hashes_of_the_scripts_and_of_the_style_and_no_more(is_embedded: bool) -> None:
+    text = document("title", Html("<main></main>"), b"{}", is_embedded=is_embedded)
     policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     assert len(policy) == 1
     rules = dict(rule.strip().split(" ", 1) for rule in policy[0].split(";"))
     assert rules["default-src"] == "'none'"
     for rule, tag in (
-        ("script-src", r"<script(?: type=\"module\")?>(.*?)</script>"),
+        ("script-src", r"<script type=\"module\">(.*?)</script>"),
         ("style-src", "<style>(.*?)</style>"),
     ):
         bodies = re.findall(tag, text, re.DOTALL)
+        if is_embedded and rule == "script-src":
+            [packed] = re.findall(r'data-type="module">(.*?)</script>', text)
+            bodies.insert(0, gzip.decompress(base64.b64decode(packed)).decode())
         hashes = [base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() for body in bodies]
         assert rules[rule].split() == [f"'sha256-{each}'" for each in hashes]
     assert not re.search(r"<[a-z]+[^>]* on\w+=", text.partition("<body")[2].partition("<script")[0])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hyperopt import hp
 from services.cases import cases
 from services.pictured import pictured
 
 from shadho_celery import Study
-from shadho_celery.charts.report import StudyPictures, report_html, study_html, summary
+from shadho_celery.charts.chart import MOST, Axis, Chart, Mark, Series
+from shadho_celery.charts.report import Picture, StudyPictures, report_html, study_html, summary
 from shadho_celery.charts.study import MOST_CHARACTERS, StudyData, figures_of
 from shadho_celery.errors import UsageError
 from shadho_celery.results.trial import given
@@ -68,7 +70,7 @@ def test_what_a_trial_wrote_is_text_in_the_report() -> None:
             study.tell(study.ask(), 1.0)
         text = report_html(StudyData(study))
         shown = study_html(study)
-    assert text.count("</script>") == 3
+    assert text.count("</script>") == 2
     assert text.count("alert(1)") > 3
     assert "<i>" not in text
     assert "\u202e" not in text + shown
@@ -142,3 +144,10 @@ def test_each_chart_of_a_study_is_shown_in_notebooks(tmp_path: Path) -> None:
     for name in CHARTS:
         if name != "why_here":
             assert getattr(pictures, name)(*needed.get(name, ()))._repr_html_()
+
+
+def test_a_chart_adds_at_most_half_a_megabyte_to_a_notebook() -> None:
+    values = np.random.default_rng(0).random((2, MOST))
+    marks = Series.of("trials", Mark.POINTS, "best", x=values[0], y=values[1], number=np.arange(MOST))
+    chart = Chart(title="random", axes=[Axis(name="x"), Axis(name="y")], series=[marks])
+    assert len(Picture(chart, [])._repr_html_()) <= 500_000
