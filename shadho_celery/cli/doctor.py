@@ -392,11 +392,10 @@ def policy(site: Site) -> Finding | None:
         return None
     if (found := guard.policy) is None:
         return _wrong(guard.trouble.partition("; ")[0], "an admin sets it: shadho-celery fleet policy set FILE")
-    text = f"number {found.number}, {counted(len(found.users), 'user')}"
-    if not os.environ.get(USER_KEY_FILE):
-        return _ok(f"{text}; no user's key is named in {USER_KEY_FILE}")
-    guard.refuse_self()
-    return _ok(f"{text}; it has the key of {own_user()}")
+    if has_key := bool(os.environ.get(USER_KEY_FILE)):
+        guard.refuse_self()
+    own = f"it has the key of {own_user()}" if has_key else f"no user's key is named in {USER_KEY_FILE}"
+    return _ok(f"number {found.number}, {counted(len(found.users), 'user')}; {own}")
 
 
 def code(site: Site) -> Finding:

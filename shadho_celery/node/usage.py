@@ -17,7 +17,6 @@ class Meter:
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._gpus = [gpu for gpu in gpus if gpu.uuid]
         self._found: dict[str, GpuUsage] = {}
-        self._has_driver = False
         #: thread that asks the driver of the GPUs; None before the first `look`
         self._asking: threading.Thread | None = None
 
@@ -36,22 +35,19 @@ class Meter:
         found = self._found
         if self._gpus:
             with suppress(NoThread):
-                asking = threading.Thread(target=self._ask, name="shadho-gpus", daemon=True)
-                start_thread(asking)
-                self._asking = asking
+                self._asking = threading.Thread(target=self._ask, name="shadho-gpus", daemon=True)
+                start_thread(self._asking)
         return Usage(load=load, memory=memory, gpus=found)
 
     def _ask(self) -> None:
-        """Ask the driver. It stays open, because opening it may take seconds."""
+        """Ask the driver. It is opened at the first call and stays open, because opening it may take seconds."""
         import pynvml
 
         found = {}
         for gpu in self._gpus:
             busy = memory = None
             with suppress(pynvml.NVMLError):
-                if not self._has_driver:
-                    pynvml.nvmlInit()
-                    self._has_driver = True
+                pynvml.nvmlInit()
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
                 told = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 memory = _part(told.used / max(1, told.total))
