@@ -47,12 +47,13 @@ _PASSING = (
 )
 
 #: commands and the types of their answers. A program that is not Redis, or a proxy, may answer with another type
-_ANSWERS: Mapping[str, Any] = {
-    **dict.fromkeys(("GET", "GETRANGE", "HGET"), str | None),
-    **{"DEL": int, "EXISTS": int, "PTTL": int, "TYPE": str, "TIME": tuple[int, int], "INFO": dict, "XREAD": Any},
-    **{"MGET": list[str | None], "HMGET": list[str | None], "HGETALL": dict[str, str]},
-    **{"HKEYS": list[str], "SMEMBERS": set[str], "SMISMEMBER": list[int]},
-}
+_ANSWERS: Mapping[str, Any] = (
+    dict.fromkeys(("GET", "GETRANGE", "HGET"), str | None)
+    | dict.fromkeys(("DEL", "EXISTS", "PTTL"), int)
+    | dict.fromkeys(("MGET", "HMGET"), list[str | None])
+    | {"HGETALL": dict[str, str], "HKEYS": list[str], "SMEMBERS": set[str], "SMISMEMBER": list[int]}
+    | {"TYPE": str, "TIME": tuple[int, int], "INFO": dict, "XREAD": Any}
+)
 
 #: Codes of temporary errors: memory or disk is full, the server is starting, busy or being replaced, or its users are
 #: being reloaded. They can occur in the middle of a text, as in a script's error. The last two entries are texts of

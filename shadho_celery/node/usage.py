@@ -45,15 +45,13 @@ class Meter:
 
         found = {}
         for gpu in self._gpus:
-            busy = memory = None
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlInit()
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
                 told = pynvml.nvmlDeviceGetMemoryInfo(handle)
-                memory = _part(told.used / max(1, told.total))
+                found[gpu.id] = GpuUsage(memory=(memory := _part(told.used / max(1, told.total))))
                 # The driver does not tell this of a part of a GPU (MIG).
                 busy = _part(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-            if memory is not None:
                 found[gpu.id] = GpuUsage(busy=busy, memory=memory)
         self._found = found
 
