@@ -355,7 +355,7 @@ class Note(Deed, frozen=True):
     button = "add a note"
     scope = "note"
 
-    text: Annotated[str, Meta(min_length=1, max_length=MAX_NOTE, description=f"a text of 1 to {MAX_NOTE} characters")]
+    text: Annotated[str, Meta(pattern=r"\S", max_length=MAX_NOTE, description=f"1 to {MAX_NOTE} visible characters")]
     #: number of the trial; None for a note on the study
     trial: Number | None = None
 

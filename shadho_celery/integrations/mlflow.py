@@ -27,24 +27,21 @@ class MlflowTracker:
         os.environ.update({**LIMITS, **os.environ})
         from mlflow import MlflowClient
 
-        self._client, self._study, name = MlflowClient(uri or None), study, os.environ.get(NAME) or study.name
-        found = self._client.get_experiment_by_name(name)
+        self._client = client = MlflowClient(uri or None)
+        self._study, name = study, os.environ.get(NAME) or study.name
+        found = client.get_experiment_by_name(name)
         if found and not os.environ.get(NAME) and found.tags.get(STUDY) != study.key:
-            raise UsageError(
-                f"MLflow has another experiment {name}; set {NAME} to one for this study, and use --resume"
-            )
-        self._experiment = (
-            found.experiment_id if found else self._client.create_experiment(name, tags={STUDY: study.key})
-        )
+            raise UsageError(f"MLflow has another experiment {name}; set {NAME} to one for this study, and --resume")
+        self._experiment = found.experiment_id if found else client.create_experiment(name, tags={STUDY: study.key})
         runs, page, which = dict[str, Any](), None, f"tags.`{STUDY}` = '{study.key}'"
         while page is None or page.token:
-            page = self._client.search_runs([self._experiment], which, max_results=1000, page_token=page and page.token)
+            page = client.search_runs([self._experiment], which, max_results=1000, page_token=page and page.token)
             runs |= {run.data.tags[TRIAL]: run.info for run in page}
         self._begun = {number: run.run_id for number, run in runs.items() if run.status == "RUNNING" or number == WHOLE}
         self.known = [int(number) for number in runs if number not in self._begun]
         if WHOLE not in runs:
             self._begun[WHOLE] = self._create(WHOLE, study.name, study.created_at, {})
-        self._client.update_run(self._begun[WHOLE], "RUNNING")
+        client.update_run(self._begun[WHOLE], "RUNNING")
 
     def log(self, trial: EndedTrial) -> None:
         from mlflow.entities import Metric, Param
@@ -56,11 +53,10 @@ class MlflowTracker:
         steps = (*trial.reports, (last, trial.finished_at, trial.metrics))
         metrics = [Metric(_name(k), v, int(1000 * at), step) for step, at, found in steps for k, v in found.items()]
         params = [Param(_name(label), str(value)[:6000]) for label, value in trial.params.items()]
-        # A request has at most a thousand metrics, or a hundred params.
-        for start in range(0, len(params), 100):
-            self._client.log_batch(run, params=params[start : start + 100])
-        for start in range(0, len(metrics), 1000):
-            self._client.log_batch(run, metrics=metrics[start : start + 1000])
+        # A request has at most a thousand of them, and at most a hundred params.
+        for part in range(max(len(metrics), 9 * len(params)) // 900 + 1):
+            of_part, of_params = slice(900 * part, 900 * part + 900), slice(100 * part, 100 * part + 100)
+            self._client.log_batch(run, metrics[of_part], params[of_params])
         self._client.set_terminated(run, STATUS.get(trial.facts["state"], "FINISHED"), int(1000 * trial.finished_at))
 
     def close(self) -> None:

@@ -24,7 +24,9 @@ class WandbTracker:
 
         self._study, self._wandb, (entity, _, project) = study, wandb, uri.rpartition("/")
         project = project or os.environ.get("WANDB_PROJECT") or "shadho"
+        quiet = dict.fromkeys(("silent", "disable_git", "x_disable_stats", "x_disable_meta"), True)
         self._form: dict[str, Any] = {"entity": entity or None, "project": project, "group": study.name}
+        self._form |= {"settings": {"console": "off", "save_code": False, **quiet}, "reinit": "create_new"}
         self._offline: Path | None = None
         if wandb.setup().settings.mode == "offline":
             self._offline = Path(os.environ.get("WANDB_DIR", "."), "wandb")
@@ -53,18 +55,9 @@ class WandbTracker:
     def log(self, trial: EndedTrial) -> None:
         if self._offline is not None:
             shutil.rmtree(part := self._offline / self._study.name / "wandb", ignore_errors=True)
-        quiet = {"console": "off", "silent": True, "save_code": False, "disable_git": True}
-        unmeasured = {"x_disable_stats": True, "x_disable_meta": True}
-        run = self._wandb.init(
-            **self._form,
-            id=trial.id,
-            name=f"trial {trial.number}",
-            resume="allow",
-            reinit="create_new",
-            config={**trial.params},
-            tags=[trial.facts[name] for name in ("state", "compute_class") if name in trial.facts],
-            settings=self._wandb.Settings(**quiet, **unmeasured),
-        )
+        tags = [trial.facts[name] for name in ("state", "compute_class") if name in trial.facts]
+        about: dict[str, Any] = {"id": trial.id, "config": {**trial.params}, "tags": tags}
+        run = self._wandb.init(**self._form, name=f"trial {trial.number}", resume="allow", **about)
         for step, at, losses in trial.reports:
             run.log({**losses, "_timestamp": at}, step=step, commit=True)
         run.summary.update({**trial.metrics, **trial.facts})

@@ -388,7 +388,7 @@ class Study(ShownStudy):
                     if self._grow():
                         scheduler.become(begin())
                     update()
-                    self._warn_of(self._trackers.news())
+                    self._trackers.news(_warn_of_tracker)
                     self._interrupts.deliver()
 
                 scheduler.run(after_turn)
@@ -448,12 +448,7 @@ class Study(ShownStudy):
                 self._leave()
             finally:
                 self._opened.store.close()
-        self._warn_of(self._trackers.close())
-
-    def _warn_of(self, lines: Iterable[str]) -> None:
-        """Issue warnings about the trackers of the study."""
-        for line in lines:
-            warn(line.removeprefix("Warning: "))
+        self._trackers.close(_warn_of_tracker)
 
     def _leave(self) -> None:
         """Record the remaining changes, unless a second Ctrl-C has interrupted one. Unlock the study in any case."""
@@ -549,6 +544,10 @@ def _timed(outcome: Outcome) -> Outcome:
         return replace(outcome, metrics=metrics, seconds=convert(seconds, Seconds))
     except ValidationError:
         raise UsageError(f"seconds: {short(seconds, 60)} is not a duration; tell a number from 0 to 1e10") from None
+
+
+def _warn_of_tracker(line: str) -> None:
+    warn(line.removeprefix("Warning: "))
 
 
 def _listed(points: object) -> list[Any]:

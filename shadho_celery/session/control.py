@@ -27,7 +27,7 @@ from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.units import counted
 from shadho_celery.core.users import own_user
 from shadho_celery.embedded.plan import CONTROL_KEY, reached, running
-from shadho_celery.errors import ServiceError, ShadhoError, UsageError
+from shadho_celery.errors import ServiceError, ShadhoError, StudyNotFound, UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.control import (
     CONTROL,
@@ -343,8 +343,8 @@ class Control:
 
     def _absent(self, name: str, running: Sequence[str], refused: int, *, is_reached: bool) -> ShadhoError:
         """Return the error for a study that is not in `running`. `refused` is the number of ignored announcements."""
-        shown = one_line(name, 80)
-        with suppress(ShadhoError):
+        shown, unknown = one_line(name, 80), ""
+        try:
             store = SqlStore(self._store, read_only=True)
             record = _recorded(store, name)
             holder = store.holder(record.key, time.time())
@@ -359,8 +359,10 @@ class Control:
                 f"study {record.name} does not run: it has ended or was interrupted; shadho-celery resume "
                 f"{record.name} continues it"
             )
+        except ShadhoError as error:
+            unknown = f"{error}; " if isinstance(error, StudyNotFound) else ""
         if not is_reached:
-            return ServiceError(NO_FLEET)
+            return ServiceError(unknown + NO_FLEET)
         others = f"running studies: {listed(running, LISTED)}" if running else "none runs"
         others += f"; {_other_key(refused)}" if refused else ""
         return UsageError(f"no running study is called {shown!r}; {others}; see shadho-celery status")

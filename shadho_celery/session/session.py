@@ -470,8 +470,7 @@ class Session:
     def _close_trackers(self) -> None:
         """Let trackers show the last trials, which are recorded, until the next signal."""
         signals, before = self._signals, len(self._signals.noted)
-        for line in self._trackers.close(lambda: signals.are_urgent or len(signals.noted) > before):
-            self._say(line)
+        self._trackers.close(self._say, lambda: signals.are_urgent or len(signals.noted) > before)
 
     def run(self, view: View) -> int:
         """Run the scheduler's loop to its end, and show it in `view`. Return the exit code."""
@@ -551,7 +550,8 @@ class Session:
             self._fail_too_wide(self.embedded.workers)
             self._refuse_other_code()
         self.slots |= {c.name: max(c.slots, self.slots.get(c.name, 0)) for c in self.scheduler.classes}
-        for line in (*self.watch.news(time.monotonic()), *self._trackers.news()):
+        self._trackers.news(view.note)
+        for line in self.watch.news(time.monotonic()):
             view.note(line)
         if not self.options.silent:
             view.update()

@@ -15,14 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shadho_celery.core.checks import check_name, mask, one_line, printable
 from shadho_celery.core.failures import headline
@@ -30,10 +28,11 @@ from shadho_celery.core.files import TRACKED, below
 from shadho_celery.core.names import NO_TRACK, TRACKERS, named
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import Outage
-from shadho_celery.core.trial import Report, Trial, turned, turned_first
+from shadho_celery.core.trial import turned_first
 from shadho_celery.core.units import counted
 from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
+from shadho_celery.results.trial import TrialResult
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import LateStore
 
@@ -46,13 +45,13 @@ STORE = "SHADHO_TRACKED_STORE"
 TICK_SECONDS = 0.1
 #: seconds between two readings of the store; maximum of the seconds between two tries after an error
 LOOK_SECONDS, MAX_PAUSE = 1.0, 60.0
-#: seconds without a sign of life after which a tracker counts as hanging; and after which the end of a run, which waits
-#: for the last trials, ends its process
-HANG_SECONDS, END_SECONDS = 60.0, 20.0
+#: seconds without a sign of life after which the end of a run, which waits for the last trials, ends the process
+END_SECONDS = 20.0
+#: seconds of the wait at the end of a run after which a line tells how many trials are missing; again after twice as
+#: many each time
+WAIT_SECONDS = 10.0
 #: seconds of a processor between two checks that are a sign of life, such as those that MLflow needs to make its tables
 BUSY_SECONDS = 0.005
-#: number of trials that are read from the store at a time
-PART = 100
 #: facts of a trial that trackers get as texts
 FACTS = ("state", "compute_class", "host", "sampler", "subspace", "budget", "origin", "attempts", "seconds", "code")
 
@@ -94,28 +93,23 @@ class Tracker(Protocol):
         """Note that the run has ended."""
 
 
-def ended(study: StudyResults, trial: Trial, reports: Sequence[Report]) -> EndedTrial:
+def ended(study: StudyResults, trial: TrialResult) -> EndedTrial:
     """Return a trial as trackers show it. If several attempts have reported a step, the last of them counts."""
-    result, ways = study.result_of(trial), study.objectives
-    first = next(iter(ways), "loss")
-    metrics = {**result.metrics, **{f"constraint.{name}": value for name, value in result.constraints.items()}}
-    metrics |= result.losses or ({} if result.loss is None else {first: turned_first(result.loss, ways)})
-    numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float)) and abs(value) < 1e308}
-    facts = {"user": study.record.owner, "error": result.error and headline(result.error)}
-    facts |= {name: getattr(result, name) for name in FACTS}
-    shown = {
-        label: value if isinstance(value, (int, float)) else str(value) for label, value in study.shown(result).items()
-    }
-    by_step = {each.step: (each.at, each.losses or {first: each.loss}) for each in reports}
+    first = next(iter(study.objectives), "loss")
+    metrics = {**trial.metrics, **{f"constraint.{name}": value for name, value in trial.constraints.items()}}
+    metrics |= trial.losses or ({} if trial.loss is None else {first: turned_first(trial.loss, study.objectives)})
+    numbers = [(k, v) for k, v in metrics.items() if isinstance(v, (int, float)) and abs(v) < 1e308]
+    facts = {"user": study.record.owner, "error": trial.error and headline(trial.error)}
+    facts |= {name: getattr(trial, name) for name in FACTS}
+    shown = study.shown(trial)
+    by_step = {each.step: (each.at, each.losses or {first: each.loss}) for each in trial.reports}
     return EndedTrial(
         number=trial.number,
         id=f"{study.key}-{trial.number}",
-        params={
-            printable(label): printable(value) if isinstance(value, str) else value for label, value in shown.items()
-        },
-        metrics={printable(name): float(value) for name, value in numbers.items()},
+        params={printable(k): v if isinstance(v, (int, float)) else printable(str(v)) for k, v in shown.items()},
+        metrics={printable(name): float(value) for name, value in numbers},
         facts={name: printable(str(fact)) for name, fact in facts.items() if fact is not None},
-        reports=[(step, at, turned(losses, ways)) for step, (at, losses) in sorted(by_step.items())],
+        reports=[(step, *by_step[step]) for step in sorted(by_step)],
         started_at=trial.started_at or trial.finished_at or 0.0,
         finished_at=trial.finished_at or 0.0,
     )
@@ -136,8 +130,8 @@ class Follower:
         self.lacking = dict[int, None]()
         #: True once the scheduler is dead. The next one may run already, so no further trial is shown
         self.is_orphan = False
-        #: seconds until the next turn; and time of the tracker's last sign of life, None between two turns
-        self.pause, self.alive_at = LOOK_SECONDS, cast("float | None", None)
+        #: seconds until the next turn; and time of the tracker's last sign of life
+        self.pause, self.alive_at = LOOK_SECONDS, 0.0
 
     def run(self, has_ended: threading.Event) -> None:
         """Take turns until the run has ended, and then as long as they show some of the trials but not all."""
@@ -165,13 +159,8 @@ class Follower:
         except Exception as error:  # a library may raise anything
             self._tracker, self.pause = None, min(2 * self.pause, MAX_PAUSE)
             cause = one_line(re.sub(r"//[^/@\s]*@", "//***@", f"{type(error).__name__}: {error}"))
-            trouble = f"takes no trials: {cause}; trying again"
-        self.alive_at = None
-        self.see(trouble)
-
-    def see(self, trouble: str | None) -> None:
-        """Tell the user when an outage of the tracker begins, and when it has ended."""
-        if line := self._outage.see(trouble and f"Warning: {self._name} {trouble}", time.monotonic()):
+            trouble = f"Warning: {self._name} takes no trials: {cause}; trying again"
+        if line := self._outage.see(trouble, time.monotonic()):
             self._tell(line)
 
     def _look(self) -> None:
@@ -191,22 +180,15 @@ class Follower:
             self._tracker = tracker = named(TRACKERS[self._name])(self._study.record, self._uri)
             self._shown.update(tracker.known)
             self.lacking = dict.fromkeys(number for number in self.lacking if number not in self._shown)
-        while part := [*islice(self.lacking, PART)]:
-            reports = defaultdict[int, list[Report]](list)
-            for report in self._study.reports(part):
-                reports[report.number].append(report)
-            found = {trial.number: trial for trial in self._store.trials(self._study.key, part)}
-            for number in part:
-                if self.is_orphan:
-                    return
-                del self.lacking[number]
-                if number in found:
-                    # It becomes the last one, so that a trial which the tracker refuses does not keep back the others.
-                    self.lacking[number] = None
-                    self._tracker.log(ended(self._study, found[number], reports[number]))
-                    del self.lacking[number]
-                self._shown.add(number)
-                self.alive_at = time.monotonic()
+        for number in [*self.lacking]:
+            if self.is_orphan:
+                return
+            # It becomes the last one, so that a trial which the tracker refuses does not keep back the others.
+            self.lacking[number] = self.lacking.pop(number)
+            self._tracker.log(ended(self._study, self._study.trial(number)))
+            del self.lacking[number]
+            self._shown.add(number)
+            self.alive_at = time.monotonic()
 
 
 def claim(folder: Path, study: StudyRecord) -> None:
@@ -223,9 +205,8 @@ def chosen(settings: StudySettings, store: str) -> dict[str, str]:
     parts = [each.partition(":") for each in (settings.track or NO_TRACK).split(",")]
     found = {name.strip(): uri for name, _, uri in parts if name.strip() != NO_TRACK}
     if 1 < len(parts) != len(found):
-        raise UsageError(
-            f"track is {one_line(mask(settings.track or ''))}; name each tracker once, or {NO_TRACK} alone"
-        )
+        given = one_line(mask(settings.track or ""))
+        raise UsageError(f"track is {given}; name each tracker once, or {NO_TRACK} alone")
     for name, uri in found.items():
         check_name("tracker", name, (*TRACKERS, NO_TRACK))
         if mask(uri) != uri:
@@ -253,13 +234,14 @@ class Trackers:
             self._all[name] = subprocess.Popen([*arguments, name, uri], **form)
             os.set_blocking(self._all[name].stdout.fileno(), False)
 
-    def news(self) -> list[str]:
-        """Return the lines for the user since the last call."""
-        said = [each.stdout.read() or b"" for each in self._all.values()]
-        return [line for each in said for line in each.decode(errors="replace").splitlines()]
+    def news(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the lines for the user since the last call."""
+        for each in self._all.values():
+            for line in (each.stdout.read() or b"").decode(errors="replace").splitlines():
+                tell(line)
 
-    def close(self, is_interrupted: Callable[[], bool] = lambda: False) -> list[str]:
-        """Wait for trackers as long as they advance, and end their processes. Return the last lines for the user.
+    def close(self, tell: Callable[[str], None], is_interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Wait for trackers as long as they advance, and end their processes. `tell` shows a line to the user.
 
         All trials must be recorded before. The wait ends early if `is_interrupted`, or with a KeyboardInterrupt.
         """
@@ -271,15 +253,16 @@ class Trackers:
                     each.stdin.close()
             while any(each.poll() is None for each in self._all.values()) and not is_interrupted():
                 time.sleep(TICK_SECONDS)
+                self.news(tell)
         finally:
             for each in self._all.values():
                 each.kill()
                 each.wait()
-        killed = [f"{name} may lack trials; --resume adds them" for name, each in self._all.items() if each.returncode]
-        lines = [*self.news(), *killed]
-        while self._all:
-            self._all.popitem()[1].stdout.close()
-        return lines
+        self.news(tell)
+        for name, each in self._all.items():
+            each.stdout.close()
+            if each.returncode:
+                tell(f"{name} may lack trials; --resume adds them")
 
 
 def main(name: str, scheduler: str, tracker: str, uri: str) -> None:
@@ -291,7 +274,8 @@ def main(name: str, scheduler: str, tracker: str, uri: str) -> None:
     os.dup2(2, 1)
 
     def tell(text: str) -> None:
-        os.write(out, f"{one_line(text, 1000)}\n".encode())
+        with suppress(BrokenPipeError):  # the scheduler may be dead
+            os.write(out, f"{one_line(text, 1000)}\n".encode())
 
     store = SqlStore(os.environ.pop(STORE), read_only=True)
     lock = below(TRACKED, store.find(name).key, tracker)
@@ -302,18 +286,22 @@ def main(name: str, scheduler: str, tracker: str, uri: str) -> None:
     follower, has_ended = Follower(tracker, uri, store, name, tell), threading.Event()
     thread = threading.Thread(target=follower.run, args=(has_ended,), daemon=True)
     thread.start()
-    idle_since, used = time.monotonic(), 0.0
-    while thread.is_alive() and not (has_ended.is_set() and time.monotonic() - idle_since > END_SECONDS):
+    idle_since = ended_at = time.monotonic()
+    used, patience = 0.0, WAIT_SECONDS
+    while thread.is_alive() and time.monotonic() - idle_since < END_SECONDS:
         thread.join(TICK_SECONDS)
         # A call in progress may still finish, because the tool may be left unusable otherwise.
         follower.is_orphan = os.getppid() != int(scheduler)
-        if follower.is_orphan or has_ended.is_set() or select.select([0], [], [], 0)[0]:
-            has_ended.set()
         now, before, used = time.monotonic(), used, time.process_time()
-        if (follower.alive_at or now) > idle_since or used - before > BUSY_SECONDS:
+        if not (follower.is_orphan or select.select([0], [], [], 0)[0]):
+            idle_since = ended_at = now
+            continue
+        has_ended.set()
+        if follower.alive_at > idle_since or used - before > BUSY_SECONDS:
             idle_since = now
-        if now - idle_since > HANG_SECONDS:
-            follower.see(f"has not answered for {HANG_SECONDS:.0f} s")
+        if now - ended_at > patience and follower.lacking:
+            tell(f"{tracker} still lacks {counted(len(follower.lacking), 'trial')}; Ctrl-C ends the wait")
+            patience *= 2
     if follower.lacking:
         tell(f"{tracker} lacks {counted(len(follower.lacking), 'trial')}; a run with --resume {name} adds them")
     # The thread may hang, and so may threads of libraries.

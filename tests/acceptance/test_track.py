@@ -78,6 +78,7 @@ def test_a_tracker_that_hangs_delays_no_trial_and_the_run_says_what_it_lacks(des
         command = desk.launch("my_study", "--study", "hung", *options).wait(120.0)
     assert command.code == 0, desk.said()
     assert desk.states() == {"COMPLETE": 3}
+    assert "mlflow still lacks 3 trials; Ctrl-C ends the wait" in command.err
     assert "mlflow lacks 3 trials; a run with --resume hung adds them" in command.err
     # `none` ends it for good. Without a tracker, nothing is told of one.
     command = desk.launch("my_study", "--resume", "hung", "--track", "none").wait()

@@ -121,7 +121,7 @@ def test_odd_names_and_numbers_are_shown(tool: Tool) -> None:
     assert {*found} == {0, 1, 2}
     assert len({*found[0]["params"]} - {"state", "compute_class", "_wandb"}) == len(ODD)
     assert len([name for name in found[1]["params"] if name.startswith("label ")]) == 250
-    assert len(found[1]["steps"]) == len(long)
+    assert len(found[1]["steps"]) == len(long) > 1000
 
 
 def test_another_study_of_the_same_name_is_refused(tool: Tool) -> None:

@@ -55,13 +55,15 @@ def test_a_note_on_a_study_that_does_not_run_is_recorded_and_leaves_its_state(
     assert (sql.find("mine"), sql.fence(study.key)) == (record, fence)
     for text, trial, said in (
         ("x", 2, "has no trial 2"),
-        ("", None, r"note\.text: .*1 to 2000"),
+        (" \n", None, r"note\.text: .*1 to 2000"),
         ("x" * 2001, 0, "2000"),
     ):
         with pytest.raises(UsageError, match=said):
             control.note("mine", text, trial)
     with study_of(store) as running, pytest.raises(ServiceError, match="runs on"):
         control.note(running.name, "late")
+    with pytest.raises(ServiceError, match="there is no study named 'other'"):
+        control.note("other", "late")
     assert len(study.notes()) == 2
 
 
