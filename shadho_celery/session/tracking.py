@@ -145,7 +145,10 @@ class Follower:
             if self._tracker is not None:
                 self._tracker.close()
         except Exception as error:  # a library may raise anything
-            self._tell(f"Warning: {error}")
+            if isinstance(error, UsageError):
+                # Nothing is said about missing trials, because a further run alone would not add them.
+                self.lacking.clear()
+            self._tell(_masked(f"Warning: {error}"))
 
     def turn(self) -> None:
         """Show the trials that have ended. After an error, the next turn tries again. Raises UsageError."""
@@ -158,7 +161,7 @@ class Follower:
             raise
         except Exception as error:  # a library may raise anything
             self._tracker, self.pause = None, min(2 * self.pause, MAX_PAUSE)
-            cause = one_line(re.sub(r"//[^/@\s]*@", "//***@", f"{type(error).__name__}: {error}"))
+            cause = one_line(_masked(f"{type(error).__name__}: {error}"))
             trouble = f"Warning: {self._name} takes no trials: {cause}; trying again"
         if line := self._outage.see(trouble, time.monotonic()):
             self._tell(line)
@@ -189,6 +192,11 @@ class Follower:
             del self.lacking[number]
             self._shown.add(number)
             self.alive_at = time.monotonic()
+
+
+def _masked(text: str) -> str:
+    """Return a library's error with asterisks in place of users and passwords in URLs."""
+    return re.sub(r"//[^/@\s]*@", "//***@", text)
 
 
 def claim(folder: Path, study: StudyRecord) -> None:

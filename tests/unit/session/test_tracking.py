@@ -188,8 +188,10 @@ def test_a_trial_that_the_tracker_refuses_does_not_keep_back_the_others(
 
 def test_a_tool_that_has_another_study_of_this_name_is_left_alone(case: Case) -> None:
     case.tool.error = UsageError("the tool has another study mine")
-    case.follower().run(threading.Event())
+    follower = case.follower()
+    follower.run(threading.Event())
     assert case.told == ["Warning: the tool has another study mine"]
+    assert follower.lacking == {}
     assert (case.tool.opened, case.tool.shown) == (1, [])
 
 
@@ -199,6 +201,17 @@ def test_the_end_of_a_run_is_noted_once_all_trials_are_shown(case: Case) -> None
     case.follower().run(has_ended)
     assert len(case.tool.shown) == 6
     assert case.tool.is_closed
+
+
+def test_an_error_at_the_end_of_a_run_is_told_without_its_password(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ConnectionError("http://me:secret@host is away")
+
+    monkeypatch.setattr(case.tool, "close", fail)
+    has_ended = threading.Event()
+    has_ended.set()
+    case.follower().run(has_ended)
+    assert case.told == ["Warning: http://***@host is away"]
 
 
 def test_no_trial_is_read_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
