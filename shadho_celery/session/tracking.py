@@ -169,13 +169,11 @@ class Follower:
     def _look(self) -> None:
         """Read from the store which trials have ended since the last reading."""
         # The change number is read first, so that a trial that changes meanwhile is read again.
-        change = self._study.change
-        if change == self._change:
+        if (change := self._study.change) == self._change:
             return
         self._study = StudyResults(self._store, self._store.find(self._study.name))
         for rows in self._study.rows_of_trials(("number", "finished_at"), max(0, self._change)):
-            numbers = (number for number, finished_at in rows if finished_at is not None)
-            self.lacking |= dict.fromkeys(number for number in numbers if number not in self._shown)
+            self.lacking |= {number: None for number, at in rows if at is not None and number not in self._shown}
         self._change = change
 
     def _log(self) -> None:
