@@ -36,7 +36,7 @@ _GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)
 #: matches files that are not the user's: of installed packages, of Python's library, and of the modules of this package
 #: that call the user's code
 _FOREIGN = re.compile(
-    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](core|objective|placement|program|ranks|runner|scheduler|simulation|space|training))[\\/]"
+    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](core|integrations|objective|placement|program|ranks|results|runner|scheduler|simulation|space|store|training))[\\/]"
     r"|^<"
 )
 

@@ -12,14 +12,13 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct, to_builtins
 
 from shadho_celery.core.checks import accepts, guess, one_line, plain, short
 from shadho_celery.core.columns import names
-from shadho_celery.core.failures import Failures
+from shadho_celery.core.failures import Failure, Failures, read_failure
 from shadho_celery.core.files import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.records import notes_of
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, MAX_LEVELS, Report, Trial, TrialState
@@ -371,8 +370,6 @@ OnTrial = Callable[[RunningStudy, TrialResult], Any]
 #: called with the study and the reason why its run has ended
 OnEnd = Callable[[StudyResults, str], Any]
 
-_PACKAGE = Path(__file__).parents[1]
-
 
 class TrialCallback:
     """Calls the user's function with each ended trial. If it raises, the study continues.
@@ -391,10 +388,10 @@ class TrialCallback:
         try:
             self._function(self._study, self._study.result_of(trial))
         except (Exception, SystemExit) as error:
-            where = _line(error)
-            if where not in self._said:
-                self._said.add(where)
-                self._say(f"on_trial failed after trial {trial.number}: {_cause(error)} ({where}); the study continues")
+            failure = _failure(error)
+            if failure.location not in self._said:
+                self._said.add(failure.location)
+                self._say(f"on_trial failed after trial {trial.number}: {one_line(failure)}; the study continues")
 
 
 class EndCallback(AbstractContextManager["EndCallback"]):
@@ -411,9 +408,10 @@ class EndCallback(AbstractContextManager["EndCallback"]):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             if self._function is not None and self.study is not None:
-                self._function(self.study, self.why if error is None else f"failed: {_cause(error)}")
+                failed = f"failed: {type(error).__name__}: {one_line(error)}".rstrip(": ")
+                self._function(self.study, self.why if error is None else failed)
         except (Exception, SystemExit, KeyboardInterrupt) as raised:
-            self._say(f"on_end failed: {_cause(raised)} ({_line(raised)})")
+            self._say(f"on_end failed: {one_line(_failure(raised))}")
 
 
 def check_callbacks(of: str = "", **functions: object) -> None:
@@ -428,19 +426,8 @@ def check_callbacks(of: str = "", **functions: object) -> None:
             raise UsageError(f"{name}{of} {what}; write def {name}(study, {second})")
 
 
-def _cause(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
-    except Exception:  # its own __str__ may do anything
-        return type(error).__name__
-
-
-def _line(error: BaseException) -> str:
-    """Return the traceback's last line of code outside of this package, or the last line of all if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
-    last = (own or frames)[-1]
-    return f"{last.filename}, line {last.lineno}: {last.line}"
+def _failure(error: BaseException) -> Failure:
+    return read_failure("".join(traceback.format_exception(error)))
 
 
 _S = TrialState

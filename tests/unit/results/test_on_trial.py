@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -64,8 +65,9 @@ def test_an_exception_is_warned_of_once_and_loses_nothing() -> None:
         study = search(on_trial)
     [warning] = caught
     said = str(warning.message)
-    assert said.startswith("on_trial failed after trial 0: KeyError: 'mine' (")
-    assert said.endswith("""raise KeyError("mine")); the study continues""")
+    assert re.fullmatch(
+        r"on_trial failed after trial 0: KeyError: 'mine' \(test_on_trial\.py:\d+\); the study continues", said
+    )
     assert "\n" not in said
     assert study.count("COMPLETE") == 6
 
