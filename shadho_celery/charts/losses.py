@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 
 import numpy as np
@@ -34,7 +34,7 @@ from shadho_celery.charts.chart import (
 from shadho_celery.charts.columns import INFEASIBLE, Depth, TrialColumns, points_by_class
 from shadho_celery.charts.params import groups, interval_names
 from shadho_celery.charts.registry import StudyChart, has_marks
-from shadho_celery.core.trial import COUNTED, Report, TrialState, shown_limit
+from shadho_celery.core.trial import COUNTED, TrialState, shown_limit
 from shadho_celery.core.units import counted, digits
 from shadho_celery.results.study import StudyResults
 from shadho_celery.study.front import Coverage, coverage, first_front
@@ -415,37 +415,70 @@ def _may_have_reports(trials: TrialColumns) -> NDArray[np.bool_]:
 @StudyChart(section="Search", place=5, depth=Depth.FACTS, is_shown=has_marks)
 def curves(trials: TrialColumns, study: StudyResults) -> Chart:
     """Return the reported losses of the `candidates` by step. Pruned trials are drawn in another form."""
-    by_trial: defaultdict[int, list[Report]] = defaultdict(list)
-    for report in study.reports(candidates(trials)):
-        by_trial[report.number].append(report)
-    sign = -1.0 if trials.is_maximized else 1.0
-    values = sign * np.array([report.loss for each in by_trial.values() for report in each], float)
+    by_trial = _reported(trials, study, candidates(trials))
+    values = np.array([loss for each in by_trial.values() for loss in each.values()])
     axes = Axis(name="step"), Axis(name=f"reported {trials.loss_axis().name}", scale=scale_of(values))
     if not by_trial:
-        empty = "No trial has reported a loss: see context.report."
-        return Chart(title="The reports of trials", axes=axes, empty=empty)
+        return Chart(title="The reports of trials", axes=axes, empty="No trial has reported a loss (context.report).")
     place = {number: index for index, number in enumerate(trials.number.tolist())}
-    chosen = sorted(number for number in by_trial if number in place)
     is_pruned = trials.state.is_in(TrialState.PRUNED)
     series = []
-    for number in chosen:
-        found = by_trial[number]
-        last = max(report.attempt for report in found)
-        own = sorted((report for report in found if report.attempt == last), key=lambda report: report.step)
-        steps, losses = np.array([r.step for r in own], float), np.array([r.loss for r in own], float)
-        drawn, _ = thin_points(steps, losses, max(4, MOST // (2 * len(chosen))))
-        columns = {"x": steps[drawn], "y": sign * losses[drawn], "number": [number] * len(drawn)}
+    for number, losses in by_trial.items():
         is_infeasible = bool(trials.is_infeasible[place[number]])
         stopped = bool(is_pruned[place[number]]) or is_infeasible
         name = f"trial {number}{INFEASIBLE if is_infeasible else ', pruned' if stopped else ''}"
         colour = f"class {trials.compute_class[place[number]]}"
-        # A line through one point cannot be seen.
-        mark = Mark.LINE if len(drawn) > 1 else Mark.POINTS
-        form = ("light" if stopped else "filled") if mark is Mark.LINE else "hollow" if stopped else "filled"
-        series.append(Series.of(name, mark, colour, form, **columns))
+        series.append(_curve(name, colour, losses, number, len(by_trial), pale=stopped))
     left = int(_may_have_reports(trials).sum()) - len(candidates(trials))
     pruned = counted(int(is_pruned.sum()), "trial was", "trials were")
-    title = f"Reported losses of {counted(len(chosen), 'trial')}; {pruned} pruned"
+    title = f"Reported losses of {counted(len(by_trial), 'trial')}; {pruned} pruned"
     others = counted(left, "other trial is", "other trials are")
     note = f"{others} left out; the best and the latest are drawn." if left else ""
     return Chart(title=title, axes=axes, series=series, note=note, has_states=True)
+
+
+@StudyChart(depth=Depth.FACTS, is_shown=has_marks)
+def learning_curve(trials: TrialColumns, study: StudyResults, number: int) -> Chart:
+    """Return the reported losses of a trial, those of the best trial, and the medians of the other `candidates`."""
+    study.trial(number)
+    found = _reported(trials, study, {*candidates(trials), number})
+    own = found.pop(number, {})
+    by_step: defaultdict[int, list[float]] = defaultdict(list)
+    for step, loss in (each for losses in found.values() for each in losses.items()):
+        by_step[step].append(loss)
+    medians = {step: float(np.median(by_step[step])) for step in sorted(by_step)}
+    lines = [
+        (f"median of {counted(len(found), 'other trial')}", "bound", medians, None),
+        (f"best, trial {trials.best}", "best", found.get(-1 if trials.best is None else trials.best, {}), trials.best),
+        (f"trial {number}", "state complete", own, number),
+    ]
+    series = [_curve(*line, len(lines), pale=False) for line in lines if line[2]]
+    values = np.array([*own.values(), *medians.values()])
+    axes = Axis(name="step"), Axis(name=f"reported {trials.loss_axis().name}", scale=scale_of(values))
+    if not own:
+        return Chart(title=f"The reports of trial {number}", axes=axes, empty="This trial has reported no loss.")
+    last = max(own)
+    more = f"; the median of the others is {digits(medians[last])}" if last in medians else ""
+    title = f"Trial {number} reported {digits(own[last])} at step {last}{more}"
+    return Chart(title=title, axes=axes, series=series, how="The others are the best and the latest trials.")
+
+
+def _reported(trials: TrialColumns, study: StudyResults, numbers: Collection[int]) -> dict[int, dict[int, float]]:
+    """Return the losses of each trial's last attempt by step, as pages show them. Trials without any are missing."""
+    found: dict[int, dict[int, float]] = {}
+    attempts: dict[int, int] = {}
+    for each in study.reports(numbers):
+        if attempts.get(each.number) != each.attempt:
+            found[each.number], attempts[each.number] = {}, each.attempt
+        found[each.number][each.step] = -each.loss if trials.is_maximized else each.loss
+    return found
+
+
+def _curve(name: str, colour: str, losses: Mapping[int, float], number: int | None, of: int, *, pale: bool) -> Series:
+    """Return one of `of` curves of losses by step."""
+    steps, values = np.array([*losses], float), np.array([*losses.values()])
+    drawn, _ = thin_points(steps, values, max(4, MOST // (2 * of)))
+    # A line through one point cannot be seen.
+    mark, light = (Mark.LINE, "light") if len(drawn) > 1 else (Mark.POINTS, "hollow")
+    columns = {"x": steps[drawn], "y": values[drawn], "number": [number] * len(drawn)}
+    return Series.of(name, mark, colour, light if pale else "filled", **columns)

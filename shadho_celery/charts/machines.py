@@ -210,6 +210,8 @@ def costs(
     why, *more = [*reasons(placed, chosen, free), ""]
     if why:
         title += f", because {why}"
+    if len(placed) == 1:
+        return Chart(title=title, axes=axes, empty="There was no choice of a class.")
     return Chart(
         title=title,
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),

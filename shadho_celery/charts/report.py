@@ -263,6 +263,7 @@ def document(title: str, body: Html, data: bytes, *, is_embedded: bool = False) 
         "base-uri 'none'; form-action 'none'"
     )
     head = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>',
         '<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -281,17 +282,7 @@ def document(title: str, body: Html, data: bytes, *, is_embedded: bool = False) 
             f'<script type="module">{_UNPACK}</script>',
         ]
     marked = ' class="embedded"' if is_embedded else ""
-    return Html(
-        "\n".join(
-            [
-                '<!DOCTYPE html>\n<html lang="en">\n<head>',
-                *head,
-                f"</head>\n<body{marked}>",
-                *content,
-                "</body>\n</html>\n",
-            ]
-        )
-    )
+    return Html("\n".join([*head, f"</head>\n<body{marked}>", *content, "</body>\n</html>\n"]))
 
 
 #: module that unpacks a page's data and script, and runs the script
@@ -299,9 +290,8 @@ _UNPACK = """
 for (const packed of document.querySelectorAll("[data-type]")) {
   const bytes = Uint8Array.from(atob(packed.textContent), (each) => each.charCodeAt(0));
   const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const textContent = await new Response(unpacked).text();
-  const script = Object.assign(document.createElement("script"), { type: packed.dataset.type, textContent });
-  packed.replaceWith(script);
+  const found = { type: packed.dataset.type, textContent: await new Response(unpacked).text() };
+  packed.replaceWith(Object.assign(document.createElement("script"), found));
 }
 """
 

@@ -38,7 +38,7 @@ from shadho_celery.core.trial import COUNTED, TrialState, shown_limit
 from shadho_celery.core.units import counted
 from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.results.study import StudyResults, plain_json, reports_json, trial_json
+from shadho_celery.results.study import StudyResults, plain_json, trial_json
 from shadho_celery.results.trial import TrialResult, given
 from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import DEFAULT_STORE
@@ -213,14 +213,17 @@ Json = dict[str, Any]
 def studies(cache: Cache) -> Json:
     """Return the studies of the store, the latest first."""
     records = cache.records()
-    # `safe_url` has no password.
-    where = [] if cache.store.safe_url == DEFAULT_STORE else ["--store", cache.store.safe_url]
     return {
         "store": cache.store.safe_url,
-        "first": shlex.join(["shadho-celery", "run", "tasks.svm", "--trials", "40", *where]),
+        "first": _command(cache.store.safe_url, "run", "tasks.svm", "--trials", "40"),
         "studies": plain_json(cache.listed(records[:MOST_STUDIES], _listed)),
         "left_out": max(0, len(records) - MOST_STUDIES),
     }
+
+
+def _command(store: str, *words: str) -> str:
+    """Return a command line for a store whose URL has no password."""
+    return shlex.join(["shadho-celery", *words, *([] if store == DEFAULT_STORE else ["--store", store])])
 
 
 def _listed(study: StudyResults) -> Json:
@@ -452,12 +455,15 @@ def trial(cached: CachedStudy, number: int) -> Json:
     rows = cached.study.records.of_trial(number)
     machines = cached.study.records.machines()
     at = machines["host"].index(found.host) if found.host in machines["host"] else None
+    study, key = cached.study, (cached.study.name, str(number))
+    again = {"Run its values again": _command(study.store, "again", *key)} if study.module else {}
+    where = f"Copy its checkpoint_dir, if it has left files there ({found.folder} on {found.host})"
+    fetch = {where: _command(study.store, "fetch", *key, "-o", f"trial{number}")} if found.host else {}
     return {
         "trial": plain_json(trial_json(found)),
-        "folder": found.folder,
+        "commands": again | fetch,
         "attempts": plain_json([{name: value for name, value in row.items() if name != "placed"} for row in rows]),
         "machine": None if at is None else plain_json({name: column[at] for name, column in machines.items()}),
-        "reports": plain_json(reports_json(found)),
         "is_live": not TrialState(found.state).is_finished,
         "actions": buttons("trial", study=cached.study.name, number=number),
         "notes": plain_json(cached.study.notes(number)[-MOST_NOTES:]),

@@ -67,7 +67,7 @@ PAGES = {
     "studies": ("/", "Studies of this store"),
     "study": ("/study/shown", "best loss"),
     "trials": ("/study/shown/trials", "30 trials"),
-    "trial": ("/study/shown/trial/3", "Values that the objective got"),
+    "trial": ("/study/shown/trial/3", "shadho-celery again shown 3"),
     "placement": ("/study/shown/placement", "have left the queues"),
     "fleet": ("/fleet", "Used in the last week"),
     "compare": ("/compare/shown", "The best loss is"),

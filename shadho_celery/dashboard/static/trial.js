@@ -22,7 +22,7 @@ export async function showTrial(page, name, number_) {
   const showNotes = notesPlace(main, name);
   main.append(log, charts);
   const options = { classes: facts.classes, signal };
-  const drawn = [];
+  const drawn = [chartPlace(charts, name, "learning_curve", { ...options, query: { number: number_ } })];
   let ticking = null;
   signal.addEventListener("abort", () => clearInterval(ticking));
   await follow(name, "trial", page, facts, async ({ running_on: runningOn }) => {
@@ -44,7 +44,7 @@ export async function showTrial(page, name, number_) {
     if (found.is_live && runningOn) {
       body.firstChild.append(...studyActions(name, found.actions));
     }
-    for (const { attempt } of found.attempts.slice(drawn.length)) {
+    for (const { attempt } of found.attempts.slice(drawn.length - 1)) {
       drawn.push(chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt } }));
     }
     for (const renew of drawn) {
@@ -68,7 +68,7 @@ function costOf({ price, started_at: since, ended_at: until }) {
   return price === null || since === null || until === null ? "–" : money((price * Math.max(0, until - since)) / 3600);
 }
 
-function parts({ trial, folder, attempts, machine, reports }, spent) {
+function parts({ trial, attempts, machine, commands }, spent) {
   const top = element("div", "", { class: "facts" });
   top.append(headline("state", trial.state.toLowerCase()));
   if (trial.loss !== null) {
@@ -102,12 +102,9 @@ function parts({ trial, folder, attempts, machine, reports }, spent) {
     const gpus = machine.gpus.map((gpu) => `${gpu.name} (${gib(gpu.memory)})`).join(", ") || "no GPU";
     made.push(element("p", `${machine.host}: ${gpus}, ${counted(machine.cores, "core")}, ${gib(machine.memory)} RAM`));
   }
-  if (trial.host) {
-    made.push(element("p", `checkpoint_dir: ${folder} below the working directory of its worker on ${trial.host}`));
-  }
-  if (reports.length) {
-    const latest = reports[reports.length - 1];
-    made.push(element("p", `${counted(reports.length, "report")}; the latest at step ${latest.step}: ${number(latest.loss)}`));
+  for (const [purpose, command] of Object.entries(commands)) {
+    made.push(element("p", `${purpose}: `));
+    made.at(-1).append(element("code", command));
   }
   const isCancelled = trial.state === "CANCELLED";
   const reason = isCancelled && trial.error === "cancelled" ? null : trial.error;

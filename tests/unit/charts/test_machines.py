@@ -248,6 +248,9 @@ def test_why_here_shows_each_class_and_the_one_that_was_chosen() -> None:
     assert backlog.columns["x"] == [30.0, 5.0]
     assert actual.columns == {"x": [12.5], "y": [0]}
     assert costs({}, "cpu", (0, 1), None, {}).empty
+    alone = costs({"gpu": Placed(10.0, 30.0, 2.0)}, "gpu", (0, 1), 12.5, {})
+    assert alone.title.endswith("because no other class was live")
+    assert alone.empty == "There was no choice of a class."
 
 
 def test_a_faster_class_without_a_free_slot_is_named_as_the_reason() -> None:

@@ -21,6 +21,7 @@ from shadho_celery.charts.losses import (
     failures_by_label,
     front,
     hypervolume,
+    learning_curve,
     rungs,
 )
 from shadho_celery.charts.params import (
@@ -433,6 +434,26 @@ def test_curves_are_those_of_the_last_attempt_and_say_which_trials_were_pruned()
     }
     assert [series.mark for series in chart.series] == [Mark.LINE, Mark.POINTS], "a line of one point is not seen"
     assert curves(trials(rows), reported([])).empty
+
+
+def test_a_learning_curve_is_beside_those_of_the_best_trial_and_of_the_median() -> None:
+    rows = [{"loss": loss} for loss in (3.0, 1.0, 2.0)]
+    reports = [
+        Report(number=number, attempt=1, step=step, loss=rows[number]["loss"] + step, at=0.0)
+        for number, steps in enumerate((2, 3, 3))
+        for step in range(steps)
+    ]
+    study = reported(reports)
+    study.trial = lambda number: rows[number]
+    chart = learning_curve(trials(rows), study, 2)
+    assert {series.name: series.columns["y"] for series in chart.series} == {
+        "median of 2 other trials": [2.0, 3.0, 3.0],
+        "best, trial 1": [1.0, 2.0, 3.0],
+        "trial 2": [2.0, 3.0, 4.0],
+    }
+    assert chart.title == "Trial 2 reported 4 at step 2; the median of the others is 3"
+    study.reports = lambda numbers: []
+    assert learning_curve(trials(rows), study, 0).empty
 
 
 def test_the_axis_of_curves_fits_maximised_losses_as_they_are_shown() -> None:

@@ -140,7 +140,7 @@ def test_each_chart_of_a_study_is_shown_in_notebooks(tmp_path: Path) -> None:
     data = pictured(f"sqlite:///{tmp_path}/made.db", 40)
     pictures = StudyPictures(data.study)
     assert {*CHARTS} <= {*dir(pictures)}
-    needed = {"slice": ("rate",)}
+    needed: dict[str, tuple[object, ...]] = {"slice": ("rate",), "learning_curve": (0,)}
     for name in CHARTS:
         if name != "why_here":
             assert getattr(pictures, name)(*needed.get(name, ()))._repr_html_()

@@ -199,6 +199,7 @@ def test_every_chart_of_a_study_can_be_asked_for_by_its_name(study: StudyResults
         "slice": {"label": "rate"},
         "timeline": {"since": "0", "until": "0.5", "pixels": "300"},
         "why_here": {"number": "0", "attempt": "1"},
+        "learning_curve": {"number": "0"},
     }
     for name in CHARTS:
         chart = chart_by_name(source, name, asked.get(name, {}))
@@ -218,6 +219,7 @@ def test_every_chart_of_a_study_can_be_asked_for_by_its_name(study: StudyResults
         ("timeline", {"pixels": "wide"}, "pixels='wide' is not of type int"),
         ("timeline", {"since": "2", "until": "1"}, "the end of a timeline must be after its beginning"),
         ("why_here", {"number": "999"}, "has no trial 999"),
+        ("learning_curve", {"number": "999"}, "has no trial 999"),
         ("why_here", {"number": "0", "attempt": "9"}, "the store has no attempt 9 of trial 0"),
     ],
 )
