@@ -34,6 +34,7 @@ def check_schema(report: dict[str, Any]) -> None:
     fields |= {"objectives", "front", "hypervolume", "warm_start", "pruner", "rungs", "state", "running_on", "module"}
     fields |= {"seed", "created_at", "active_seconds", "settings", "in_force", "space", "open", "failures", "notices"}
     fields |= {"command", "hosts", "codes", "actions", "money", "money_to_best", "money_plan", "repeated", "owner"}
+    fields |= {"notes"}
     assert set(report) == fields
     assert isinstance(report["study"], str)
     assert isinstance(report["store"], str)

@@ -140,6 +140,7 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "max_failures": 5,
         "preload": ["numpy"],
         "fresh": True,
+        "track": "tensorboard:runs",
     }
     of_commands = {"command", *OF_COMMANDS}
     # `direction` is short for objectives, and `where` is a function.
