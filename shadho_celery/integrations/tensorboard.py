@@ -15,8 +15,7 @@ class TensorboardTracker:
     """Writes each trial to a temporary folder, which gets the trial's number as its name when it is complete."""
 
     def __init__(self, study: StudyRecord, uri: str) -> None:
-        self._folder = Path(uri or "runs", study.name)
-        claim(self._folder, study)
+        self._folder = claim(Path(uri or "runs"), study)
         self.known = [int(each.name) for each in self._folder.iterdir() if each.name.isdecimal()]
 
     def log(self, trial: EndedTrial) -> None:

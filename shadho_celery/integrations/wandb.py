@@ -30,8 +30,7 @@ class WandbTracker:
         self._offline: Path | None = None
         if wandb.setup().settings.mode == "offline":
             self._offline = Path(os.environ.get("WANDB_DIR", "."), "wandb")
-            claim(self._offline / study.name, study)
-            self._form["dir"] = str(self._offline / study.name)
+            self._form["dir"] = str(claim(self._offline, study))
             ids = [each.name for each in self._offline.glob(f"offline-run-*-{study.key}-*")]
         else:
             ids = self._online()
@@ -54,7 +53,7 @@ class WandbTracker:
 
     def log(self, trial: EndedTrial) -> None:
         if self._offline is not None:
-            shutil.rmtree(part := self._offline / self._study.name / "wandb", ignore_errors=True)
+            shutil.rmtree(part := Path(self._form["dir"], "wandb"), ignore_errors=True)
         tags = [trial.facts[name] for name in ("state", "compute_class") if name in trial.facts]
         about: dict[str, Any] = {"id": trial.id, "config": {**trial.params}, "tags": tags}
         run = self._wandb.init(**self._form, name=f"trial {trial.number}", resume="allow", **about)

@@ -197,13 +197,15 @@ def _masked(text: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//***@", text)
 
 
-def claim(folder: Path, study: StudyRecord) -> None:
-    """Make a folder for the study. Raises UsageError if it is another study's."""
+def claim(root: Path, study: StudyRecord) -> Path:
+    """Make the folder of the study below `root`, and return it. Raises UsageError if it is another study's."""
+    folder = below(root, study.name)
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / ".shadho"
     if (note.read_text() if note.exists() else "") not in ("", study.key):
         raise UsageError(f"{folder} is of another study of this name; remove it, or give another URI, and --resume")
     note.write_text(study.key)
+    return folder
 
 
 def chosen(settings: StudySettings, store: str) -> dict[str, str]:

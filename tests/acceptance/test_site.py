@@ -219,6 +219,7 @@ def test_the_workers_of_the_pages_start(desk: Desk, redis_url: str) -> None:
     desk.study()
     desk.environment |= {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
     lines = [line for line in OWN_COMMANDS if line.startswith("shadho-celery worker")]
+    assert lines
     for number, line in enumerate(lines):
         desk.start("bash", "-c", f"exec {line} --class class{number} --slots 1")
     registry = Registry(connect(redis_url), Worker)

@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -129,6 +130,14 @@ def test_another_study_of_the_same_name_is_refused(tool: Tool) -> None:
     with pytest.raises(UsageError, match="taken"):
         tool.tracker(study("taken", "f" * 16))
     assert [number for number, _ in tool.read("taken")] == [0]
+
+
+def test_the_name_of_a_study_leads_out_of_no_folder(tool: Tool) -> None:
+    """The record may be a stranger's. MLflow makes no folder for it."""
+    with nullcontext() if tool.name == "mlflow" else pytest.raises(UsageError, match="leads out"):
+        tool.tracker(study("../../outside"))
+    assert not [*tool.folder.parent.rglob("outside")]
+    assert not [*tool.folder.parent.parent.glob("outside")]
 
 
 def test_a_trial_that_was_shown_in_part_is_completed(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
