@@ -34,6 +34,7 @@ parser.add_argument("--momentum", type=float, default=0.0)
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--checkpoint")
 parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--hold", help="wait after an epoch until this file exists")
 args = parser.parse_args()
 
 torch.manual_seed(0)
@@ -63,6 +64,8 @@ for epoch in range(first, args.epochs + 1):
         torch.save(state, args.checkpoint + ".tmp")
         os.replace(args.checkpoint + ".tmp", args.checkpoint)
     time.sleep(args.pause)
+    while args.hold and not os.path.exists(args.hold):
+        time.sleep(0.05)
 """
 
 STUDY = """
@@ -79,13 +82,15 @@ momentum = {{uniform = [0.0, 0.9]}}
 
 def test_a_published_script_is_tuned_as_it_is_and_continues_from_its_own_checkpoint_after_a_kill(desk: Desk) -> None:
     desk.write("train.py", TRAIN)
-    more = '"--epochs", "20", "--pause", "0.1", "--checkpoint", "{checkpoint_dir}/last.pt"'
+    # No trial may have ended at the kill, however late the other one begins.
+    more = '"--epochs", "20", "--hold", "go", "--checkpoint", "{checkpoint_dir}/last.pt"'
     desk.write("study.toml", STUDY.format(more=more, settings="trials = 3"))
     words = ("study.toml", "--workers", "cpu=2", "--seed", "0", "--json")
     command = desk.launch(*words, "--study", "s")
     until(lambda: len([*desk.folder.glob(".shadho/checkpoints/*/*/last.pt")]) == 2, 90, desk.said)
     command.send(signal.SIGKILL)
     until(lambda: not desk.processes(), 30, desk.said)
+    desk.write("go", "")
     assert desk.launch(*words, "--resume", "s").wait(120).code == 0, desk.said()
     trials = desk.trials()
     assert [trial["state"] for trial in trials] == ["COMPLETE"] * 3
