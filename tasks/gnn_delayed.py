@@ -343,13 +343,13 @@ def spread_each(context: RankContext, delays: Sequence[int], seeds: int) -> list
     return [[spread(context, {**params, "delay": delay}, seed) for seed in range(seeds)] for delay in delays]
 
 
-def compare(seeds: int) -> None:
+def compare(seeds: int, epochs: int) -> None:
     """Print bytes, accuracy and seconds by delay, beside the whole graph in one process, as means over `seeds`."""
     from shadho_celery.context import LocalContext
 
     print(f"{SETTINGS.parts} processes      accuracy    kB sent each epoch    ms an epoch")
     for parts, delays in ((1, [0]), (SETTINGS.parts, [0, 1, 2, 5, 10])):
-        found = LocalContext(gpus=parts, slots=parts).launch(spread_each, delays, seeds)
+        found = LocalContext(gpus=parts, slots=parts, budget=epochs).launch(spread_each, delays, seeds)
         for delay, runs in zip(delays, found, strict=True):
             name = "one process" if parts == 1 else f"delay {delay}"
             accuracy = 1 - np.mean([run.epochs[-1][0] for run in runs])
@@ -363,4 +363,6 @@ if __name__ == "__main__":
 
     parser = argparse.ArgumentParser(description=compare.__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
-    compare(parser.parse_args().seeds)
+    parser.add_argument("--epochs", type=int, default=SETTINGS.epochs, help="default: %(default)s")
+    given = parser.parse_args()
+    compare(given.seeds, given.epochs)

@@ -73,3 +73,24 @@ def shortened(desk: Desk, command: str, options: str, changes: str) -> str:
     folder, _, name = f"{ROOT}/{path}".rpartition("/")
     desk.write("shortened.py", _SHORTENED.format(folder=folder, name=name, changes=changes.strip()))
     return f"{sys.executable} shortened.py{given} {options}"
+
+
+#: runs a task as ``python -m`` does, but forks its ranks, because each new process would import torch
+_FORKED = """
+import runpy, sys
+
+sys.path.insert(0, {folder!r})
+import torch._dynamo
+from services.ranks import Forking
+from shadho_celery.ranks import launch
+
+launch.SPAWN = Forking()
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def forked(desk: Desk, command: str, options: str) -> str:
+    """Return the command ``python -m MODULE`` with `options`, and with ranks that are forked."""
+    desk.write("forked.py", _FORKED.format(folder=f"{ROOT}/tests"))
+    return f"{sys.executable} forked.py{command.removeprefix('python -m')} {options}"

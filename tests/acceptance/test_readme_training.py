@@ -7,7 +7,7 @@ from textwrap import indent
 
 import pytest
 from acceptance.commands import Desk
-from acceptance.documents import COMMANDS, RANKS, TRAINING, blocks, in_tests, shell
+from acceptance.documents import COMMANDS, RANKS, TRAINING, blocks, forked, shell
 
 pytestmark = [pytest.mark.timeout(480), pytest.mark.slow]
 
@@ -110,12 +110,12 @@ def test_the_other_tasks(desk: Desk, command: str) -> None:
     ("task", "options", "rows"),
     [
         ("federated_blockcyclic", "--seeds 1", ["fedavg", "mm", "mc"]),
-        ("gnn_delayed", "--seeds 1", ["one process", "delay 0", "delay 1", "delay 2", "delay 5", "delay 10"]),
+        ("gnn_delayed", "--seeds 1 --epochs 10", ["one process", "delay 0", "delay 1", "delay 2", "delay 5", "delay 10"]),
         ("tensor_parallel_25d", "", ["1-D", "2-D", "1-D", "2.5-D"]),
     ],
 )
 def test_a_task_alone_compares_methods(desk: Desk, task: str, options: str, rows: list[str]) -> None:
     command = next(line for line in COMMANDS if line == f"python -m tasks.{task}")
-    printed = shell(desk, in_tests(command, options)).strip().splitlines()
+    printed = shell(desk, forked(desk, command, options)).strip().splitlines()
     for line, row in zip(printed[-len(rows) :], rows, strict=True):
         assert re.match(rf"{re.escape(row)}\s.*\d", line), printed

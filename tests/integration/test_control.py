@@ -245,7 +245,7 @@ def test_a_study_that_does_not_run_is_changed_only_by_its_owner_and_admins(
     signed = Signed(text=text, key=keys["root"].public, proof=keys["root"].sign(f"{KEY} {text}"))
     client.set(KEY, encoded(signed).decode())
     store = f"sqlite:///{tmp_path}/studies.db"
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "annas.py").write_text(
         "from hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\ndef objective(p):\n    return p['x']\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -261,7 +261,7 @@ def test_a_study_that_does_not_run_is_changed_only_by_its_owner_and_admins(
 
     act_as("anna")
     space = {"x": hp.uniform("x", 0, 1)}
-    with closing(Opening(OpeningRequest(space=space, module="mine", store=store, name="mine")).open()):
+    with closing(Opening(OpeningRequest(space=space, module="annas", store=store, name="mine")).open()):
         pass
     study = load_study(store, "mine")
     act_as("bert")

@@ -105,6 +105,7 @@ def test_the_peaks_of_all_ranks_are_told_of_a_killed_one_too(tmp_path: Path, how
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_launch")
 def test_a_rank_that_raises_ends_the_trial_with_its_traceback(tmp_path: Path) -> None:
     context = LocalContext(gpus=2, slots=2, checkpoints=tmp_path)
     outcome = call(lambda params, context: context.launch(fails, "CUDA out of memory: no room"), dict, context)
@@ -119,6 +120,7 @@ def returns_a_lock(context: RankContext) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_launch")
 def test_a_rank_that_ends_its_process_or_returns_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
     """The others do not wait for it."""
     context = LocalContext(gpus=2, slots=2, checkpoints=tmp_path)
@@ -126,6 +128,9 @@ def test_a_rank_that_ends_its_process_or_returns_what_cannot_be_sent_is_told(tmp
         context.launch(fails, "leaves")
     with pytest.raises(RankFailed, match=r"rank 0 failed: .*cannot send what rank 0 returns .*; return plain values"):
         context.launch(returns_a_lock)
+
+
+EARLY = "ended with exit code 0 before it returned"
 
 
 def ends(context: RankContext, rank: int | None, how: str) -> None:
@@ -145,16 +150,13 @@ def ends(context: RankContext, rank: int | None, how: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_rank_that_ends_without_a_result_ends_its_trial_which_tells_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("forked_launch")
+def test_a_rank_that_ends_without_a_result_ends_its_trial_which_tells_how(tmp_path: Path) -> None:
     """A killed one lets the trial try again, one that exits does not, whatever its code is and before which call."""
     killed, unnamed = "rank 1 was ended by signal SIGKILL", f"rank 0 was ended by signal {signal.SIGRTMIN + 3}"
-    early = "ended with exit code 0 before it returned"
     for rank, how, kind, says in (
-        (None, "0", RankFailed, f"rank [01] {early}"),
-        (0, "0", RankFailed, f"rank 0 {early}"),
+        (None, "0", RankFailed, f"rank [01] {EARLY}"),
+        (0, "0", RankFailed, f"rank 0 {EARLY}"),
         (1, "3", RankFailed, "rank 1 ended with exit code 3 before it returned"),
         (1, "closes all", RankFailed, "rank 1 ended with exit code 4 before it returned"),
         (1, "SIGKILL", RankLost, killed),
@@ -162,7 +164,13 @@ def test_a_rank_that_ends_without_a_result_ends_its_trial_which_tells_how(
     ):
         with pytest.raises(kind, match=f"^{says}$"):
             LocalContext(gpus=2, slots=2, checkpoints=tmp_path).launch(ends, rank, how)
-    for at_import, says in (("1", f"rank 1 {early}"), ("01", f"rank [01] {early}")):
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_while_it_imports_the_function_ends_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at_import, says in (("1", f"rank 1 {EARLY}"), ("01", f"rank [01] {EARLY}")):
         monkeypatch.setenv("RANKS_THAT_EXIT_AT_IMPORT", at_import)
         with pytest.raises(RankFailed, match=f"^{says}$"):
             LocalContext(gpus=2, slots=2, checkpoints=tmp_path).launch(trains, 1.0)
