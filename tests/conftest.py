@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 import signal
 import sys
@@ -119,6 +120,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * services.PATIENCE), append=False)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of garbage collections, and of the memory that forks copy."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
