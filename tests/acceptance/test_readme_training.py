@@ -110,7 +110,7 @@ def test_the_other_tasks(desk: Desk, command: str) -> None:
     ("task", "options", "rows"),
     [
         ("federated_blockcyclic", "--seeds 1", ["fedavg", "mm", "mc"]),
-        ("gnn_delayed", "--seeds 1 --epochs 10", ["one process", "delay 0", "delay 1", "delay 2", "delay 5", "delay 10"]),
+        ("gnn_delayed", "--seeds 1 --epochs 10", ["one process", *(f"delay {delay}" for delay in (0, 1, 2, 5, 10))]),
         ("tensor_parallel_25d", "", ["1-D", "2-D", "1-D", "2.5-D"]),
     ],
 )
