@@ -1,6 +1,6 @@
 """Charts of losses and of failures.
 
-The losses: their history, the comparison of studies, samplers, the front and its hypervolume, rungs, and reports. The
+The losses: their history, the comparison of studies, the front and its hypervolume, rungs, and reports. The
 failures: their kinds, and the params with which trials fail.
 """
 
@@ -33,7 +33,7 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import INFEASIBLE, Depth, TrialColumns, points_by_class
 from shadho_celery.charts.params import groups, interval_names
-from shadho_celery.charts.registry import StudyChart, has_marks
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import COUNTED, TrialState, shown_limit
 from shadho_celery.core.units import counted, digits
 from shadho_celery.results.study import StudyResults
@@ -59,6 +59,7 @@ class Along(str, Enum):
     depth=lambda study, along=Along.TRIALS: Depth.LOSSES if along == Along.TRIALS else Depth.FACTS,
     choice="over",
     choices=lambda trials: [each.value for each in Along],
+    is_shown=lambda trials, chart: True,
 )
 def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
     """Return the losses of all trials, and the best loss so far, along "trials" or "seconds".
@@ -135,26 +136,6 @@ def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
     return Chart(name="comparison", title=title, axes=axes, series=series, empty=empty)
 
 
-@StudyChart(section="Search", place=6, depth=Depth.LOSSES, is_shown=lambda trials, chart: len(trials.sampler.names) > 1)
-def samplers(trials: TrialColumns) -> Chart:
-    """Return the sampler that proposed each trial, as spans of trial numbers."""
-    axes = Axis(name="trial"), Axis(name="sampler", scale=Scale.CATEGORY, categories=trials.sampler.names)
-    codes = trials.sampler.codes
-    if not (codes >= 0).any():
-        return Chart(title="The sampler of each trial", axes=axes, empty="The store has no samplers.")
-    starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
-    ends = np.append(starts[1:], len(codes))
-    runs, note = thin_rows(len(starts), MOST)
-    series = []
-    for code, name in enumerate(trials.sampler.names):
-        own = runs[codes[starts[runs]] == code]
-        spans = {"start": trials.number[starts[own]], "end": trials.number[ends[own] - 1] + 1}
-        series.append(Series.of(name, Mark.SPANS, f"sampler {name}", y=[code] * len(own), **spans))
-    counts = {name: int((codes == code).sum()) for code, name in enumerate(trials.sampler.names)}
-    chosen = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda pair: -pair[1]))
-    return Chart(title=f"Trials by the sampler that chose them: {chosen}", axes=axes, series=series, note=note)
-
-
 def _position(trials: TrialColumns, along: Along) -> tuple[Array, Axis]:
     if along is Along.TRIALS:
         return trials.number.astype(float), Axis(name="trial")
@@ -211,7 +192,7 @@ def _coverage(trials: TrialColumns) -> Coverage | None:
     return coverage(np.asarray(ended[places], np.intp), losses, trials.objectives)
 
 
-@StudyChart(section="Search", place=2, is_shown=lambda trials, chart: len(trials.losses) > 1)
+@StudyChart(section="Search", place=2)
 def front(trials: TrialColumns) -> Chart:
     """Return the first two losses of all COMPLETE trials, with the trials on the front in a series of their own."""
     names = [*trials.losses][:2]
@@ -244,7 +225,7 @@ def front(trials: TrialColumns) -> Chart:
     return Chart(title=title, axes=axes, series=series, note=" ".join(filter(None, notes)))
 
 
-@StudyChart(section="Search", place=3, is_shown=lambda trials, chart: len(trials.losses) > 1)
+@StudyChart(section="Search", place=3)
 def hypervolume(trials: TrialColumns) -> Chart:
     """Return the hypervolume of the front after each number of ended trials."""
     axes = Axis(name="ended trials"), Axis(name="hypervolume")
@@ -268,7 +249,11 @@ CHANCE = 0.05
 _NONE, _NONE_NOW = "No trial has failed.", "No trial has failed under the present code."
 
 
-@StudyChart(section="Failures", place=1, is_shown=has_marks)
+@StudyChart(
+    section="Failures",
+    place=1,
+    is_shown=lambda trials, chart: bool(trials.state.is_in(TrialState.FAILED).any()),
+)
 def failures(trials: TrialColumns) -> Chart:
     """Return the number of failed trials by kind of failure, the most frequent first, as `core.failures` defines kinds.
 
@@ -288,10 +273,14 @@ def failures(trials: TrialColumns) -> Chart:
     most = int(sizes.max())
     share = "all" if most == len(failed) else f"{most:,}"
     like = f", {share} of them like trial {numbers[0]}" if len(failed) > 1 else ""
+    title = f"{len(failed):,} of {counted(int(trials.is_current.sum()), 'trial')} failed{like}: {names[0]}"
+    if len(names) == 1:
+        # One bar would only repeat the title.
+        return Chart(title=title, axes=axes, empty=f"Trial {numbers[0]} has the traceback. {before}".strip())
     left = len(kinds) - len(shown)
     rarer = f"{counted(left, 'rarer kind is', 'rarer kinds are')} left out." if left else ""
     return Chart(
-        title=f"{len(failed):,} of {counted(int(trials.is_current.sum()), 'trial')} failed{like}: {names[0]}",
+        title=title,
         axes=axes,
         series=[_failed(sizes[shown], number=numbers)],
         note=f"{rarer} {before}".strip(),
@@ -309,7 +298,7 @@ def _words(trials: TrialColumns, kind: int) -> str:
     return trials.failure.names[failures[0]] if len(failures) == 1 else trials.failure_kind.names[kind]
 
 
-@StudyChart(section="Failures", place=2, is_shown=has_marks)
+@StudyChart(section="Failures", place=2)
 def failures_by_label(trials: TrialColumns) -> Chart:
     """Return the share of failed trials over the values of the label that best separates failed trials from others.
 
@@ -347,26 +336,17 @@ def failures_by_label(trials: TrialColumns) -> Chart:
 
 def _chance(group: Indices, is_failed: Array) -> float:
     """Return the least p-value of the groups: the probability of at least as many failures in the group by chance."""
-    from scipy.special import gammaln
+    from scipy.stats import hypergeom  # slow to import
 
-    def ways(of: Array, taken: Array) -> Array:
-        """Return the log of the binomial coefficient: the number of ways to take `taken` of `of` trials."""
-        return np.asarray(gammaln(of + 1.0) - gammaln(taken + 1.0) - gammaln(of - taken + 1.0))
-
-    count, failed = np.float64(len(group)), np.float64(is_failed.sum())
-    least = 1.0
-    for size, own in zip(np.bincount(group), np.bincount(group, is_failed), strict=True):
-        more = np.arange(max(own, size + failed - count), min(size, failed) + 1)
-        log = ways(failed, more) + ways(count - failed, size - more) - ways(count, np.float64(size))
-        least = min(least, float(np.exp(log).sum()))
-    return least
+    own, sizes = np.bincount(group, is_failed), np.bincount(group)
+    return float(hypergeom.sf(own - 1, len(group), is_failed.sum(), sizes).min(initial=1.0))
 
 
 #: maximum number of trials whose reports are drawn, half of them the best and half the latest
 MOST_CURVES = 100
 
 
-@StudyChart(section="Search", place=4, depth=Depth.FACTS, is_shown=has_marks)
+@StudyChart(section="Search", place=4, depth=Depth.FACTS)
 def rungs(trials: TrialColumns) -> Chart:
     """Return the losses of COMPLETE trials over their budgets. The title says how well the losses agree
     between rungs.
@@ -412,7 +392,7 @@ def _may_have_reports(trials: TrialColumns) -> NDArray[np.bool_]:
     return np.isfinite(trials.started_at) | trials.is_rated
 
 
-@StudyChart(section="Search", place=5, depth=Depth.FACTS, is_shown=has_marks)
+@StudyChart(section="Search", place=5, depth=Depth.FACTS)
 def curves(trials: TrialColumns, study: StudyResults) -> Chart:
     """Return the reported losses of the `candidates` by step. Pruned trials are drawn in another form."""
     by_trial = _reported(trials, study, candidates(trials))
@@ -437,7 +417,7 @@ def curves(trials: TrialColumns, study: StudyResults) -> Chart:
     return Chart(title=title, axes=axes, series=series, note=note, has_states=True)
 
 
-@StudyChart(depth=Depth.FACTS, is_shown=has_marks)
+@StudyChart(depth=Depth.FACTS)
 def learning_curve(trials: TrialColumns, study: StudyResults, number: int) -> Chart:
     """Return the reported losses of a trial, those of the best trial, and the medians of the other `candidates`."""
     study.trial(number)

@@ -1,4 +1,4 @@
-"""Charts of machines: throughput and its bound, predicted and actual seconds, reasons for a placement, and waits."""
+"""Charts of machines: throughput and its bound, predicted and actual seconds, and reasons for a placement."""
 
 from __future__ import annotations
 
@@ -259,31 +259,6 @@ def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str,
             others = next((slots for since, slots in reversed(session.others) if since <= at), 0.0)
             found[session.compute_class] = found.get(session.compute_class, 0) + session.slots - round(others)
     return {name: max(0, slots - held.get(name, 0)) for name, slots in found.items()}
-
-
-@StudyChart(section="Machines", place=5)
-def waiting(attempts: AttemptColumns) -> Chart:
-    """Return the mean number of attempts that waited in the queue of each class, over time."""
-    axes = Axis(name="time", scale=Scale.TIME), Axis(name="mean number of waiting attempts")
-    left = np.where(np.isnan(attempts.started_at), attempts.ended_at, attempts.started_at)
-    known = np.isfinite(attempts.queued_at)
-    if not known.any():
-        return Chart(title="Attempts that wait in the queues", axes=axes, empty="No attempt has been sent yet.")
-    gone = np.fmax(np.where(np.isnan(left), attempts.now, left), attempts.queued_at)
-    start, end = float(attempts.queued_at[known].min()), float(gone[known].max())
-    edges = _edges(start, end, int(known.sum()))
-    series, base = [], np.zeros(len(edges) - 1)
-    for name, own in attempts.compute_class.places(known):
-        queued, until = attempts.queued_at[own], gone[own]
-        # Total seconds for which these attempts had waited until each edge.
-        seconds = [float((np.clip(edge, queued, until) - queued).sum()) for edge in edges]
-        top = base + np.diff(seconds) / np.diff(edges)
-        series.append(_stacked(name, edges, base, top))
-        base = top
-    all_waits = (left - attempts.queued_at)[known & np.isfinite(left)]
-    said = f"; half of them waited less than {took(max(0.0, float(np.median(all_waits))))}" if len(all_waits) else ""
-    title = f"{counted(len(all_waits), 'attempt has', 'attempts have')} left the queues{said}"
-    return Chart(title=title, axes=axes, series=series)
 
 
 def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:

@@ -33,7 +33,7 @@ from shadho_celery.charts.chart import (
     thin_rows,
 )
 from shadho_celery.charts.columns import Label, TrialColumns, points_by_class
-from shadho_celery.charts.registry import StudyChart, has_marks
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import counted, digits
@@ -356,7 +356,7 @@ class Importance(Struct, frozen=True, kw_only=True):
     seconds_error: float | None = None
 
 
-@StudyChart(section="Params", place=3, is_shown=has_marks)
+@StudyChart(section="Params", place=3)
 def parallel(trials: TrialColumns) -> Chart:
     """Return a line for each COMPLETE trial over its labels and its loss, from the worst trial to the best.
 
@@ -414,7 +414,7 @@ def _most_important(trials: TrialColumns) -> list[str]:
     return [each.label for each in importances(trials, with_seconds=False)[:SLICES]]
 
 
-@StudyChart(name="slice", section="Params", place=2, choice="param", choices=_most_important, is_shown=has_marks)
+@StudyChart(name="slice", section="Params", place=2, choice="param", choices=_most_important)
 def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
     """Return the loss over one label, for the trials in which it is active."""
     found = trials.labels.get(label)

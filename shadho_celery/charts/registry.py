@@ -21,7 +21,7 @@ Make = TypeVar("Make", bound=Callable[..., Chart])
 #: headings of a page, in their order
 SECTIONS = ("Search", "Machines", "Params", "Failures")
 #: by annotation of an argument: the function that reads it from text
-_TYPES: Mapping[str, Callable[[str], object]] = {"str": str, "int": int, "float": float, "float | None": float}
+_TYPES: Mapping[str, Callable[[str], object]] = {"str": str, "int": int}
 
 
 class Source(Protocol):
@@ -34,11 +34,6 @@ class Source(Protocol):
 
     def attempts(self) -> AttemptColumns:
         """Return the attempts and the workers."""
-
-
-def has_marks(_: TrialColumns, chart: Chart) -> bool:
-    """Return whether a chart has marks."""
-    return not chart.empty
 
 
 @dataclass(kw_only=True)
@@ -57,8 +52,8 @@ class StudyChart:
     #: depth to which trials are read for this chart; or a function that returns the depth for a study and the reader's
     #: arguments
     depth: Depth | Callable[..., Depth] = Depth.PARAMS
-    #: function that returns whether pages show the chart that was made from these trials
-    is_shown: Callable[[TrialColumns, Chart], bool] = lambda trials, chart: True
+    #: function that returns whether pages show the chart that was made from these trials: by default, if it has marks
+    is_shown: Callable[[TrialColumns, Chart], bool] = lambda trials, chart: not chart.empty
     #: word for the first argument, such as "param", if the reader of a page chooses its value; and a function that
     #: returns the values to choose from
     choice: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from typing import Any
@@ -109,10 +109,7 @@ def figures_of(data: StudyData) -> list[Figure]:
             charts = [(chart.name, chart)]
         if any(each.is_shown(trials, chart) for _, chart in charts):
             found.append(Figure(section=each.section, charts=charts, choice=each.choice))
-    if trials.is_complete.any():
-        return found
-    # If no trial has completed, further empty charts would only repeat the sentence of the first chart.
-    return [found[0], *(each for each in found[1:] if not all(chart.empty for _, chart in each.charts))]
+    return found
 
 
 #: maximum number of bytes of a page's data
@@ -134,37 +131,28 @@ def packed(chart: Chart) -> dict[str, Any]:
     return {**found, **{name: one_line(getattr(chart, name), MOST_OF_NOTE) for name in ("note", "how")}}
 
 
-def encoded(figures: Iterable[Figure], classes: Sequence[str], most: int = MOST_BYTES) -> bytes:
+def encoded(figures: Sequence[Figure], classes: Sequence[str], most: int = MOST_BYTES) -> bytes:
     """Return figures as JSON of at most `most` bytes. It has no character <, so it can be put into HTML.
 
     While the JSON is too large, the chart with the most bytes is reduced to half of its marks. `classes` are the names
     of the compute classes in the order of their colours.
     """
-    shown = [*figures]
-    charts = {(i, j): chart for i, figure in enumerate(shown) for j, (_, chart) in enumerate(figure.charts)}
-    marks = {place: len(chart) for place, chart in charts.items()}
-    parts = {place: _json(packed(chart)) for place, chart in charts.items()}
-    while True:
-        found = _json(
-            {
-                "classes": _plain(classes),
-                "figures": [
-                    {
-                        "section": figure.section,
-                        "choice": figure.choice,
-                        "charts": [
-                            (_plain(name), msgspec.Raw(parts[i, j])) for j, (name, _) in enumerate(figure.charts)
-                        ],
-                    }
-                    for i, figure in enumerate(shown)
-                ],
-            }
-        )
-        if len(found) <= most or not any(marks.values()):
-            return found
-        place = max((place for place in marks if marks[place]), key=lambda each: len(parts[each]))
+    shown: list[dict[str, Any]] = [
+        {
+            "section": figure.section,
+            "choice": figure.choice,
+            "charts": [[_plain(name), msgspec.Raw(_json(packed(chart)))] for name, chart in figure.charts],
+        }
+        for figure in figures
+    ]
+    charts = [chart for figure in figures for _, chart in figure.charts]
+    parts = [part for figure in shown for part in figure["charts"]]
+    marks = [*map(len, charts)]
+    while len(found := _json({"classes": _plain(classes), "figures": shown})) > most and any(marks):
+        place = max(np.flatnonzero(marks).tolist(), key=lambda each: len(parts[each][1]))
         marks[place] = marks[place] // 2 if marks[place] >= _LEAST_MARKS else 0
-        parts[place] = _json(packed(reduced(charts[place], marks[place])))
+        parts[place][1] = msgspec.Raw(_json(packed(reduced(charts[place], marks[place]))))
+    return found
 
 
 def reduced(chart: Chart, most: int) -> Chart:

@@ -17,7 +17,6 @@ from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.records import Leaving
 from shadho_celery.core.settings import BUDGETS
 from shadho_celery.core.units import counted, took
-from shadho_celery.errors import UsageError
 from shadho_celery.placement.model import preemption_rate
 from shadho_celery.results.study import StudyResults
 
@@ -25,10 +24,8 @@ from shadho_celery.results.study import StudyResults
 MOST_SLOTS, MOST_HOSTS = 60, 600
 #: maximum number of attempts of which each has its own bar, however short
 MOST_BARS = 4000
-#: default width of the chart in pixels; with more than MOST_BARS attempts, bars narrower than a pixel are joined
+#: width of the chart in pixels; with more than MOST_BARS attempts, bars narrower than a pixel are joined
 PIXELS = 1200
-#: greatest time that is accepted, in seconds since the epoch: about the year 5138
-MOST_MOMENT = 1e11
 #: form of an attempt's bar by the way in which the attempt ended; bars of all other attempts are `light`
 FORMS = {
     "complete": "filled",
@@ -47,8 +44,8 @@ MEANINGS = {
     "hatched": "hatched: lost with its worker",
     "outlined": "outlined: a copy of a late trial, or replaced by another attempt",
 }
-#: number of times between which busy and idle seconds are summed; difference below which neighbouring shares of a strip
-#: count as equal; shares up to this are rounding errors
+#: number of times between which busy and idle seconds are summed for a text; difference below which neighbouring shares
+#: of a strip count as equal; shares up to this are rounding errors
 MOMENTS, EQUAL_SHARE, ROUNDING = 61, 1e-3, 1e-6
 #: names of the parts of a row's key
 PARTS = ("class", "machine", "worker", "slot")
@@ -107,44 +104,32 @@ def _depth(study: StudyResults, **_: object) -> Depth:
 
 
 @StudyChart(section="Machines", place=1, depth=_depth)
-def timeline(
-    attempts: AttemptColumns,
-    since: float | None = None,
-    until: float | None = None,
-    pixels: int = PIXELS,
-    *,
-    trials: TrialColumns | None = None,
-) -> Chart:
-    """Return the attempts from `since` to `until`, by default all, as bars in the rows of their slots.
+def timeline(attempts: AttemptColumns, trials: TrialColumns | None = None) -> Chart:
+    """Return the attempts as bars in the rows of their slots.
 
     The last series has the share of idle time of each row, and the parts of the row's name. In a large fleet, a row is
     a machine or a class. If a row has several slots, its attempts are joined to strips, whose column `busy` is the
     share of busy slots. If there are more than `MOST_BARS` bars, bars narrower than a pixel are joined, too. With
     `trials`, the bars of promoted trials have a column `continues`: the number of the trial that they continue.
     """
-    _check(since, until)
-    pixels = min(max(pixels, 100), PIXELS * 4)
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="slot", scale=Scale.CATEGORY)
     known = np.isfinite(attempts.started_at)
     if not known.any():
         return Chart(title="Which slot ran which trial", axes=axes, empty="No attempt has started yet.")
     start, end = _span(attempts)
-    start, end = start if since is None else since, end if until is None else until
-    end = max(end, start + 1e-3)
     rows = make_rows(attempts)
-    is_shown = known & (attempts.until >= start) & (attempts.started_at <= end)
-    width = (end - start) / pixels
+    width = (end - start) / PIXELS
     # In a row with several slots, bars would cover each other.
     is_joined = (np.array(rows.slots) > 1)[rows.of]
-    if int((is_shown & ~is_joined).sum()) > MOST_BARS:
+    if int((known & ~is_joined).sum()) > MOST_BARS:
         is_joined |= attempts.until - attempts.started_at < width
-    bars = np.flatnonzero(is_shown & ~is_joined)
-    if len(bars) > (MOST_BARS if not (is_shown & is_joined).any() else MOST // 2):
+    bars = np.flatnonzero(known & ~is_joined)
+    if len(bars) > (MOST_BARS if not (known & is_joined).any() else MOST // 2):
         is_joined[bars] = True
         bars = bars[:0]
     before = {} if trials is None else continued(trials)
     series = [*_bars(attempts, rows, bars, before)]
-    strips = np.flatnonzero(is_shown & is_joined)
+    strips = np.flatnonzero(known & is_joined)
     forms = {each.form for each in series}
     meanings = "; ".join(words for form, words in MEANINGS.items() if form in forms)
     how = f"Bars: {meanings}; empty: idle. " if forms else ""
@@ -152,7 +137,7 @@ def timeline(
         how += "Lines lead from a trial to the one that continues it with a greater budget. "
     # The number of parts is limited, so that strips, outages and bars together are at most MOST marks.
     kinds = bool(len(strips)) + attempts.has_others
-    parts = max(1, min(pixels, (MOST - MOST // 10 - len(bars)) // max(1, kinds * len(rows.keys))))
+    parts = max(1, min(PIXELS, (MOST - MOST // 10 - len(bars)) // max(1, kinds * len(rows.keys))))
     edges = np.linspace(start, end, parts + 1)
     use = Use.of(attempts, rows, edges)
     if len(strips):
@@ -167,22 +152,12 @@ def timeline(
     if len(outages := _outages(attempts, rows, start, end, width)):
         series.append(outages)
         how += "Hatched grey: no worker that could run the study. "
-    if (is_shown & attempts.end.is_in("lost")).any():
+    if (known & attempts.end.is_in("lost")).any():
         how += "Lost attempts do not count as busy time."
     series.append(Series.of("idle", Mark.SPANS, "idle", y=range(len(rows.keys)), idle=use.idle, **rows.parts))
-    words = Use.of(attempts, rows, np.linspace(start, end, MOMENTS)).words
-    title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots {words}"
+    title = f"{counted(int(known.sum()), 'attempt')}; the slots {use.words}"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
     return Chart(title=title, axes=axes, series=series, note=_preemptions(attempts), how=how.strip())
-
-
-def _check(since: float | None, until: float | None) -> None:
-    """Raise UsageError if a time is not valid, or if the end is not after the start."""
-    # The comparison is False for NaN, too.
-    if not all(each is None or 0 <= each <= MOST_MOMENT for each in (since, until)):
-        raise UsageError("a timeline begins and ends at a moment in seconds since the epoch")
-    if since is not None and until is not None and until <= since:
-        raise UsageError("the end of a timeline must be after its beginning")
 
 
 def _preemptions(attempts: AttemptColumns) -> str:
@@ -206,13 +181,13 @@ def busy_words(attempts: AttemptColumns) -> str | None:
     """Return the text about busy slots in the title of the timeline; None if no attempt has started."""
     if not np.isfinite(attempts.started_at).any():
         return None
-    start, end = _span(attempts)
-    return Use.of(attempts, make_rows(attempts), np.linspace(start, max(end, start + 1e-3), MOMENTS)).words
+    return Use.of(attempts, make_rows(attempts), np.linspace(*_span(attempts), MOMENTS)).words
 
 
 def _span(attempts: AttemptColumns) -> tuple[float, float]:
     """Return the first start and the last end of an attempt."""
-    return float(np.nanmin(attempts.started_at)), float(np.nanmax(attempts.until))
+    start = float(np.nanmin(attempts.started_at))
+    return start, max(float(np.nanmax(attempts.until)), start + 1e-3)
 
 
 def continued(trials: TrialColumns) -> dict[int, int]:
@@ -232,8 +207,10 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     """Return the rows: one for each slot, or for each machine if there are many slots, or for each class."""
     known = np.flatnonzero(np.isfinite(attempts.started_at))
     named = attempts.compute_class, attempts.host, attempts.worker
-    first, kinds = _distinct([*(names.codes[known] for names in named), attempts.slot[known]])
-    keys = [(*(names[place] or "" for names in named), int(attempts.slot[place])) for place in known[first].tolist()]
+    # A process that is no worker has one slot, which it does not name.
+    slot = np.maximum(attempts.slot, 0)
+    first, kinds = _distinct([*(names.codes[known] for names in named), slot[known]])
+    keys = [(*(names[place] or "" for names in named), int(slot[place])) for place in known[first].tolist()]
     slots = {*keys}
     for session in attempts.sessions:
         slots |= {(session.compute_class, session.host, session.worker, slot) for slot in range(session.slots)}
@@ -333,7 +310,7 @@ def _natural(key: tuple[Any, ...]) -> list[list[tuple[int, str]]]:
 
 def _part(part: object) -> str:
     """Return a part of a row's key as text."""
-    return "unknown" if part in ("", -1) else str(part)
+    return "unknown" if part == "" else str(part)
 
 
 def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[int, int]) -> Iterator[Series]:

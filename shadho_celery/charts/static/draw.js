@@ -154,8 +154,7 @@ function extent(axis, chart, column) {
 }
 
 function rangeOf(chart, column) {
-  const names = column === "x" ? ["x", "start", "end"] : [column];
-  const all = chart.series.flatMap((series) => names.flatMap((name) => series.columns[name] ?? []));
+  const all = chart.series.flatMap((series) => series.columns[column] ?? []);
   const values = all.filter((value) => value !== null);
   const least = values.reduce((a, b) => Math.min(a, b), Infinity);
   const most = values.reduce((a, b) => Math.max(a, b), -Infinity);
@@ -192,8 +191,6 @@ function seriesOf(chart, series, theme, ends) {
       return { ...common, ...steps(chart, series, colour) };
     case "bars":
       return series.columns.width ? { ...common, ...boxes(chart, series) } : { ...common, ...bars(series, theme) };
-    default:
-      return { ...common, ...spans(chart, series) };
   }
 }
 
@@ -295,8 +292,12 @@ function boxes(chart, series) {
   return {
     type: "custom",
     encode: { x: [0, 1], y: [2, 3] },
-    renderItem: (_, api) =>
-      rectangle(api, api.coord([api.value(0), api.value(3)]), api.coord([api.value(1), api.value(2)])),
+    renderItem: (_, api) => {
+      const [left, top] = api.coord([api.value(0), api.value(3)]);
+      const [right, bottom] = api.coord([api.value(1), api.value(2)]);
+      const shape = { x: left, y: top, width: Math.max(1, right - left), height: bottom - top };
+      return { type: "rect", shape, style: { fill: api.visual("color") } };
+    },
     data: starts.map((start, place) => [
       scaled(x, start),
       scaled(x, start + width[place]),
@@ -304,28 +305,6 @@ function boxes(chart, series) {
       y[place],
     ]),
   };
-}
-
-// Horizontal bars from `start` to `end`, each in the row `y`.
-function spans(chart, series) {
-  const [x] = chart.axes;
-  const { start, end, y } = series.columns;
-  return {
-    type: "custom",
-    encode: { x: [0, 1], y: 2 },
-    renderItem: (_, api) => {
-      const from = api.coord([api.value(0), api.value(2)]);
-      const to = api.coord([api.value(1), api.value(2)]);
-      const half = Math.min(12, 0.3 * api.size([0, 1])[1]);
-      return rectangle(api, [from[0], from[1] - half], [to[0], to[1] + half]);
-    },
-    data: y.map((row, place) => [scaled(x, start[place]), scaled(x, end[place]), row]),
-  };
-}
-
-function rectangle(api, [left, top], [right, bottom]) {
-  const shape = { x: left, y: top, width: Math.max(1, right - left), height: bottom - top };
-  return { type: "rect", shape, style: { fill: api.visual("color") } };
 }
 
 function parallel(chart, theme, width, order = chart.axes.map((_, dim) => dim)) {

@@ -35,7 +35,7 @@ export async function showStudy(page, name) {
   let rated = null;
   drawn.push(
     async () => (rated = await importance()),
-    ...places("front", "hypervolume", "failures", "failures_by_label", "curves", "rungs", "samplers"),
+    ...places("front", "hypervolume", "failures", "failures_by_label", "curves", "rungs"),
     ...paramPlaces(charts, name, facts.labels, () => rated, options),
   );
   const head = async (now) => {

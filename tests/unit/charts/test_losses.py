@@ -1,4 +1,4 @@
-"""History of losses, best so far, samplers."""
+"""History of losses, best so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from services.columns import trials
 
 from shadho_celery.charts.chart import MOST, Mark, Scale
-from shadho_celery.charts.losses import Along, best_so_far, comparison, comparisons, history, samplers
+from shadho_celery.charts.losses import Along, best_so_far, comparison, comparisons, history
 
 ROWS = [
     {"loss": 3.0, "compute_class": "gpu"},
@@ -93,16 +93,6 @@ def test_without_an_ended_trial_the_chart_says_what_will_be_here() -> None:
         chart = history(trials(rows))
         assert chart.empty
         assert not len(chart)
-
-
-def test_samplers_are_spans_of_trial_numbers() -> None:
-    names = ["random", "random", "gp", "gp", "random"]
-    chart = samplers(trials([{"sampler": name} for name in names]))
-    assert chart.title == "Trials by the sampler that chose them: random 3, gp 2"
-    found = {series.name: series.columns for series in chart.series}
-    assert found["gp"] == {"y": [0], "start": [2], "end": [4]}
-    assert found["random"] == {"y": [1, 1], "start": [0, 4], "end": [2, 5]}
-    assert samplers(trials([{"sampler": None}])).empty
 
 
 def test_studies_are_compared_by_their_best_loss_so_far() -> None:

@@ -1,4 +1,4 @@
-"""Throughput and its bound, predictions, placement, waiting, timeline."""
+"""Throughput and its bound, predictions, placement, timeline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from services.columns import attempts, session, trials
 
 from shadho_celery.charts.chart import MOST, Chart
 from shadho_celery.charts.machines import (
-    INTERVALS,
     costs,
     free_slots,
     live_slots,
@@ -19,7 +18,6 @@ from shadho_celery.charts.machines import (
     predictions,
     reasons,
     throughput,
-    waiting,
 )
 from shadho_celery.charts.timeline import MOST_BARS, PARTS, Fold, Use, make_rows, timeline
 from shadho_celery.core.records import Placed
@@ -277,28 +275,6 @@ def test_a_faster_class_without_a_free_slot_is_named_as_the_reason() -> None:
     assert free_slots(found, 4, 1) == free_slots(attempts(rows), 2, 1) == {}, "not recorded"
 
 
-def test_waiting_is_the_mean_number_in_each_queue() -> None:
-    found = attempts(
-        [
-            {"queued_at": 0.0, "started_at": 2.0, "ended_at": 3.0},
-            {"queued_at": 1.0, "started_at": 3.0, "ended_at": 4.0},
-            {"queued_at": 1.0, "end": None},
-        ]
-    )
-    chart = waiting(found)
-    seconds = 2.0 + 2.0 + 99.0
-    assert chart.series[0].columns == {"x": [0.0], "width": [100.0], "base": [0.0], "y": [pytest.approx(seconds / 100)]}
-    assert chart.title == "2 attempts have left the queues; half of them waited less than 2 s"
-
-
-def test_waiting_attempts_of_any_number_are_few_marks() -> None:
-    """Each attempt waits for half of the time until the next one is queued."""
-    found = attempts([{"queued_at": float(n), "started_at": n + 0.5, "ended_at": n + 1.0} for n in range(1000)])
-    [series] = waiting(found).series
-    assert len(series) == INTERVALS
-    assert series.columns["y"] == [pytest.approx(0.5, rel=0.1)] * len(series)
-
-
 def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:
     rows = [
         {"started_at": 0.0, "ended_at": 10.0},
@@ -433,20 +409,18 @@ def test_a_machine_with_one_slot_has_bars_and_one_with_several_has_strips() -> N
     assert chart.axes[1].name == "machine"
 
 
+def test_an_attempt_without_a_slot_is_in_the_row_of_the_only_slot() -> None:
+    rows = make_rows(attempts([{"started_at": 0.0, "ended_at": 1.0, "slot": -1}], [session("cpu")]))
+    assert rows.names == ["cpu, one, w, slot 0"]
+
+
 def test_machines_are_in_the_order_of_their_numbers() -> None:
     rows = [{"started_at": 0.0, "ended_at": 1.0, "host": f"node-{n}", "worker": f"node-{n}.1"} for n in (10, 2, 1)]
     assert make_rows(attempts(rows)).parts["machine"] == ["node-1", "node-2", "node-10"]
 
 
-def test_a_window_shows_the_attempts_within_it() -> None:
-    found = attempts([{"started_at": float(n), "ended_at": n + 1.0} for n in range(100)])
-    chart = timeline(found, since=10.5, until=12.5)
-    assert chart.series[0].columns["number"] == [10, 11, 12]
-
-
 def test_without_an_attempt_the_timeline_says_what_will_be_here() -> None:
     assert timeline(attempts([])).empty
-    assert waiting(attempts([])).empty
     assert predictions(trials([]), attempts([])).empty == "No trial has completed yet."
     assert "No prediction was recorded" in predictions(trials([{"loss": 1.0}]), attempts([])).empty
     assert throughput(trials([]), attempts([])).empty

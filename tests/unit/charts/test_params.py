@@ -349,7 +349,7 @@ def test_failures_under_earlier_code_do_not_count() -> None:
     next(row for row in rows if "failure" not in row)["code"] = None
     chart = failures(trials(rows))
     assert chart.title == "1 of 31 trials failed: ValueError: no", "unknown code may be that of now"
-    assert chart.note == f"{earlier} trials failed under earlier code."
+    assert chart.empty == f"Trial 40 has the traceback. {earlier} trials failed under earlier code."
     assert failures_by_label(trials(rows)).empty == "No param clearly explains the failures so far."
     rows[5]["finished_at"] = 1e3
     assert failures(trials(rows)).title.endswith("OSError: disk"), "the code of the trial that ended last"

@@ -679,7 +679,7 @@ class Reads:
 
 def test_only_what_a_page_needs_is_read_and_only_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = Reads(rig.cache.store, monkeypatch)
-    for path in ("", "/chart/history", "/trials", "/chart/samplers"):
+    for path in ("", "/chart/history", "/trials"):
         rig.get(f"/api/study/first{path}")
     [(brief, since)] = reads.found
     assert since == 0
