@@ -14,6 +14,13 @@ const SMALL = 208;
 // Pixels by which the mouse must move to zoom.
 const DRAGGED = 8;
 const SVG = "http://www.w3.org/2000/svg";
+// Symbols of points in the legend, by name.
+const SHAPES = {
+  circle: "M4 8A4 4 0 0 0 12 8A4 4 0 0 0 4 8Z",
+  rect: "M4 4H12V12H4Z",
+  triangle: "M8 3L13 12H3Z",
+  diamond: "M8 2L13 8L8 14L3 8Z",
+};
 // By form of a mark: the state of its trial.
 const STATES = { hollow: "pruned", light: "pruned", cross: "failed", dash: "infeasible" };
 let figures = 0;
@@ -274,8 +281,9 @@ function entries(chart, theme) {
     }
   }
   const areForms = [...forms.values()].some((series) => series.form !== "filled");
-  const found = [...classes, ...(areForms ? forms : []), ...others];
-  if (found.length < 2 || chart.axes[1]?.name === "sampler") {
+  // The timeline has the names of the classes beside their rows.
+  const found = [...(chart.name === "timeline" ? [] : classes), ...(areForms ? forms : []), ...others];
+  if (found.length < 2) {
     return [];
   }
   return found.map(([name, series]) => {
@@ -286,57 +294,31 @@ function entries(chart, theme) {
 }
 
 // A small picture of a series's marks for the legend.
-function swatch(series, theme) {
-  const colour = theme.colourOf(series.colour);
+function swatch({ mark, form, colour: meaning }, theme) {
+  const colour = theme.colourOf(meaning);
+  const isLine = ["line", "steps", "polylines"].includes(mark);
+  const outline = { fill: "none", stroke: colour, "stroke-width": 2 };
+  const box = "M1 4H15V13H1Z";
+  const looks = {
+    line: ["M0 8H16", { ...outline, opacity: form === "light" ? 0.4 : 1, ...(meaning === "bound" || form === "dash" ? { "stroke-dasharray": "4 2" } : {}) }],
+    cross: ["M4 4L12 12M4 12L12 4", outline],
+    dash: ["M3 8H13", { ...outline, "stroke-width": 3, opacity: 0.6 }],
+    hollow: [SHAPES[theme.symbolOf(meaning)], outline],
+    light: [box, { fill: colour, "fill-opacity": 0.4 }],
+    crossed: ["M4 4L12 12M4 12L12 4", { ...outline, stroke: theme.failed }],
+    outlined: [box, { ...outline, "stroke-width": 1 }],
+    pointed: ["M1 4H10L15 8.5L10 13H1Z", { fill: colour }],
+    hatched: [`${box}M1 9L6 4M1 13L10 4M6 13L15 4M11 13L15 9`, { ...outline, "stroke-width": 1 }],
+  };
+  const [d, look] = looks[isLine ? "line" : form === "mean" ? "dash" : form] ?? [mark === "points" ? SHAPES[theme.symbolOf(meaning)] : box, { fill: colour }];
+  const made = (name, attributes) => {
+    const found = document.createElementNS(SVG, name);
+    Object.entries(attributes).forEach(([attribute, value]) => found.setAttribute(attribute, value));
+    return found;
+  };
   const svg = made("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" });
-  const isLine = ["line", "steps", "polylines"].includes(series.mark);
-  if (isLine) {
-    const dashes = series.colour === "bound" || series.form === "dash" ? { "stroke-dasharray": "4 2" } : {};
-    const opacity = series.form === "light" ? 0.4 : 1;
-    svg.append(made("path", { d: "M0 8H16", stroke: colour, "stroke-width": 2, opacity, ...dashes }));
-  } else if (series.form === "cross") {
-    svg.append(made("path", { d: "M4 4L12 12M4 12L12 4", stroke: colour, "stroke-width": 2 }));
-  } else if (["dash", "mean"].includes(series.form)) {
-    svg.append(made("path", { d: "M3 8H13", stroke: colour, "stroke-width": 3, opacity: 0.6 }));
-  } else if (series.mark === "points") {
-    const fill = series.form === "hollow" ? { fill: "none", stroke: colour, "stroke-width": 2 } : { fill: colour };
-    const shapes = {
-      circle: ["circle", { cx: 8, cy: 8, r: 4 }],
-      rect: ["rect", { x: 4, y: 4, width: 8, height: 8 }],
-      triangle: ["path", { d: "M8 3L13 12H3Z" }],
-      diamond: ["path", { d: "M8 2L13 8L8 14L3 8Z" }],
-    };
-    const [name, attributes] = shapes[theme.symbolOf(series.colour)];
-    svg.append(made(name, { ...attributes, ...fill }));
-  } else {
-    svg.append(...bar(series.form, colour, theme));
-  }
+  svg.append(made("path", { d, ...look }));
   return svg;
-}
-
-function bar(form, colour, theme) {
-  const box = { x: 1, y: 4, width: 14, height: 9 };
-  if (form === "outlined") {
-    return [made("rect", { ...box, fill: "none", stroke: colour })];
-  }
-  if (form === "pointed") {
-    return [made("path", { d: "M1 4H10L15 8.5L10 13H1Z", fill: colour })];
-  }
-  if (form === "hatched") {
-    const lines = made("path", { d: "M1 9L6 4M1 13L10 4M6 13L15 4M11 13L15 9", stroke: colour });
-    return [made("rect", { ...box, fill: "none", stroke: colour }), lines];
-  }
-  const filled = made("rect", { ...box, fill: colour, "fill-opacity": ["light", "crossed"].includes(form) ? 0.4 : 1 });
-  const cross = made("path", { d: "M9 6L14 11M9 11L14 6", stroke: theme.failed, "stroke-width": 1.5 });
-  return form === "crossed" ? [filled, cross] : [filled];
-}
-
-function made(name, attributes) {
-  const found = document.createElementNS(SVG, name);
-  for (const [attribute, value] of Object.entries(attributes)) {
-    found.setAttribute(attribute, value);
-  }
-  return found;
 }
 
 // Fill `host` with one of several charts. The reader chooses it by name. `charts` are pairs of name and chart.
