@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import socket
 import sqlite3
 import stat
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
@@ -56,9 +54,6 @@ POSTGRESQL = {
 #: resource (53), is a standby (25006), or has reloaded its users (28, 42501); the transaction conflicted with another
 #: one (40, 55P03), or was cancelled (57014, 25P03, 25P04)
 PASSING = ("08", "57P", "53", "25006", "28", "42501", "40", "55P03", "57014", "25P03", "25P04")
-
-#: code for a cancelled statement; a statement that was cancelled this many times in a row is not tried again
-CANCELLED, MAX_CANCELLED = "57014", 3
 
 #: seconds between two checks for connections that do not answer
 TICK_SECONDS = 0.2
@@ -187,10 +182,6 @@ class _Watch:
         self._lock, self._has_thread = threading.Lock(), False
         #: by connection that was closed: the allowed seconds of its request
         self._cut: dict[Any, float] = {}
-        #: by connection: the time at which its current statement started
-        self._began: dict[Any, float] = {}
-        #: by name of a statement: number of times that it was cancelled in a row
-        self._cancelled: Counter[str] = Counter()
         # This listener is inserted at the front, so that it is called before the dialect's own first statements.
         sa.event.listen(engine, "connect", self._on_connect, insert=True)
         sa.event.listen(engine, "checkout", self._on_checkout)
@@ -225,34 +216,19 @@ class _Watch:
         self._disarm(dbapi)
 
     def _before(self, connection: sa.Connection, *_: object) -> None:
-        dbapi = _dbapi(connection)
-        self._began[dbapi] = time.monotonic()
-        self._arm(dbapi, connection.get_execution_options()[SECONDS] + GRACE_SECONDS)
+        self._arm(_dbapi(connection), connection.get_execution_options()[SECONDS] + GRACE_SECONDS)
 
-    def _after(self, connection: sa.Connection, _: object, statement: str, *__: object) -> None:
+    def _after(self, connection: sa.Connection, *_: object) -> None:
         # This is the limit for the commit, if no other statement follows.
         self._arm(_dbapi(connection), STATEMENT_SECONDS + GRACE_SECONDS)
-        self._cancelled.pop(_name(statement), None)
 
     def _on_error(self, context: sa.ExceptionContext) -> None:
         if context.connection is None or not isinstance(context.sqlalchemy_exception, sa.exc.DBAPIError):
             return
-        error, connection = context.sqlalchemy_exception, context.connection
         # An invalidated connection no longer has a driver connection.
-        dbapi = None if connection.invalidated else _dbapi(connection)
+        dbapi = None if context.connection.invalidated else _dbapi(context.connection)
         if (allowed := self._cut.pop(dbapi, None)) is not None:
-            error.add_detail(f"the server has not answered for {allowed:.0f} s")
-        seconds = connection.get_execution_options()[SECONDS]
-        lasted = time.monotonic() - self._began.pop(dbapi, time.monotonic())
-        if context.statement and sqlstate(error) == CANCELLED and lasted >= seconds:
-            name = _name(context.statement)
-            self._cancelled[name] += 1
-            if self._cancelled[name] >= MAX_CANCELLED:
-                raise StoreError(
-                    f"the store {mask(self._engine.url.render_as_string(hide_password=False))} cannot be used: the "
-                    f"statement {name} has taken longer than {seconds:.0f} s {MAX_CANCELLED} times in a row; find out "
-                    "what slows the server down: a trigger, a disk, or missing memory"
-                ) from error
+            context.sqlalchemy_exception.add_detail(f"the server has not answered for {allowed:.0f} s")
 
     def _arm(self, dbapi: Any, seconds: float) -> None:
         """Let a connection be closed after this number of seconds, unless it is disarmed or armed again before."""
@@ -271,7 +247,6 @@ class _Watch:
     def _forget(self, dbapi: Any) -> None:
         self._disarm(dbapi)
         self._cut.pop(dbapi, None)
-        self._began.pop(dbapi, None)
 
     def _run(self) -> None:
         """Close connections whose time is over. End when no connection is in use."""
@@ -290,12 +265,6 @@ class _Watch:
 
 def _dbapi(connection: sa.Connection) -> Any:
     return connection.connection.dbapi_connection
-
-
-def _name(statement: str) -> str:
-    """Return the first word of a statement and the name of its table, such as "UPDATE trials"."""
-    table = re.search(r'\b(?:INTO|UPDATE|FROM)\s+"?(\w+)', statement)
-    return " ".join([statement.split(maxsplit=1)[0], *(table.groups() if table else ())])
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
