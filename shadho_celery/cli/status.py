@@ -26,6 +26,7 @@ from shadho_celery.fleet import urls
 if TYPE_CHECKING:
     from shadho_celery.fleet.registry import Progress, Worker
     from shadho_celery.fleet.signing import Signer
+    from shadho_celery.fleet.state import FleetState
 
 #: seconds to wait for a study whose servers do not answer because it is starting or ending
 PASSING_SECONDS = 3.0
@@ -141,7 +142,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
             for key, study in sorted(fleet.studies.items(), key=lambda each: (each[1].name, each[0]))
         ],
         "uses": [use._asdict() for use in fleet.uses()],
-        "workers": [_worker(name, worker, fleet.ages.get(name)) for name, worker in sorted(fleet.workers.items())],
+        "workers": [_worker(name, worker, fleet) for name, worker in sorted(fleet.workers.items())],
         "refused": fleet.refused,
         "keys": who_knows(fleet.keys),
         "codes": {module: found for module, found in codes(fleet.workers).items() if len(found) > 1},
@@ -172,18 +173,22 @@ def _numbers(progress: Progress) -> dict[str, int | None]:
     return {name: fact for name, fact in asdict(progress).items() if name not in {"state", "sendable_slots"}}
 
 
-def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:
+def _worker(name: str, worker: Worker, fleet: FleetState) -> dict[str, Any]:
     """Return a worker as a JSON object, with its running trials, the longest-running first.
 
     The data is from the worker's latest announcement, `age` seconds ago. Its trials may have ended since.
     """
+    age = fleet.ages.get(name)
     told_at = time.time() - (age or 0.0)
     runs = [
         {
             "study": one_line(share.name or key, 255),
+            "owner": fleet.studies[key].owner or None if key in fleet.studies else None,
             "trial": trial.number,
             "replica": trial.rank,
+            "slots": trial.slots,
             "seconds": round(max(0.0, told_at - trial.started_at), 1),
+            "expected": trial.expected,
         }
         for key, share in worker.studies.items()
         for trial in share.trials

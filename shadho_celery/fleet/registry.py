@@ -70,6 +70,10 @@ class RunningTrial(Struct, frozen=True, kw_only=True):
     started_at: Moment
     #: rank in the trial's gang if the slot runs a replica, else None
     rank: Number | None = None
+    #: number of slots that it takes
+    slots: _Slots = 1
+    #: predicted seconds, as in `Attempt`
+    expected: Annotated[float, Meta(ge=0, le=1e12)] | None = None
 
 
 class Share(Struct, frozen=True, kw_only=True):

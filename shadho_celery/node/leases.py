@@ -233,6 +233,8 @@ class Lease:
     started_at: float = 0.0
     #: number of slots of this worker that the attempt takes
     slots: int = 1
+    #: predicted seconds of the attempt; None if they are not known
+    expected: float | None = None
     #: the replica's seat in the attempt's gang; None for the attempt itself
     seat: Seat | None = None
     #: reason why the attempt was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" if it was not
@@ -274,6 +276,8 @@ class Leases:
                         number=each.number,
                         started_at=each.started_at,
                         rank=None if each.seat is None else each.seat.rank,
+                        slots=each.slots,
+                        expected=each.expected,
                     )
                     for each in held[:MAX_TOLD]
                 ],

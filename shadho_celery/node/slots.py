@@ -475,6 +475,7 @@ class Slots:
             runner=runner,
             seat=seat,
             slots=self._devices.widths[slot],
+            expected=attempt.expected,
         )
         unsent = 0
 

@@ -37,7 +37,7 @@ FLEET = FleetState(
             codes={"m": CodeVersion(digest="12ab")},
             studies={
                 "k": Share(name="slow [red]", slots=10, trials=TRIALS),
-                "l": Share(slots=1, trials=[RunningTrial(number=3, started_at=NOW - 400.0, rank=1)]),
+                "l": Share(slots=1, trials=[RunningTrial(number=3, started_at=NOW - 400.0, rank=1, expected=900.0)]),
             },
         ),
         "cpu@h.2.b": Worker(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from msgspec import to_builtins
 
 from shadho_celery.core.trial import MAX_COUNT
-from shadho_celery.fleet.registry import MAX_ANNOUNCEMENT, MAX_TOLD, RunningTrial, Share
+from shadho_celery.fleet.registry import MAX_ANNOUNCEMENT, MAX_SLOTS, MAX_TOLD, RunningTrial, Share
 from shadho_celery.fleet.seats import Seat
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 
@@ -109,8 +110,8 @@ def test_once_closed_all_that_runs_or_begins_is_given_back_but_not_what_was_stop
             assert [each.stopped for each in (running, cancelled, late)] == [GIVEN_BACK, "cancel", GIVEN_BACK]
 
 
-def trial(number: int, rank: int | None = None) -> RunningTrial:
-    return RunningTrial(number=number, started_at=50.0 + number, rank=rank)
+def trial(number: int, rank: int | None = None, **facts: Any) -> RunningTrial:
+    return RunningTrial(number=number, started_at=50.0 + number, rank=rank, **facts)
 
 
 def test_a_worker_tells_whose_trials_it_runs(leases: Leases) -> None:
@@ -127,10 +128,11 @@ def test_a_worker_tells_whose_trials_it_runs(leases: Leases) -> None:
         for n, key in enumerate("aab")
     ]
     held[1].seat = Seat(number=1, attempt=1, call=1, rank=2)
+    held[2].slots, held[2].expected = 4, 90.0
     with leases.holding(held[0]), leases.holding(held[1]), leases.holding(held[2]):
         assert leases.studies() == {
             "a": Share(name="study a", slots=2, trials=[trial(0), trial(1, rank=2)]),
-            "b": Share(name="study b", slots=1, trials=[trial(2)]),
+            "b": Share(name="study b", slots=4, trials=[trial(2, slots=4, expected=90.0)]),
         }
     assert leases.studies() == {}
 
@@ -143,7 +145,7 @@ def test_a_worker_of_very_many_slots_tells_of_some_trials_so_that_its_announceme
             stack.enter_context(leases.holding(lease(number)))
         [share] = leases.studies().values()
     assert (share.slots, len(share.trials)) == (MAX_TOLD + 5, MAX_TOLD)
-    longest = RunningTrial(number=MAX_COUNT, started_at=1e10 / 3, rank=MAX_COUNT)
+    longest = RunningTrial(number=MAX_COUNT, started_at=1e10 / 3, rank=MAX_COUNT, slots=MAX_SLOTS, expected=1e12 / 3)
     assert len(json.dumps(to_builtins(longest))) * MAX_TOLD < MAX_ANNOUNCEMENT / 2
 
 
