@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 import sqlalchemy as sa
 from msgspec import to_builtins
@@ -259,8 +259,6 @@ class SqlStore:
         """
         if self._is_empty:
             return []
-        # Few rows tell which studies may have such attempts. There may be millions of attempts of others.
-        recent = sa.select(sessions.c.study).where(sa.or_(sessions.c.until.is_(None), sessions.c.until > since))
         at, end = attempts.c, min(until, sys.float_info.max)
         began = sa.case((at.started_at < since, since), else_=at.started_at)
         took = sa.case((at.ended_at > end, end), else_=at.ended_at) - began
@@ -269,12 +267,39 @@ class SqlStore:
         owner = sa.func.coalesce(at.owner, studies.c.owner, sa.literal_column("''")).label("by")
         of = owner, studies.c.name, at.compute_class
         query = sa.select(*of, slots, money).group_by(*of).order_by(*of)
-        query = query.where(at.study.in_(recent), at.ended_at > since, took > 0, studies.c.key == at.study)
+        query = query.where(at.study.in_(_recent(since)), at.ended_at > since, took > 0, studies.c.key == at.study)
         rows = self._fetched(query.where(trials.c.study == at.study, trials.c.number == at.number))
         # A damaged row may have values of any type.
         names = ("owner", "study", "compute_class", "slot_seconds", "money")
         whole = [row for row in rows if all(map(_is_amount, row[3:]))]
         return [dict(zip(names, (*map(str, row[:3]), *row[3:]), strict=True)) for row in whole]
+
+    def occupied(self, since: float, now: float, width: float) -> list[Occupied]:
+        """Return which slots the attempts of all studies took between two times, in intervals of `width` seconds."""
+        if self._is_empty:
+            return []
+        at = attempts.c
+        began = (sa.case((at.started_at < since, since), else_=at.started_at) - since) / width
+        ended = (_end(at.ended_at, now) - since) / width
+        query = sa.select(at.compute_class, trials.c.slots, began.label("began"), ended.label("ended"))
+        query = query.where(at.study.in_(_recent(since)), at.compute_class.is_not(None), studies.c.key == at.study)
+        each = query.where(trials.c.study == at.study, trials.c.number == at.number).subquery().c
+        # Not every SQLite has `floor`. At the edge of two intervals, it does not matter which one is taken.
+        first, last = (sa.func.round(moment - sa.literal_column("0.5")) for moment in (each.began, each.ended))
+        of, weighted = (each.compute_class, first, last), (each.began * each.slots, each.ended * each.slots)
+        totals = map(sa.func.sum, (each.slots, *weighted))
+        rows = self._fetched(sa.select(*of, *totals).where(each.ended > each.began, each.ended > 0).group_by(*of))
+        # A damaged row may have values of any type.
+        return [Occupied._make((str(row[0]), *row[1:])) for row in rows if all(map(_is_amount, row[3:]))]
+
+    def live(self, since: float, now: float) -> list[tuple[Any, ...]]:
+        """Return worker, class, start, end and slots of the sessions of all studies that ended after a time, sorted."""
+        if self._is_empty:
+            return []
+        at, end = sessions.c, _end(sessions.c.until, now)
+        query = sa.select(at.worker, at.compute_class, at.since, end, at.slots).order_by(at.worker, at.since)
+        rows = self._fetched(query.where(studies.c.key == at.study, end > since))
+        return [tuple(row) for row in rows if all(map(_is_amount, row[2:]))]
 
     def best(self, key: str) -> int | None:
         """Return the number of the best COMPLETE trial; None if no trial is COMPLETE.
@@ -755,6 +780,34 @@ def _is_number(value: object) -> TypeGuard[int]:
     This is checked, because SQLite may have values of any type in a numeric column.
     """
     return isinstance(value, int) and 0 <= value < 2**63 - 1
+
+
+class Occupied(NamedTuple):
+    """Sums over attempts of one class that began in the same interval and ended in the same one."""
+
+    compute_class: str
+    #: index of the interval in which they began, and of the one in which they ended
+    first: float
+    last: float
+    #: sums of their slots, and of the starts and ends of these slots, in intervals since the first one
+    slots: float
+    began: float
+    ended: float
+
+
+def _recent(since: float) -> sa.Select[Any]:
+    """Return a query for the studies that may have attempts after a time.
+
+    Few rows tell that. There may be millions of attempts of other studies.
+    """
+    return sa.select(sessions.c.study).where(sa.or_(sessions.c.until.is_(None), sessions.c.until > since))
+
+
+def _end(recorded: sa.Column[Any], now: float) -> sa.ColumnElement[Any]:
+    """Return the end of an attempt or session: `recorded`, or else `now`, or when its scheduler's lock expired."""
+    lock = studies.c.lock_expires
+    end = sa.func.coalesce(recorded, sa.case((lock < now, lock), else_=now))
+    return sa.case((end > now, now), else_=end)
 
 
 def _is_amount(value: object) -> TypeGuard[float]:

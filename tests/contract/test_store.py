@@ -23,6 +23,7 @@ import services
 import sqlalchemy as sa
 from msgspec.structs import replace
 
+from shadho_celery.charts.fleet import day
 from shadho_celery.core import columns
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.records import Action, Answer, AttemptRecord, MoneyPlan, SessionRecord
@@ -635,6 +636,45 @@ def test_what_all_studies_have_used_is_counted_between_two_times(shared_url: str
     engine.dispose()
     with closing(SqlStore(shared_url, read_only=True)) as store:
         assert [each["owner"] for each in store.used(since)] == ["", ""]
+
+
+def test_busy_slots_of_a_day_are_summed_by_quarters_of_an_hour(shared_url: str) -> None:
+    """A worker that two studies have recorded counts once, what has no end goes on while its scheduler may run, and
+    wide trials take several slots.
+    """
+    hour = 3600.0
+    ends = {1: (NOW - 3 * hour, NOW - 1.5 * hour), 2: (NOW - 30 * hour, NOW - 23 * hour), 3: (NOW - 0.1 * hour, None)}
+    ends |= {4: (NOW - 30 * hour, NOW - 25 * hour), 5: (None, None), 6: (NOW - 600.0, NOW - 540.0)}
+    attempts = [
+        AttemptRecord(number=number, attempt=1, compute_class="gpu", started_at=begin, ended_at=end)
+        for number, (begin, end) in ends.items()
+    ]
+    lasts = SessionRecord(worker="w", since=NOW - 30 * hour, compute_class="gpu", host="h", slots=4)
+    again = replace(lasts, since=NOW - 4 * hour, until=NOW - 2 * hour)
+    other = SessionRecord(worker="v", since=NOW - hour, until=NOW, compute_class="cpu", host="h", slots=1)
+    with closing(SqlStore(shared_url)) as store:
+        assert day(store, NOW).empty
+        for key, seen in {"k1": [lasts], "k2": [again, other]}.items():
+            new = [trial(number, slots=2) for number in ends] if key == "k1" else []
+            told = attempts if key == "k1" else []
+            store.write(key, begun(store, key), NOW, Turn(new=new, attempted=told, seen=seen))
+        chart = day(store, NOW)
+        later = day(store, NOW + 10 * hour)
+    assert chart.axes[1].categories == ["cpu", "gpu"]
+    [_, gpu, idle] = chart.series
+    shares = dict(zip(gpu.columns["start"], gpu.columns["busy"], strict=True))
+    quarter = hour / 4
+    assert shares == pytest.approx(
+        {NOW - 24 * hour + quarter * part: 0.5 for part in range(4)}
+        | {NOW - 3 * hour + quarter * part: 0.5 for part in range(6)}
+        | {NOW - quarter: 0.5 * (360 + 60) / 900}
+    )
+    assert idle.columns["class"] == ["cpu", "gpu"]
+    assert idle.columns["idle"] == pytest.approx([1.0, 1.0 - 0.5 * (1 + 1.5 + 0.1 + 1 / 60) / 24])
+    assert chart.title == "Busy slots in the last day: 0 % in cpu, 5 % in gpu"
+    known = 14 * hour + LOCK_SECONDS
+    [gone] = [each for each in later.series[-1].columns["idle"][1:]]
+    assert gone == pytest.approx(1.0 - 0.5 * (1.5 * hour + 0.1 * hour + LOCK_SECONDS + 60) / known), "of a lost lock"
 
 
 def test_owners_are_read_from_tables_without_them_and_a_writer_adds_the_columns(shared_url: str) -> None:
