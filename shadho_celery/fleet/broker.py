@@ -328,11 +328,12 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
 def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, int | None]:
     """Do the same as `depths`, over an open connection. Raises the connection's errors."""
     found: dict[str, int | None] = {}
+    channel = connection.channel()
     for name in names:
         try:
-            # Use a new channel for each queue: asking for a queue that does not exist closes the channel.
-            found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
+            found[name] = queue(name)(channel).queue_declare(passive=True).message_count
         except amqp.ChannelError:
+            # The broker has closed the channel, and py-amqp has opened it again.
             # In Redis a queue exists only while it is not empty.
             found[name] = None if connection.transport.driver_type == "amqp" else 0
     return found
