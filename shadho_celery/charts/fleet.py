@@ -30,7 +30,7 @@ def day(store: SqlStore, now: float) -> Chart:
     series, used = [], []
     for row, name in enumerate(names):
         own = np.minimum(busy[name], live[name])
-        used.append(own.sum() / max(live[name].sum(), 1e-9))
+        used.append(float(own.sum() / max(live[name].sum(), 1e-9)))
         [parts] = np.nonzero(own)
         shares = own[parts] / live[name][parts]
         columns = {"y": [row] * len(parts), "start": edges[parts], "end": edges[parts + 1], "busy": shares}
