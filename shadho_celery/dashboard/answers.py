@@ -14,16 +14,17 @@ import shlex
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial, reduce
 from operator import or_
 from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from shadho_celery.charts import fleet as fleet_charts
 from shadho_celery.charts.chart import Array, Cell, Indices
 from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.losses import on_front
@@ -341,15 +342,17 @@ def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
     """
     found = _numbers(cached, asked)
     labels = [_label_of(cached, key) for key in asked.get("columns", "").split(",") if key]
-    size = min(_whole(asked, "size", PAGE), MOST_PAGE)
-    start = _whole(asked, "page") * size
-    shown = cached.numbered(found[start : start + size].tolist())
-    return {
-        "count": len(found),
-        "page": start // size if size else 0,
-        "size": size,
-        "trials": [_with_text(trial) | {"cells": [_cell(cached, trial, label) for label in labels]} for trial in shown],
-    }
+    part, page = _page(asked, len(found))
+    shown = cached.numbered(found[part].tolist())
+    cells = ({"cells": [_cell(cached, trial, label) for label in labels]} for trial in shown)
+    return page | {"trials": [_with_text(trial) | each for trial, each in zip(shown, cells, strict=True)]}
+
+
+def _page(asked: Mapping[str, str], count: int) -> tuple[slice, Json]:
+    """Return the part of `count` rows that is asked for with `page`, from 0, and `size`; and what says which it is."""
+    size = max(1, min(_whole(asked, "size", PAGE), MOST_PAGE))
+    page = min(_whole(asked, "page"), max(0, count - 1) // size)
+    return slice(page * size, (page + 1) * size), {"count": count, "page": page, "size": size}
 
 
 def trials_csv(cached: CachedStudy, asked: Mapping[str, str]) -> str:
@@ -474,14 +477,31 @@ def trial(cached: CachedStudy, number: int) -> Json:
 
 
 def week(store: SqlStore, now: float) -> Json:
-    """Return the slot seconds and the money that the studies of the store have used in the last week."""
-    return {"uses": store.used(now - WEEK_SECONDS)}
+    """Return what the studies of the store have used in the last week, and the chart of the last day."""
+    chart = fleet_charts.day(store, now)
+    classes = in_order_of_colours({*chart.axes[1].categories})
+    return {"uses": store.used(now - WEEK_SECONDS), "day": packed(chart), "classes": classes}
 
 
-def fleet(places: Sequence[Json]) -> Json:
-    """Return the fleets and embedded studies that `status` shows, with buttons for the workers."""
-    found = to_builtins(plain_json(places))
-    for worker in (worker for place in found for worker in place.get("workers", ())):
-        is_held = worker["state"] in {"draining", "drained"}
-        worker["actions"] = buttons("worker", is_held=is_held, worker=worker["name"])
-    return {"places": found}
+def workers_page(place: Json, asked: Mapping[str, str]) -> Json:
+    """Return a fleet or an embedded study as `status` shows it, with one page of its workers, which have buttons.
+
+    `asked` may have `class`, `search` (a part of the name of a worker, of a study that it runs, or of an owner), and
+    what `_page` knows.
+    """
+    text = asked.get("search", "")[:MOST_SEARCH].lower()
+    found = [
+        each
+        for each in place.get("workers", ())
+        if asked.get("class", each["class"]) == each["class"] and text in _names_in(each).lower()
+    ]
+    part, page = _page(asked, len(found))
+    shown = [
+        each | {"actions": buttons("worker", is_held=each["state"] in {"draining", "drained"}, worker=each["name"])}
+        for each in found[part]
+    ]
+    return place | page | {"workers": shown}
+
+
+def _names_in(worker: Json) -> str:
+    return "\n".join([worker["name"], *(f"{run['study']}\n{run['owner'] or ''}" for run in worker["runs"])])

@@ -144,11 +144,13 @@ class Server:
         return answer([packed(each) for each in charts])
 
     async def fleet(self, request: Request) -> Response:
-        """Return the workers of the fleet, or of the embedded fleets in this folder."""
-        return answer(await self._fleet.get())
+        """Return a page of the workers of the fleet, or of each embedded fleet in this folder."""
+        found = await self._fleet.get()
+        asked = dict(request.query_params)
+        return answer(found | {"places": [answers.workers_page(place, asked) for place in found["places"]]})
 
     async def week(self, request: Request) -> Response:
-        """Return what the studies of the store have used in the last week."""
+        """Return what the studies of the store have used in the last week, and the busy slots of the last day."""
         return answer(await self._week.get())
 
     def of_study(self, make: Callable[[CachedStudy, Request], object]) -> Callable[[Request], Response]:
@@ -224,7 +226,7 @@ def chart(cached: CachedStudy, request: Request) -> object:
 def places(fleet: Fleet) -> dict[str, Any]:
     """Return the data about the fleet, or the reason why the data cannot be read."""
     try:
-        return answers.fleet(fleet())
+        return {"places": [*fleet()]}
     except ServiceError as error:
         return {"places": [], "trouble": str(error)}
 

@@ -21,11 +21,16 @@ from urllib.parse import urlsplit
 import pytest
 from acceptance.commands import Command, Desk, until
 from hyperopt import hp
+from msgspec.structs import replace
 from services.browser import SCHEMES, WIDTHS, Opened
 
 from shadho_celery import minimize
 from shadho_celery.core.checks import printable
+from shadho_celery.core.hardware import Machine
 from shadho_celery.dashboard.cache import FRESH_SECONDS
+from shadho_celery.fleet.broker import PROTOCOL
+from shadho_celery.fleet.redis import connect
+from shadho_celery.fleet.registry import Registry, RunningTrial, Share, StudyWants, Worker
 from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 
@@ -33,6 +38,7 @@ pytestmark = pytest.mark.timeout(240)
 
 STUDY = """
 from hyperopt import hp
+from msgspec.structs import replace
 
 SPACE = {"rate": hp.uniform("rate", 0, 1), "<b>kind</b>": hp.choice("<b>kind</b>", ["tree", "</script><b>net</b>"])}
 
@@ -49,6 +55,7 @@ TALKATIVE = """
 import time
 from pathlib import Path
 from hyperopt import hp
+from msgspec.structs import replace
 
 SPACE = {"rate": hp.uniform("rate", 0, 1)}
 STUDY = {"classes": ["cpu"]}
@@ -215,6 +222,11 @@ def test_a_page_follows_the_study_and_a_mark_opens_its_trial(own: Desk, browser:
             return False
 
         until(is_opened, 60, lambda: opened.page.locator("h1").inner_text())
+        for number, attempts in ((30, 0), (29, 1)):
+            opened.page.goto(f"{address.partition('#')[0]}#/study/shown/trial/{number}")
+            opened.page.get_by_role("heading", name=f"Trial {number}").wait_for()
+            opened.page.get_by_role("table", name="Values that the objective got").wait_for()
+            assert opened.page.get_by_role("table", name="Attempts").count() == attempts
 
 
 def test_a_range_that_is_dragged_on_an_axis_filters_the_table_and_a_name_moves_its_axis(dashboard: Dashboard) -> None:
@@ -562,7 +574,7 @@ def look_at_dialog(opened: Opened, name: str, shot: Path) -> None:
 
 def add_note(page: Any, desk: Desk) -> None:
     """A note on a trial is text on its page, and on that of the study without a reload."""
-    page.get_by_role("button", name="add a note").click()
+    page.locator(".facts").get_by_role("button", name="add a note").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("note", exact=True).fill("<b>late</b> \u202egnol")
     dialog.get_by_role("button", name="add a note").click()
@@ -570,6 +582,8 @@ def add_note(page: Any, desk: Desk) -> None:
     shown.get_by_text("<b>late</b> \\u202egnol").wait_for()
     page.get_by_role("link", name="study", exact=True).click()
     shown.get_by_role("link", name="0", exact=True).wait_for()
+    actions = page.locator("nav.study button").all_inner_texts()
+    assert (actions[-1], len(actions) > 1) == ("add a note", True), "beside the other actions"
     assert desk.told("note", "shown", "from a command").code == 0
     shown.get_by_text("from a command").wait_for()
 
@@ -602,6 +616,50 @@ def enqueue(page: Any, points: Path) -> None:
     send.click()
     dialog.wait_for(state="detached")
     until(lambda: "enqueued trials " in said.inner_text(), 30, said.inner_text)
+
+
+def test_the_slots_of_a_large_fleet_show_what_runs_in_them_as_text(
+    desk: Desk, browser: Any, redis_url: str, shots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shadho_celery.fleet.registry.ANNOUNCE_SECONDS", 600.0)
+    client, hostile = connect(redis_url), "<img src=x onerror='window.hit = 1'>\u202e"
+    trials = [RunningTrial(number=7, started_at=time.time() - 5 * 3600, slots=2, expected=36000.0)]
+    trials += [RunningTrial(number=8, started_at=time.time() - 5 * 3600)]
+    held = {"k": Share(name=hostile, slots=3, trials=trials)}
+    Registry(client, StudyWants).announce("k", StudyWants(name=hostile, owner="anna@lab", wanted_slots={"cpu": 77}))
+    registry = Registry(client, Worker)
+    worker = Worker(protocol=PROTOCOL, compute_class="cpu", slots=8)
+    for number in range(120):
+        registry.announce(f"cpu@h{number:03}.1.a", replace(worker, machine=Machine(host=f"h{number:03}")))
+    registry.announce(f"cpu@{hostile}.1.a", replace(worker, busy=3, studies=held, draining=True))
+    _, address = started(desk, "--redis", redis_url, "--broker", redis_url)
+    with Opened(browser, address, 400, "dark") as opened:
+        page = opened.page
+        page.get_by_text("Studies of this store").wait_for()
+        page.goto(f"{address.partition('#')[0]}#/fleet")
+        page.get_by_text("1 of 3").wait_for()
+        assert page.locator("td[data-label=wanted]").all_inner_texts() == ["77"]
+        page.get_by_label("Search").fill("ANNA")
+        page.get_by_text("1 worker", exact=True).wait_for()
+        assert page.locator("ul.slots li").all_inner_texts() == [
+            "trial 7 of <img src=x onerror='window.hit = 1'>\\u202e\nanna@lab, 2 slots\n5 h of 10 h",
+            "trial 8 of <img src=x onerror='window.hit = 1'>\\u202e\nanna@lab\n5 h",
+            *[""] * 5,
+        ]
+        assert page.locator("main .state", has_text="draining").is_visible()
+        for width, scheme in LOOKS:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(500)
+            page.screenshot(path=shots / f"fleet-cells-{width}-{scheme}.png", full_page=True)
+            assert not opened.problems()
+            assert not opened.scrolls_sideways()
+        page.get_by_label("Search").fill("")
+        page.get_by_role("button", name="Next").click()
+        page.get_by_text("2 of 3").wait_for()
+        assert page.url.endswith("#/fleet?page=1")
+        assert page.evaluate("window.hit") is None
+        assert opened.logged == []
 
 
 def test_the_log_of_a_running_trial_is_followed_as_text(

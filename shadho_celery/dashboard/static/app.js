@@ -3,9 +3,8 @@
 import { Refused, post } from "/static/api.js";
 import { element, printable } from "/pages/marks.js";
 import { showFleet } from "/static/fleet.js";
-import { showPlacement } from "/static/placement.js";
 import { showCompare, showStudies } from "/static/studies.js";
-import { showStudy } from "/static/study.js";
+import { showPlacement, showStudy } from "/static/study.js";
 import { showTrial } from "/static/trial.js";
 import { showTrials } from "/static/trials.js";
 
@@ -13,7 +12,7 @@ import { showTrials } from "/static/trials.js";
 // the page. The parts are decoded, and are shown only as text.
 const ROUTES = [
   [/^\/?$/, showStudies],
-  [/^\/fleet$/, showFleet],
+  [/^\/fleet(?:\?(.*))?$/, showFleet],
   [/^\/compare\/(.+)$/, showCompare],
   [/^\/study\/([^/]+)$/, showStudy],
   [/^\/study\/([^/]+)\/trials(?:\?(.*))?$/, showTrials],

@@ -10,8 +10,9 @@ import { digits, moment, took } from "/pages/numbers.js";
 // Milliseconds between two updates of a running study, and after an update that failed.
 const PAUSE = 500;
 const LONG_PAUSE = 3000;
-// Milliseconds after which a page shows what it waits for.
+// Milliseconds after which a page shows what it waits for; and after the last typed character, after which it searches.
 const SLOW = 500;
+const TYPED = 300;
 // A timeline with more rows than this takes the whole width.
 const TALL = 14;
 // As does a chart with more parallel axes.
@@ -46,6 +47,9 @@ function placeOf(name, facts, at) {
   }
   if (facts.running_on) {
     made.append(...studyActions(name, facts.actions, facts));
+  }
+  if (at === "study") {
+    made.append(...studyActions(name, facts.note));
   }
   return made;
 }
@@ -152,6 +156,13 @@ export async function follow(name, at, { place, signal, ready }, facts, first, .
   }
 }
 
+// A function that draws charts one after the other.
+export const inTurn = (drawn) => async () => {
+  for (const renew of drawn) {
+    await renew();
+  }
+};
+
 // Call `renew` repeatedly, with a pause in milliseconds, until the reader leaves the page.
 export async function repeat(renew, pause, signal) {
   await renew();
@@ -244,24 +255,61 @@ export function table(caption, columns, rows) {
   return made;
 }
 
-// Create a place for the notes on a study or a trial, with a button that adds one. Return a function that renews it.
-export function notesPlace(parent, name) {
-  const made = element("section");
-  parent.append(made);
-  let shown = "";
-  return ({ notes, note }) => {
-    const text = JSON.stringify(notes);
-    // Do not replace unchanged notes, so that the button keeps the keyboard focus.
-    if (text === shown) {
-      return;
-    }
-    shown = text;
-    const columns = [["time", (each) => time(each.at)], ["user", (each) => each.by], ["note", (each) => each.text]];
-    if (notes.some((each) => each.trial !== note[0].request.trial)) {
-      columns.splice(2, 0, ["trial", ({ trial }) => (trial === null ? "–" : link(trial, "study", name, "trial", trial))]);
-    }
-    made.replaceChildren(...(notes.length ? [table("Notes", columns, notes)] : []), ...studyActions(name, note));
+// The table of the notes on a study or a trial, if there are any.
+export function notesOf(name, { notes, trial }) {
+  const columns = [["time", (each) => time(each.at)], ["user", (each) => each.by], ["note", (each) => each.text]];
+  if (!trial) {
+    columns.splice(2, 0, ["trial", (each) => (each.trial === null ? "–" : link(each.trial, "study", name, "trial", each.trial))]);
+  }
+  return notes.length ? [table("Notes", columns, notes)] : [];
+}
+
+// What the address of a page asks for after "?", and functions that return and open the address with changes.
+export function askedOf(page, query) {
+  const asked = Object.fromEntries(new URLSearchParams(query));
+  const address = (changed) => {
+    const next = Object.entries({ ...asked, page: 0, ...changed }).filter(([key, value]) => value !== "" && (key !== "page" || value));
+    return `#/${page}${next.length ? `?${new URLSearchParams(next)}` : ""}`;
   };
+  return { asked, address, go: (changed) => (location.hash = address(changed)) };
+}
+
+// The filters of a table: `fields`, and a field that searches while one types, and calls `show`.
+export function filtersOf({ asked, address }, fields, hint, show, signal) {
+  const form = element("form", "", { class: "filters", role: "search" });
+  const label = element("label", "Search");
+  const field = element("input", "", { type: "search", placeholder: hint, maxlength: "200" });
+  let waiting;
+  field.value = asked.search ?? "";
+  field.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => {
+      if (!signal.aborted) {
+        // Do not open the page anew, so that the field keeps the focus during typing.
+        history.replaceState(null, "", address({ search: field.value }));
+        show(Object.assign(asked, { search: field.value, page: 0 }));
+      }
+    }, TYPED);
+  });
+  label.append(field);
+  form.append(...fields, label);
+  // By default, Enter would submit the form and load another page.
+  form.addEventListener("submit", (event) => event.preventDefault());
+  return form;
+}
+
+// Buttons that lead to the other pages of a table, if there are any.
+export function pagesOf({ count, page, size }, go) {
+  const made = element("nav", "", { class: "pages", "aria-label": "Pages of the table" });
+  const last = Math.max(0, Math.ceil(count / size) - 1);
+  const button = (text, to) => {
+    const made = element("button", text, { type: "button", ...(to < 0 || to > last ? { disabled: "" } : {}) });
+    made.addEventListener("click", () => go({ page: to }));
+    return made;
+  };
+  made.append(button("Previous", page - 1), element("span", `${page + 1} of ${last + 1}`), button("Next", page + 1));
+  made.hidden = !last;
+  return made;
 }
 
 export const number = (value) => (value === null || value === undefined ? "–" : digits(value));

@@ -1,7 +1,8 @@
-// The page of a study: its progress, which params matter, and what failed.
+// The page of a study: its progress, which params matter, and what failed; and the page of its placement: which class
+// ran what, throughput and its bound, predictions, gain of one more worker.
 
 import { get, ofStudy } from "/static/api.js";
-import { askForChart, chartPlace, follow, headline, link, money, notesPlace, number } from "/static/parts.js";
+import { askForChart, chartPlace, follow, headline, inTurn, link, money, notesOf, number } from "/static/parts.js";
 import { chooser, element } from "/pages/marks.js";
 import { counted, whole } from "/pages/numbers.js";
 
@@ -15,15 +16,11 @@ export async function showStudy(page, name) {
   const top = element("div", "", { class: "facts", role: "region", "aria-label": "State of the study" });
   const charts = element("div", "", { class: "charts" });
   // The name is already visible in the line at the top.
-  main.append(element("h1", name, { class: "unseen" }), top);
-  const showNotes = notesPlace(main, name);
-  main.append(charts);
+  const notes = element("div");
+  main.append(element("h1", name, { class: "unseen" }), top, notes, charts);
   askForChart(name, "history");
   const facts = await get(ofStudy(name));
-  const onTrial = (trial) => {
-    location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`;
-  };
-  const options = { classes: facts.classes, onTrial, signal };
+  const options = optionsOf(name, facts, signal);
   const over = chooser("over", [["trials", "trials"], ["seconds", "seconds"]], "trials", async (along, choose) => {
     await history({ along });
     choose.focus();
@@ -41,16 +38,25 @@ export async function showStudy(page, name) {
   const head = async (now) => {
     if (!signal.aborted) {
       top.replaceChildren(...headlines(name, now));
-      showNotes(now);
+      notes.replaceChildren(...notesOf(name, now));
       await history();
     }
   };
-  const rest = async () => {
-    for (const renew of drawn) {
-      await renew();
-    }
-  };
-  await follow(name, "study", page, facts, head, rest);
+  await follow(name, "study", page, facts, head, inTurn(drawn));
+}
+
+export async function showPlacement(page, name) {
+  const facts = await get(ofStudy(name));
+  const charts = element("div", "", { class: "charts wide" });
+  page.main.append(element("h1", `Placement of ${name}`), charts);
+  const options = optionsOf(name, facts, page.signal);
+  await follow(name, "placement", page, facts, inTurn(facts.of_machines.map((chart) => chartPlace(charts, name, chart, options))));
+}
+
+// The options of charts whose marks open their trials.
+function optionsOf(name, { classes }, signal) {
+  const onTrial = (trial) => (location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`);
+  return { classes, onTrial, signal };
 }
 
 function headlines(name, facts) {
@@ -105,9 +111,7 @@ function paramPlaces(parent, name, labels, rated, options) {
     // The categories of this chart are the labels, the most important first.
     const order = [...(rated()?.axes[1].categories ?? []), ...keys.keys()].filter((text) => keys.has(text));
     drawn ??= [...new Set(order)].slice(0, SLICES).map((text) => chartPlace(grid, name, "slice", { ...options, query: { label: keys.get(text) } }));
-    for (const renew of drawn) {
-      await renew();
-    }
+    await inTurn(drawn)();
     frame.hidden = [...grid.children].every((each) => each.hidden);
   };
   return [parallel, slices];

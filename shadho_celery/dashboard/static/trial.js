@@ -3,7 +3,7 @@
 import { studyActions } from "/static/actions.js";
 import { get, ofStudy } from "/static/api.js";
 import { followLog } from "/static/log.js";
-import { chartPlace, follow, gib, headline, money, notesPlace, number, seconds, table, time } from "/static/parts.js";
+import { chartPlace, follow, gib, headline, inTurn, money, notesOf, number, seconds, table, time } from "/static/parts.js";
 import { cut, element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
@@ -18,12 +18,11 @@ export async function showTrial(page, name, number_) {
   const body = element("div", "", { class: "trial" });
   const log = element("section");
   const charts = element("div", "", { class: "charts" });
-  main.append(element("h1", `Trial ${number_}`), body);
-  const showNotes = notesPlace(main, name);
-  main.append(log, charts);
+  main.append(element("h1", `Trial ${number_}`), body, log, charts);
   const options = { classes: facts.classes, signal };
   const drawn = [chartPlace(charts, name, "learning_curve", { ...options, query: { number: number_ } })];
   let ticking = null;
+  let shown = "";
   signal.addEventListener("abort", () => clearInterval(ticking));
   await follow(name, "trial", page, facts, async ({ running_on: runningOn }) => {
     const found = await get(ofStudy(name, `/trial/${number_}`));
@@ -33,23 +32,23 @@ export async function showTrial(page, name, number_) {
     if (!log.childElementCount) {
       followLog(log, name, number_, signal);
     }
-    clearInterval(ticking);
-    const elapsed = runningOn && elapsedOf(found);
-    const spent = headline(elapsed ? "time so far" : "time", seconds(elapsed ? elapsed() : found.trial.seconds));
-    if (elapsed) {
-      ticking = setInterval(() => (spent.firstChild.textContent = seconds(elapsed())), SECOND);
-    }
-    body.replaceChildren(...parts(found, spent));
-    showNotes(found);
-    if (found.is_live && runningOn) {
-      body.firstChild.append(...studyActions(name, found.actions));
+    const text = JSON.stringify([{ ...found, now: 0 }, runningOn]);
+    // Do not replace unchanged parts, so that buttons keep the keyboard focus.
+    if (text !== shown) {
+      shown = text;
+      clearInterval(ticking);
+      const elapsed = runningOn && elapsedOf(found);
+      const spent = headline(elapsed ? "time so far" : "time", seconds(elapsed ? elapsed() : found.trial.seconds));
+      if (elapsed) {
+        ticking = setInterval(() => (spent.firstChild.textContent = seconds(elapsed())), SECOND);
+      }
+      body.replaceChildren(...parts(found, spent), ...notesOf(name, found));
+      body.firstChild.append(...studyActions(name, [...(found.is_live && runningOn ? found.actions : []), ...found.note]));
     }
     for (const { attempt } of found.attempts.slice(drawn.length - 1)) {
       drawn.push(chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt } }));
     }
-    for (const renew of drawn) {
-      await renew();
-    }
+    await inTurn(drawn)();
   });
 }
 
@@ -84,8 +83,8 @@ function parts({ trial, attempts, machine, commands }, spent) {
   if (metrics.length) {
     made.push(table("Metrics", named, metrics));
   }
-  made.push(
-    table("Attempts", [
+  if (attempts.length) {
+    made.push(table("Attempts", [
       ["attempt", (each) => String(each.attempt), "number"],
       ["class", (each) => each.compute_class],
       ["host", (each) => each.host],
@@ -95,8 +94,8 @@ function parts({ trial, attempts, machine, commands }, spent) {
       ["ran", (each) => seconds(difference(each.started_at, each.ended_at)), "number"],
       ...(attempts.some((each) => each.price !== null) ? [["money", costOf, "number"]] : []),
       ["end", (each) => `${each.end ?? "running"}${each.copy ? ", copy" : ""}`],
-    ], attempts),
-  );
+    ], attempts));
+  }
   // A simulated machine has no cores.
   if (machine?.cores) {
     const gpus = machine.gpus.map((gpu) => `${gpu.name} (${gib(gpu.memory)})`).join(", ") || "no GPU";

@@ -1,15 +1,13 @@
 // The table of trials. The server filters, sorts and searches them, and returns one page.
 
 import { get, ofStudy } from "/static/api.js";
-import { follow, link, number, seconds, table, time } from "/static/parts.js";
+import { askedOf, filtersOf, follow, link, number, pagesOf, seconds, table, time } from "/static/parts.js";
 import { chooser, cut, element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
 const STATES = ["", "COMPLETE", "PRUNED", "FAILED", "RUNNING", "QUEUED", "WAITING", "CANCELLED"];
 // Width of the window in pixels below which rows are shown as cards, and a page has fewer rows.
 const NARROW = 640;
-// Milliseconds after the last key press after which the search begins.
-const TYPED = 300;
 // Number of params that have a column by default, and maximum number of characters of a param's name.
 const PARAMS = 8;
 const NAME = 60;
@@ -20,43 +18,24 @@ const SORTS = { "-number": "newest first", number: "oldest first", loss: "best f
 
 export async function showTrials(page, name, query) {
   const { main, signal } = page;
-  const asked = Object.fromEntries(new URLSearchParams(query));
   const facts = await get(ofStudy(name));
-  const address = (changed) => {
-    const next = new URLSearchParams({ ...asked, page: 0, ...changed });
-    for (const [key, value] of [...next]) {
-      if (value === "" || (key === "page" && value === "0")) {
-        next.delete(key);
-      }
-    }
-    return `#/study/${encodeURIComponent(name)}/trials${next.size ? `?${next}` : ""}`;
-  };
-  const go = (changed) => {
-    location.hash = address(changed);
-  };
-  const form = element("form", "", { class: "filters", role: "search" });
+  const asking = askedOf(`study/${encodeURIComponent(name)}/trials`, query);
+  const { asked, go } = asking;
   const { labels } = facts;
   const shown = asked.columns ? labels.map(({ key }) => key).filter((key) => asked.columns.includes(key)) : labels.slice(0, PARAMS).map(({ key }) => key);
   const loss = Object.keys(facts.objectives)[0] ?? "loss";
   const named = new Map([["loss", loss], ...labels.map(({ key, text }) => [key, text])]);
   const sorts = shown.flatMap((key) => [[key, `${cut(named.get(key), NAME)}, least first`], [`-${key}`, `${cut(named.get(key), NAME)}, greatest first`]]);
   const filter = (label, key, options, value = "") => chooser(label, options, asked[key] ?? value, (chosen) => go({ [key]: chosen }));
-  form.append(
+  const fields = [
     filter("State", "state", STATES.map((state) => [state, state ? state.toLowerCase() : "all"])),
     filter("Class", "class", ["", ...facts.ran_on].map((each) => [each, each || "all"])),
     filter("Order", "sort", [...Object.entries(SORTS), ...sorts], "-number"),
-    search(asked, async (text) => {
-      // Do not open the page anew, so that the field keeps the focus during typing.
-      history.replaceState(null, "", address({ search: text }));
-      Object.assign(asked, { search: text, page: 0 });
-      await show();
-    }, signal),
-  );
-  // By default, Enter would submit the form and load another page.
-  form.addEventListener("submit", (event) => event.preventDefault());
+  ];
+  const form = filtersOf(asking, fields, "number, host, subspace, failure", () => show(), signal);
   const body = element("div");
   marks.set(name, marks.get(name) ?? new Set());
-  const view = { go, address, asked, loss, named, shown, marked: marks.get(name) };
+  const view = { ...asking, loss, named, shown, marked: marks.get(name) };
   main.append(element("h1", `Trials of ${name}`), form, ranges(named, asked, go), ...(labels.length ? [columnsOf(labels, shown, asked, go)] : []), body);
   const show = async () => {
     const text = asked.search;
@@ -93,22 +72,9 @@ function rows(name, found, { go, address, asked, loss, named, shown, marked }) {
     ...(shown.length ? [] : [["values", (trial) => trial.text, "text"]]),
     ["ended", (trial) => time(trial.finished_at)],
   ];
-  const last = Math.max(0, Math.ceil(found.count / found.size) - 1);
-  const pages = element("nav", "", { class: "pages", "aria-label": "Pages of the table" });
-  const button = (text, page, isOff) => {
-    const made = element("button", text, { type: "button" });
-    made.disabled = isOff;
-    made.addEventListener("click", () => go({ page }));
-    return made;
-  };
-  pages.append(
-    button("Previous", found.page - 1, found.page === 0),
-    element("span", `${found.page + 1} of ${last + 1}`),
-    button("Next", found.page + 1, found.page >= last),
-  );
   const frame = element("div", "", { class: "across", tabindex: "0", role: "region", "aria-label": "Table of trials" });
   frame.append(table(counted(found.count, "trial"), columns, found.trials));
-  return [frame, pages, after];
+  return [frame, pagesOf(found, go), after];
 }
 
 // Buttons that remove a range, and fields that add one for the loss or a param.
@@ -162,17 +128,4 @@ function afterwards(name, asked, marked, address) {
   };
   renew();
   return [made, renew];
-}
-
-function search(asked, show, signal) {
-  const made = element("label", "Search");
-  const field = element("input", "", { type: "search", placeholder: "number, host, subspace, failure", maxlength: "200" });
-  let waiting;
-  field.value = asked.search ?? "";
-  field.addEventListener("input", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(() => !signal.aborted && show(field.value), TYPED);
-  });
-  made.append(field);
-  return made;
 }

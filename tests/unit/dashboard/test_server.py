@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx2
 import numpy as np
@@ -32,6 +33,7 @@ from shadho_celery import load_study
 from shadho_celery.charts.columns import Depth
 from shadho_celery.charts.study import CHARTS, MOST_CHARACTERS
 from shadho_celery.cli.group import commands
+from shadho_celery.cli.status import places_of
 from shadho_celery.core.records import (
     Answer,
     AttemptRecord,
@@ -53,6 +55,8 @@ from shadho_celery.dashboard.answers import LogEnds, buttons
 from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
 from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound, UsageError
+from shadho_celery.fleet.registry import RunningTrial, Share, StudyWants, Worker
+from shadho_celery.fleet.state import FleetState
 from shadho_celery.session.control import Control, TrialLogs
 from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
@@ -244,7 +248,7 @@ def test_the_table_is_sorted_filtered_and_searched_by_the_server(rig: Rig) -> No
     # A line of a traceback may have this number too.
     assert 7 in {trial["number"] for trial in rig.get("/api/study/first/trials?search=7")["trials"]}
     assert rig.get("/api/study/first/trials?search=nothing")["trials"] == []
-    assert rig.get("/api/study/first/trials?page=99")["trials"] == []
+    assert rig.get("/api/study/first/trials?size=20&page=99") == rig.get("/api/study/first/trials?size=20&page=1")
 
 
 def test_the_table_has_columns_of_params_by_which_it_is_sorted_and_filtered(rig: Rig) -> None:
@@ -369,7 +373,8 @@ def test_if_no_row_of_a_table_can_be_read_each_page_and_command_still_answers(
 
 def test_the_fleet_is_what_status_shows_or_the_reason_why_it_is_not_known(rig: Rig) -> None:
     rig.fleet = lambda: [{"folder": "here", "workers": []}]
-    assert rig.get("/api/fleet") == {"places": [{"folder": "here", "workers": []}]}
+    [place] = rig.get("/api/fleet")["places"]
+    assert place == {"folder": "here", "workers": [], "count": 0, "page": 0, "size": answers.PAGE}
 
     def silent() -> list[dict[str, Any]]:
         raise ServiceError("Redis does not answer")
@@ -377,6 +382,58 @@ def test_the_fleet_is_what_status_shows_or_the_reason_why_it_is_not_known(rig: R
     rig.fleet = silent
     rig.clock.sleep(cache.SHARED_SECONDS)
     assert rig.get("/api/fleet") == {"places": [], "trouble": "Redis does not answer"}
+
+
+def test_what_runs_in_the_slots_of_a_fleet_is_filtered_and_returned_a_page_at_a_time(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each trial has its study, owner, slots and expected seconds, as far as they are known. Texts are data."""
+    wide = RunningTrial(number=7, started_at=time.time() - 60.0, slots=4, expected=600.0)
+    unknown = RunningTrial(number=8, started_at=time.time() - 60.0, rank=1)
+    workers = {
+        f"{name}@h{place:03}.1.a": Worker(compute_class=name, slots=8, studies={"k": Share(name="svm", slots=8)})
+        for place, name in enumerate(["cpu", "gpu"] * 500)
+    }
+    workers["cpu@busy.1.a"] = Worker(
+        compute_class="cpu",
+        slots=8,
+        busy=5,
+        draining=True,
+        studies={"k": Share(name=HOSTILE, slots=4, trials=[wide]), "gone": Share(slots=1, trials=[unknown])},
+    )
+    state = FleetState(
+        workers=workers,
+        studies={"k": StudyWants(name=HOSTILE, owner="anna@lab", wanted_slots={"gpu": 9000})},
+        refused=0,
+        drained={},
+        depths={"cpu": {}, "gpu": {}},
+        ages={"cpu@busy.1.a": 1.0},
+    )
+    monkeypatch.setattr("shadho_celery.fleet.state.read_fleet", lambda control: state)
+    monkeypatch.setenv("CELERY_BROKER_URL", "amqp://h")
+    monkeypatch.setenv("SHADHO_REDIS_URL", "redis://h")
+    rig.fleet = places_of
+
+    def page(query: str = "") -> dict[str, Any]:
+        [found] = rig.get(f"/api/fleet{query}")["places"]
+        return dict(found)
+
+    first = page()
+    assert (first["count"], first["page"], len(first["workers"])) == (1001, 0, answers.PAGE)
+    assert {name: each["wanted"] for name, each in first["classes"].items()} == {"cpu": None, "gpu": 9000}
+    last = page("?class=gpu&size=200&page=99")
+    assert (last["count"], last["page"], len(last["workers"])) == (500, 2, 100), "the last page is shown"
+    assert last["workers"][-1]["name"] == "gpu@h999.1.a"
+    for text in ("BUSY", "anna", HOSTILE[:20]):
+        found = page(f"?{urlencode({'search': text})}")
+        assert [each["name"] for each in found["workers"]] == ["cpu@busy.1.a"], text
+    [worker] = found["workers"]
+    assert (worker["state"], worker["busy"], worker["slots"], worker["age"]) == ("draining", 5, 8, 1.0)
+    assert [
+        [run[name] for name in ("study", "owner", "trial", "replica", "slots", "expected")] for run in worker["runs"]
+    ] == [[HOSTILE, "anna@lab", 7, None, 4, 600.0], ["gone", None, 8, 1, 1, None]]
+    assert [round(run["seconds"]) for run in worker["runs"]] == [59, 59], "as of the announcement"
+    assert "is not a whole number" in rig.get("/api/fleet?page=x", 400)["error"]
 
 
 def test_what_studies_have_used_in_a_week_is_read_once_a_minute(rig: Rig) -> None:
@@ -389,9 +446,11 @@ def test_what_studies_have_used_in_a_week_is_read_once_a_minute(rig: Rig) -> Non
         return uses
 
     rig.cache.store.used = used  # type: ignore[method-assign]
-    assert [rig.get("/api/week"), rig.get("/api/week")] == [{"uses": uses}] * 2
+    first, again = rig.get("/api/week"), rig.get("/api/week")
+    assert (first["uses"], again) == (uses, first)
+    assert first["day"]["empty"] == "No worker of a study in this store was live.", "in the day before the manual time"
     rig.clock.sleep(server.WEEK_FRESH_SECONDS)
-    assert rig.get("/api/week") == {"uses": uses}
+    assert rig.get("/api/week")["uses"] == uses
     assert [round(later - asked[0]) for later in asked] == [0, server.WEEK_FRESH_SECONDS]
 
 
@@ -414,7 +473,7 @@ def test_many_requests_share_one_question_to_a_silent_fleet_and_others_do_not_wa
             rig.clock.sleep(cache.SHARED_SECONDS)
             slow.go.set()
             found = [each.json() for each in await asyncio.gather(*waiting[1:])]
-            assert found == [{"places": [{"folder": "here"}]}] * (count - 1)
+            assert [place["folder"] for each in found for place in each["places"]] == ["here"] * (count - 1)
             await client.get("/api/fleet")
             assert asked == 1
             rig.clock.sleep(cache.SHARED_SECONDS)
@@ -514,9 +573,9 @@ def test_each_page_has_the_buttons_for_what_it_shows_in_its_state(rig: Rig) -> N
     assert shown(trial) == [("cancel", {"action": "cancel", "number": 3}, None)]
     assert trial["actions"][0]["question"] == "Stop trial 3 of first?"
     names = {"a": "drained", "b": "draining", "c": "free"}
-    workers = [{"name": name, "state": state} for name, state in names.items()]
-    found = answers.fleet([{"workers": workers}, {"trouble": "it does not answer"}])
-    assert [each for worker in found["places"][0]["workers"] for each in shown(worker)] == [
+    workers = [{"name": name, "state": state, "class": "cpu", "runs": []} for name, state in names.items()]
+    found = answers.workers_page({"workers": workers}, {})
+    assert [each for worker in found["workers"] for each in shown(worker)] == [
         (action, {"action": action, "worker": name}, None)
         for name, action in zip(names, ["undrain", "undrain", "drain"], strict=True)
     ]
