@@ -71,7 +71,11 @@ class Tool:
         return sorted((each for each in found if each[1]["group"] == name), key=lambda each: each[0])
 
 
-@pytest.fixture(scope="module", params=TRACKERS)
+# The imports of the slow ones take seconds.
+@pytest.fixture(
+    scope="module",
+    params=[name if name == "tensorboard" else pytest.param(name, marks=pytest.mark.slow) for name in TRACKERS],
+)
 def tool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
     needed(request.param)
     folder = tmp_path_factory.mktemp(request.param)

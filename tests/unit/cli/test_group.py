@@ -87,6 +87,7 @@ def test_an_option_in_one_letter_means_the_same_in_every_command() -> None:
     }
 
 
+@pytest.mark.slow
 @cases("words", ["--help", *(f"{name} --help" for name in COMMANDS)])
 def test_help_imports_nothing_heavy(words: str) -> None:
     code = (

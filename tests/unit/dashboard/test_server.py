@@ -336,6 +336,7 @@ def test_a_damaged_row_is_named_by_what_reads_it_and_charts_are_drawn(rig: Rig) 
     assert rig.get("/api/study/first/chart/parallel")["title"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @cases(
     ("table", "column", "value"),

@@ -50,6 +50,7 @@ def most_at_once(made: Any) -> int:
     return most
 
 
+@pytest.mark.slow
 @cases("slots", [{"cpu": 8}, {"gpu": 2, "cpu": 6}, {"cpu": 2}])
 @cases("policy", ["cost", "fifo"])
 @cases("ahead", [0, 4])
