@@ -72,6 +72,7 @@ def loss_of(values: dict[str, Any]) -> float:
     return 0.8
 
 
+@pytest.mark.slow
 def test_a_structured_space_that_is_asked_for_is_searched_like_the_same_space_in_hp() -> None:
     asked, declared = [], []
     for seed in range(3):

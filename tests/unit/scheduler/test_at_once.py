@@ -64,6 +64,7 @@ def test_as_many_run_as_are_allowed() -> None:
     assert most_at_once(search({"cpu": 8}, None)) == 8
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_late_trial_counts() -> None:
     """With one trial at a time, the late one has no copy; with two, it gets one once nothing else is to be sent."""
     assert most_at_once(search({"a": 2, "b": 2}, 1, slow=39)) == 1

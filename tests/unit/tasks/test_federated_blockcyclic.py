@@ -56,6 +56,7 @@ def test_blocks_share_no_label_and_clients_hold_few_of_them() -> None:
         assert max(len(labels.unique()) for labels in block.labels) <= 2
 
 
+@pytest.mark.slow
 def test_a_round_is_the_mean_of_what_each_client_learns_by_itself() -> None:
     block = task.digits()[0]
     generator = torch.Generator().manual_seed(0)

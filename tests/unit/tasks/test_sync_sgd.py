@@ -30,6 +30,7 @@ def test_digits_are_learned_and_the_training_is_recomputed(tmp_path: Path, monke
     assert reports[-1] == result["steps"] < 120, "the training ends at its goal"
 
 
+@pytest.mark.slow
 def test_a_training_that_does_not_reach_the_accuracy_counts_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
