@@ -331,7 +331,7 @@ def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, i
     channel = connection.channel()
     for name in names:
         try:
-            found[name] = queue(name)(channel).queue_declare(passive=True).message_count
+            found[name] = channel.queue_declare(name, passive=True).message_count
         except amqp.ChannelError:
             # The broker has closed the channel, and py-amqp has opened it again.
             # In Redis a queue exists only while it is not empty.

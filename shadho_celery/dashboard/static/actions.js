@@ -8,7 +8,8 @@ const MOST_POINTS = 900_000;
 
 const said = document.getElementById("said");
 
-const say = (line) => (said.textContent = printable(line));
+// Show a line at the top of the page.
+export const say = (line) => (said.textContent = printable(line));
 const agreed = (words) => confirm(printable(words));
 
 function button(text, question, act) {
@@ -20,16 +21,20 @@ function button(text, question, act) {
     }
     made.disabled = true;
     say(`${text} ...`);
-    try {
-      const { is_done: isDone, text: what } = await act(asked);
-      say(isDone ? what : `refused: ${what}`);
-    } catch (error) {
-      say(error.message);
-    } finally {
-      made.disabled = false;
-    }
+    say((await result(() => act(asked))).line);
+    made.disabled = false;
   });
   return made;
+}
+
+// Carry out an action. Return whether it was done, and its result or the reason as a line.
+async function result(act) {
+  try {
+    const { is_done: isDone, text } = await act();
+    return { isDone, line: isDone ? text : `refused: ${text}` };
+  } catch (error) {
+    return { isDone: false, line: error.message };
+  }
 }
 
 // A button that opens a dialog with fields. `fields` returns the elements, and a function that returns the values
@@ -63,18 +68,12 @@ function asking(text, title, fields, act) {
       }
       isBusy = true;
       line.textContent = `${text} ...`;
-      try {
-        const { is_done: isDone, text: what } = await act(asked());
-        if (isDone) {
-          say(what);
-          dialog.close();
-        } else {
-          line.textContent = printable(`refused: ${what}`);
-        }
-      } catch (error) {
-        line.textContent = printable(error.message);
-      } finally {
-        isBusy = false;
+      const found = await result(() => act(asked()));
+      isBusy = false;
+      line.textContent = printable(found.line);
+      if (found.isDone) {
+        say(found.line);
+        dialog.close();
       }
     });
     dialog.showModal();

@@ -1,7 +1,8 @@
 // Login, routes and the line at the top.
 
+import { say } from "/static/actions.js";
 import { Refused, post } from "/static/api.js";
-import { element, printable } from "/pages/marks.js";
+import { element } from "/pages/marks.js";
 import { showFleet } from "/static/fleet.js";
 import { showCompare, showStudies } from "/static/studies.js";
 import { showPlacement, showStudy } from "/static/study.js";
@@ -22,12 +23,7 @@ const ROUTES = [
 
 const main = document.getElementById("main");
 const place = document.getElementById("place");
-const said = document.getElementById("said");
 let leaving = new AbortController();
-
-export function say(line) {
-  said.textContent = printable(line);
-}
 
 async function open() {
   const hash = location.hash.slice(1);

@@ -2,7 +2,7 @@
 // the workers, and returns one page of them.
 
 import { workerActions } from "/static/actions.js";
-import { get } from "/static/api.js";
+import { ask, get } from "/static/api.js";
 import { askedOf, filtersOf, gib, library, link, money, number, pagesOf, repeat, seconds, table } from "/static/parts.js";
 import { showChart } from "/pages/figure.js";
 import { chooser, element } from "/pages/marks.js";
@@ -12,8 +12,9 @@ const PAUSE = 3000;
 const LONG_PAUSE = 60000;
 // Seconds without an announcement after which a worker is silent; it announces itself every 5 s.
 const SILENT = 12;
-// Up to this number of workers, there are no filters; and maximum number of cells of a worker's trials, and idle slots.
-const FEW = 8;
+// Number of workers up to which there are no filters; and number of slots above which idle ones have small cells.
+const [FEW, MANY] = [8, 16];
+// Maximum number of cells of a worker's trials, and of its idle slots.
 const MOST_CELLS = 64;
 
 export async function showFleet({ main, signal }, query) {
@@ -21,7 +22,7 @@ export async function showFleet({ main, signal }, query) {
   const body = element("div");
   const day = element("section", "", { class: "day" });
   const week = element("div");
-  let form = null;
+  const filters = element("div");
   const renew = async () => {
     const found = await get("/api/fleet", asking.asked);
     if (signal.aborted) {
@@ -29,12 +30,18 @@ export async function showFleet({ main, signal }, query) {
     }
     const parts = found.trouble ? [element("p", found.trouble)] : found.places.flatMap((place) => placeParts(place, asking.go));
     const start = element("p", "Workers will be here. Start one: shadho-celery worker --import my_study, or a study: shadho-celery run tasks.svm");
-    form ??= formOf(found.places, asking, renew, signal);
+    if (!filters.childElementCount) {
+      filters.append(...filtersFor(found.places, asking, renew, signal));
+    }
+    const sought = document.activeElement.tagName;
+    const focused = [...body.querySelectorAll(sought)].indexOf(document.activeElement);
     body.replaceChildren(...(parts.length ? parts : [start]));
+    // The element at the place of the one that had the focus gets it.
+    body.querySelectorAll(sought)[focused]?.focus({ preventScroll: true });
   };
-  main.append(element("h1", "Fleet"), day, body, week);
+  main.append(element("h1", "Fleet"), day, filters, body, week);
+  ask("/api/week");
   await repeat(renew, PAUSE, signal);
-  body.before(...form);
   let drawn = null;
   signal.addEventListener("abort", () => drawn?.dispose());
   await repeat(async () => {
@@ -47,7 +54,7 @@ export async function showFleet({ main, signal }, query) {
 }
 
 // Filters of the workers, unless there are few.
-function formOf(places, asking, renew, signal) {
+function filtersFor(places, asking, renew, signal) {
   const classes = places.flatMap((place) => Object.entries(place.classes ?? {}));
   if (classes.reduce((sum, [, each]) => sum + each.workers, 0) <= FEW) {
     return [];
@@ -74,7 +81,6 @@ function placeParts(found, go) {
     return [element("p", `${found.folder}: ${found.trouble}`)];
   }
   const title = found.folder ? `Workers of ${found.folder}` : `Fleet on ${found.fleet.broker}`;
-  const made = [element("h2", title)];
   const overview = element("div", "", { class: "beside" });
   if (found.uses.length) {
     overview.append(table("In use now", [
@@ -99,16 +105,17 @@ function placeParts(found, go) {
     ["price of a slot", (each) => (each.price === null ? "–" : money(each.price)), "number"],
     ["action", (each) => workerActions(each.actions)[0]],
   ];
-  return [...made, overview, table(counted(found.count, "worker"), columns, found.workers), pagesOf(found, go)];
+  return [element("h2", title), overview, table(counted(found.count, "worker"), columns, found.workers), pagesOf(found, go)];
 }
 
 // A worker's name, its state, and whether it is silent.
 function nameOf({ name, state, busy, slots, age }) {
   const made = element("div", name);
   const line = element("p", `${busy} of ${slots} busy`, { class: "soft" });
-  const isSilent = age === null || age > SILENT;
   line.append(", ", element("span", state, { class: `state ${state}` }));
-  line.append(isSilent ? element("span", `, silent for ${age === null ? "long" : seconds(age)}`, { class: "trouble" }) : "");
+  if (age === null || age > SILENT) {
+    line.append(element("span", `, silent${age === null ? "" : ` for ${seconds(age)}`}`, { class: "trouble" }));
+  }
   made.append(line);
   return made;
 }
@@ -116,7 +123,7 @@ function nameOf({ name, state, busy, slots, age }) {
 // The slots of a worker: a cell for each trial, as wide as its slots, with a bar up to the part of the expected time
 // that has passed; and an empty cell for each idle slot.
 function cells({ runs, busy, slots }) {
-  const made = element("ul", "", { class: "slots" });
+  const made = element("ul", "", { class: slots > MANY ? "slots many" : "slots" });
   for (const { study, trial, replica, owner, slots: width, seconds: passed, expected } of runs.slice(0, MOST_CELLS)) {
     const cell = element("li");
     const what = link(`${replica === null ? "" : `replica ${replica} of `}trial ${trial} of ${study}`, "study", study, "trial", trial);
