@@ -31,8 +31,11 @@ def day(store: SqlStore, now: float) -> Chart:
     for row, name in enumerate(names):
         own = np.minimum(busy[name], live[name])
         used.append(float(own.sum() / max(live[name].sum(), 1e-9)))
-        [parts] = np.nonzero(own)
-        shares = own[parts] / live[name][parts]
+        is_shown = own > 0
+        # The ends of the day are always there, so that the axis covers the whole day.
+        is_shown[[0, -1]] = True
+        [parts] = np.nonzero(is_shown)
+        shares = own[parts] / np.maximum(live[name][parts], 1e-9)
         columns = {"y": [row] * len(parts), "start": edges[parts], "end": edges[parts + 1], "busy": shares}
         series.append(Series.of(f"{name}, busy", Mark.SPANS, f"class {name}", "strip", **columns))
     idle = {"y": range(len(names)), "idle": [1.0 - share for share in used], "class": names}

@@ -661,8 +661,10 @@ def test_busy_slots_of_a_day_are_summed_by_quarters_of_an_hour(shared_url: str) 
         chart = day(store, NOW)
         later = day(store, NOW + 10 * hour)
     assert chart.axes[1].categories == ["cpu", "gpu"]
-    [_, gpu, idle] = chart.series
+    [cpu, gpu, idle] = chart.series
+    assert cpu.columns["busy"] == [0.0, 0.0], "only the ends of the day"
     shares = dict(zip(gpu.columns["start"], gpu.columns["busy"], strict=True))
+    assert (min(gpu.columns["start"]), max(gpu.columns["end"])) == (NOW - 24 * hour, NOW), "the axis has the whole day"
     quarter = hour / 4
     assert shares == pytest.approx(
         {NOW - 24 * hour + quarter * part: 0.5 for part in range(4)}
