@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,12 +145,9 @@ CONTEXT_NAMES = frozenset(Context.__annotations__) | {name for name in vars(Cont
 #: context of the trial whose objective is called here; None outside of a trial, and in another thread of the objective
 CURRENT: ContextVar[Context | None] = ContextVar("shadho_celery.trial", default=None)
 
-#: number of signs of exchanged arguments in an attempt's reports from which on the trial gets a warning
-_SWAPPED = 2
-
 
 class Reports:
-    """Decides which reports of an attempt are sent, and warns of reports whose arguments look exchanged.
+    """Decides which reports of an attempt are sent.
 
     At first each report is sent, then every second, then every fourth, and so on, so that the sent reports are spread
     evenly. The stride doubles whenever MAX_REPORTS of the reports sent so far are multiples of it. A report that is
@@ -162,11 +158,6 @@ class Reports:
         #: number of reports that were made, and number of those that were sent
         self.made = self.sent = self._kept = 0
         self._stride = 1
-        #: latest report whose loss is a whole number; number of signs of exchanged arguments; text of the report with
-        #: which the number has reached _SWAPPED
-        self._last: tuple[Any, Any] | None = None
-        self._signs = 0.0
-        self._swapped: str | None = None
 
     def keeps_next(self) -> bool:
         """Count one more report, and return whether to send it."""
@@ -179,35 +170,12 @@ class Reports:
             self._kept, self._stride = (MAX_REPORTS + 1) // 2, 2 * self._stride
         return True
 
-    def look(self, step: object, loss: object) -> None:
-        """Note whether the arguments of a report look exchanged.
-
-        They do if only the loss is a whole number, or if the loss increases by one each time and the step does not
-        increase.
-        """
-        if isinstance(loss, Integral) and isinstance(step, Real):
-            last_step, last_loss = self._last or (step, loss)
-            is_counting = loss == last_loss + 1 and step <= last_step
-            if self._last and loss <= last_loss:
-                # Steps increase, but this number does not, so it is a loss: the arguments are not exchanged.
-                self._signs, self._swapped = -math.inf, None
-            self._signs += _SWAPPED if not isinstance(step, Integral) else is_counting
-            if self._signs >= _SWAPPED and self._swapped is None:
-                self._swapped = f"report({short(step)}, {short(loss)})"
-            self._last = step, loss
-
     @property
     def warning(self) -> str | None:
-        """Warning that only a part of the reports was sent, or that their arguments look exchanged, or None."""
-        found = []
-        if self._swapped is not None:
-            found.append(
-                f"{self._swapped} looks like Optuna's order, value and step; write context.report(step, loss), or "
-                "report(loss=..., step=...)"
-            )
-        if self.sent != self.made:
-            found.append(f"of {self.made} reports {self.sent} were sent, at the end every {self._stride}th")
-        return "; ".join(found) or None
+        """Warning that only a part of the reports was sent, or None."""
+        if self.sent == self.made:
+            return None
+        return f"of {self.made} reports {self.sent} were sent, at the end every {self._stride}th"
 
 
 def _refuse_call(address: str, token: str, backups: int) -> None:
@@ -278,7 +246,6 @@ class LocalContext:
         return folder
 
     def report(self, step: int, loss: float | Mapping[str, float]) -> None:
-        self.reports.look(step, loss)
         step, losses = _step(step, loss), turned(_reported(loss, self.objectives), self.objectives)
         if self.reports.keeps_next():
             self.on_report(step, losses if len(losses) > 1 else next(iter(losses.values())))

@@ -758,29 +758,6 @@ def test_what_other_tools_have_is_named_as_it_is_called_here() -> None:
         context.report(0.5, 0.25)
 
 
-@pytest.mark.parametrize(
-    ("reports", "is_said"),
-    [
-        ([(3.0, 1)], True),
-        ([(np.float32(3.0), np.int64(1))], True),
-        ([(9, 1), (7, 2), (7, 3)], True),
-        ([(1, 3.0), (2, 2)], False),
-        ([(1, 1), (2, 2), (3, 3)], False),
-        ([(0, 4), (1, 3), (0, 4), (1, 5)], False),
-        ([(3.0, 1.0), (np.int64(4), np.float64(2))], False),
-        ([(0.0, 3), (1.0, 3), (2.0, 4), (3.0, 2)], False),
-    ],
-)
-def test_reports_in_the_order_of_optuna_are_noticed(reports: list[Any], *, is_said: bool) -> None:
-    def objective(params: Any, context: LocalContext) -> float:
-        for report in reports:
-            context.report(*report)
-        return 0.5
-
-    warning = call(objective, lambda: 0, LocalContext()).warning
-    assert (warning is not None and "Optuna's order" in warning) is is_said
-
-
 def test_an_objective_that_suggests_params_is_told_what_a_space_looks_like_here() -> None:
     def objective(trial: Any) -> Any:
         return trial.suggest_float("x", 0, 1)
