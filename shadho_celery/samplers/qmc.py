@@ -45,26 +45,6 @@ DIRECTIONS = (
     (109, 1, 3, 1, 15, 13, 25),
     (115, 1, 1, 5, 5, 19, 61),
     (131, 1, 3, 7, 11, 23, 15, 103),
-    (137, 1, 3, 7, 13, 13, 15, 69),
-    (143, 1, 1, 3, 13, 7, 35, 63),
-    (145, 1, 3, 5, 9, 1, 25, 53),
-    (157, 1, 3, 1, 13, 9, 35, 107),
-    (167, 1, 3, 1, 5, 27, 61, 31),
-    (171, 1, 1, 5, 11, 19, 41, 61),
-    (185, 1, 3, 5, 3, 3, 13, 69),
-    (191, 1, 1, 7, 13, 1, 19, 1),
-    (193, 1, 3, 7, 5, 13, 19, 59),
-    (203, 1, 1, 3, 9, 25, 29, 41),
-    (211, 1, 3, 5, 13, 23, 1, 55),
-    (213, 1, 3, 7, 3, 13, 59, 17),
-    (229, 1, 3, 1, 3, 5, 53, 69),
-    (239, 1, 1, 5, 5, 23, 33, 13),
-    (241, 1, 1, 7, 7, 1, 61, 123),
-    (247, 1, 1, 7, 9, 13, 61, 49),
-    (253, 1, 3, 3, 5, 3, 55, 33),
-    (285, 1, 3, 1, 15, 31, 13, 49, 245),
-    (299, 1, 3, 5, 15, 31, 59, 63, 97),
-    (301, 1, 3, 1, 11, 11, 11, 77, 249),
 )
 
 #: value of each digit, the most significant first
@@ -82,7 +62,7 @@ def sobol(dimensions: int, generator: np.random.Generator) -> PointSequence:
     """Return a scrambled Sobol sequence, equal to scipy's with this generator."""
     if dimensions <= 1 + len(DIRECTIONS):
         return Sobol(dimensions, generator)
-    # Imported only here, because the import takes half a second.
+    # Few spaces have so many labels, and the import takes half a second.
     from scipy.stats import qmc
 
     found: PointSequence = qmc.Sobol(dimensions, seed=generator)
