@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.files import LOCK, LOCK_SECONDS
+from shadho_celery.core.files import LOCK, LOCK_SECONDS, replacing
 from shadho_celery.core.system import NoThread, start_thread
 from shadho_celery.embedded.plan import (
     CONTROL_KEY,
@@ -186,7 +186,9 @@ class Embedded:
         _make_folder(self.directory)
         lock = lock_folder(self.directory)
         try:
-            _make_key(self.directory / CONTROL_KEY)
+            # A new key replaces that of the previous run.
+            with replacing(self.directory / CONTROL_KEY, 0o600) as file:
+                file.write(secrets.token_hex(32).encode())
             total = sum(self.workers.values())
             self._plan = Plan(
                 server=server,
@@ -254,13 +256,6 @@ def _make_folder(folder: Path) -> None:
             raise
         _make_folder(folder.parent)
         _make_folder(folder)
-
-
-def _make_key(path: Path) -> None:
-    """Write a new key to a file that only this user can read. It replaces the key of the previous run."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
 
 
 def _environment() -> dict[str, str]:
