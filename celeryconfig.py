@@ -12,11 +12,13 @@ SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
 SHADHO_ACCEPT_CODE                              1 if studies may ship their code to this worker, signed (--code ship)
 SHADHO_SIGNING_KEY_FILE                         key that signs messages, results and announcements
 SHADHO_ADMINS_FILE                              public keys of the admins, who decide what users may do
-SHADHO_USER, SHADHO_USER_KEY_FILE               name of the user who acts, and the user's own key
+SHADHO_USER                                     name of the user who acts
+SHADHO_USER_KEY_FILE                            file with the user's own key
 SHADHO_ALLOW_UNSIGNED_CONTROL                   1 if requests such as `drain` need no key
 SHADHO_REMOTE_CONTROL                           1 if `celery inspect` and `celery control` may reach the workers
 SHADHO_IGNORE_CELERYCONFIG                      1 if the working directory's file is another project's, not to be read
-SHADHO_TLS_CA, SHADHO_TLS_CERT, SHADHO_TLS_KEY  authority to trust, and one's own certificate, for amqps:// and rediss://
+SHADHO_TLS_CA                                   certificate of the authority to trust, for amqps:// and rediss://
+SHADHO_TLS_CERT, SHADHO_TLS_KEY                 a client's own certificate and its key
 
 `broker_use_ssl` follows from these for a TLS URL, unless it is set here.
 """

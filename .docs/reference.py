@@ -19,6 +19,8 @@ from shadho_celery.cli.group import COMMANDS
 from shadho_celery.cli.group import commands as group
 from shadho_celery.core import columns
 from shadho_celery.core.settings import SETTINGS, Setting
+from shadho_celery.metrics import fleet, run, worker
+from shadho_celery.metrics.server import Family
 from shadho_celery.objective.context import Context
 
 PACKAGE = Path(shadho_celery.__file__).parent
@@ -30,6 +32,7 @@ OWN = {
     "SHADHO_DEVICE",
     "SHADHO_EMBEDDED",
     "SHADHO_RUNNER",
+    "SHADHO_TRACKED_STORE",
     "SHADHO_WITHIN",
 }
 VARIABLE = re.compile(r"\b(?:SHADHO_[A-Z_]*[A-Z]|CELERY_BROKER_URL)\b")
@@ -103,6 +106,19 @@ def facts() -> str:
     known = {fact.name: fact for fact in columns.FACTS.values()}
     rows = ((f"`{name}`", "yes" if name in in_tables else "", known[name].__doc__ or "") for name in columns.names())
     return table(("name", "in csv and parquet", "meaning"), rows)
+
+
+def metrics() -> str:
+    """Return a table of the metrics of a run, of a worker, and of a fleet."""
+    heads = {"run": run.FAMILIES, "worker": worker.FAMILIES, "fleet": fleet.FAMILIES}
+    return "\n\n".join(
+        f"## Of a {of}\n\n{table(('name', 'labels', 'meaning'), map(_metric, families))}"
+        for of, families in heads.items()
+    )
+
+
+def _metric(family: Family[Any]) -> tuple[str, str, str]:
+    return " ".join(f"`{name}`" for name in family.names), ", ".join(f"`{each}`" for each in family.labels), family.help
 
 
 # Python
@@ -200,8 +216,24 @@ def environment() -> str:
     known: dict[str, str] = {}
     for names, text in (*_of_options(), *_of_configuration(), *_of_constants(), *_of_docstrings(), *_of_help()):
         for name in names:
-            known.setdefault(name, text)
+            known.setdefault(name, prose(text))
     return table(("variable", "meaning"), ((f"`{name}`", known[name]) for name in sorted({*known} - OWN)))
+
+
+def script_variables() -> str:
+    """Return a table of the variables that the command of a trial gets."""
+    found = {name: text for names, text in _of_constants(PACKAGE / "objective" / "script.py") for name in names}
+    return table(("variable of the command", "meaning"), ((f"`{name}`", text) for name, text in found.items()))
+
+
+def endings() -> str:
+    """Return a table of the options of a worker that say when it ends, each with its variable."""
+    options = {option.opts[0]: option for option in group.get_command(click.Context(group), "worker").params}
+    shown = (
+        (name, *options[name].help.split("  [env: "))
+        for name in ("--grace", "--preempt-signal", "--for", "--idle-exit")
+    )
+    return table(("option, variable", "meaning"), ((f"`{name}`, `{of[:-1]}`", text) for name, text, of in shown))
 
 
 def _commands(command: Any) -> Iterator[tuple[str, click.Command]]:
@@ -229,15 +261,16 @@ def _of_configuration() -> Iterator[tuple[list[str], str]]:
         yield VARIABLE.findall(names), f"{meaning[:1].upper()}{meaning[1:]}."
 
 
-def _of_constants() -> Iterator[tuple[list[str], str]]:
+def _of_constants(*paths: Path) -> Iterator[tuple[list[str], str]]:
     """Yield variables with the comment above the constants that have their names; it may be that of several lines."""
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in paths or sorted(PACKAGE.rglob("*.py")):
         lines, said = path.read_text(encoding="utf-8").splitlines(), ""
         for number, line in enumerate(lines, 1):
             is_constant = re.match(r"[A-Z_, ]+ = \"", line)
             said = " ".join(_comment(lines, number)) or said if is_constant else ""
             if said:
-                yield VARIABLE.findall(line), f"{said[:1].upper()}{said[1:]}."
+                text = said.removeprefix("environment variable with the ")
+                yield VARIABLE.findall(line), f"{text[:1].upper()}{text[1:]}."
 
 
 def _of_docstrings() -> Iterator[tuple[list[str], str]]:

@@ -10,9 +10,11 @@ from contextlib import closing, suppress
 
 from shadho_celery.errors import UsageError
 
-#: environment variable with the address by which other machines reach this machine, if it is not detected correctly
+#: environment variable with the address by which other machines reach this machine, if it is not detected correctly,
+#: as in containers that share a host name
 HOST_VARIABLE = "SHADHO_HOST"
-#: environment variable with the address to listen on, if it differs from the address that other machines use
+#: environment variable with the address on which gangs listen, if it differs from the address that other machines use,
+#: as behind a NAT; 0.0.0.0 for all
 LISTEN_VARIABLE = "SHADHO_LISTEN"
 LOOPBACK = "127.0.0.1"
 #: an address that no machine has (TEST-NET-1 of RFC 5737), to find the route to other machines

@@ -357,7 +357,8 @@ def detect() -> Machine:
     """Return the resources of this machine that the process may use. Never raises: facts that cannot be read are left
     out.
 
-    ``SHADHO_CORES`` limits the cores, for several workers on one machine, and SLURM limits cores and memory.
+    ``SHADHO_CORES`` reserves this number of cores for the worker, instead of a share of the machine's cores. SLURM
+    limits cores and memory.
     ``SHADHO_HOST`` is the name or address of this machine for other machines, if its own name is ambiguous.
     """
     cards = _nvidia_gpus() or _apple_gpu()

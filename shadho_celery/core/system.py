@@ -211,7 +211,7 @@ class Outage:
             return f"{self._server} answers again, after {seconds:.0f} s"
 
 
-#: environment variable with the path of the file that a worker touches as a sign of life
+#: environment variable with the file that a living worker touches every second, also in an outage; for health checks
 HEARTBEAT_FILE = "SHADHO_HEARTBEAT_FILE"
 
 

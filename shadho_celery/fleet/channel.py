@@ -122,7 +122,9 @@ _SOURCES = Sealed[Sources](Sources, MAX_SEALED)
 
 
 def configured_lease() -> float:
-    """Return the seconds that a lease lasts without renewal: 30, or the number in SHADHO_LEASE_SECONDS."""
+    """Return the seconds of silence until a running attempt is lost: 30, or the number in SHADHO_LEASE_SECONDS (at
+    least 20 if machines may vanish).
+    """
     told = os.environ.get("SHADHO_LEASE_SECONDS") or "30"
     try:
         seconds = float(told)

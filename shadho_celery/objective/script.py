@@ -15,10 +15,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-#: environment variables with the path of a JSON file with the values of the trial, of the file to which reports are
-#: appended, of a file that exists once the trial should stop, and of the folder of the checkpoints
-PARAMS, REPORTS, STOP = "SHADHO_PARAMS", "SHADHO_REPORTS", "SHADHO_STOP"
+#: JSON file with the values of a command's trial, in the shape that a function gets
+PARAMS = "SHADHO_PARAMS"
+#: folder of the checkpoints of a command's trial; a later attempt on the same disk finds them there
 CHECKPOINT_DIR = "SHADHO_CHECKPOINT_DIR"
+#: file to which a command may append reports, as lines of JSON
+REPORTS = "SHADHO_REPORTS"
+#: path of a file that exists once a command's trial should stop
+STOP = "SHADHO_STOP"
 #: name of a file beside that of PARAMS for the result of the trial, which is preferred to what is printed or reported
 RESULT = "performance.json"
 #: name of a file beside that of STOP that exists once `should_stop` was called

@@ -94,7 +94,8 @@ def _passwords(name: str, value: str) -> set[str]:
 
 log = logging.getLogger(__name__)
 
-#: environment variable that sets how a worker starts the processes of its slots: fork (the default) or spawn
+#: environment variable with the way in which a worker starts the processes of its slots: fork (the default), or spawn,
+#: a new interpreter for each
 START = "SHADHO_START"
 
 #: Python's arguments for the processes; -u (unbuffered) makes a trial's output complete even if it crashes

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def example() -> str:
-    text = text_of("objective")
+    text = text_of("losses")
     return next(block for block in text.split("```python\n") if '"ms": "minimize"' in block).split("```")[0]
 
 

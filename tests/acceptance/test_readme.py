@@ -188,7 +188,7 @@ def test_the_first_study(first_study: Desk) -> None:
 @pytest.mark.sample
 def test_the_commands_that_are_searched(desk: Desk) -> None:
     """A script without a change is searched by a command alone, and by the study in TOML beside it."""
-    document = documents.DOCUMENTS["objective"]
+    document = documents.DOCUMENTS["scripts"]
     [study] = blocks(document, "toml")
     desk.write("study.toml", study)
     desk.write("train.py", TRAIN)
@@ -320,7 +320,7 @@ def test_workers_on_demand(first_study: Desk, redis_url: str) -> None:
     """The study starts without a worker and says how many slots it wants; spec and options of scale are valid."""
     desk = first_study
     desk.environment |= {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
-    [spec] = blocks(documents.DOCUMENTS["deploy"], "toml")
+    [spec] = blocks(documents.DOCUMENTS["elastic"], "toml")
     desk.write("classes.toml", spec)
     for name in ("sbatch", "start-workers.sh"):
         desk.write(name, "#!/bin/sh\n").chmod(0o755)

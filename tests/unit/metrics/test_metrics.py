@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import socket
 import threading
@@ -16,14 +15,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from services.cases import cases
-from services.documents import text_of
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.system import OVER_SECONDS
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet.registry import Worker
-from shadho_celery.metrics import fleet, kept, run, server, worker
+from shadho_celery.metrics import kept, run, server, worker
 from shadho_celery.metrics.kept import Kept
 from shadho_celery.metrics.server import MOST, TRIES, Collector, Family, Kind, MetricsServer, Samples
 from shadho_celery.node.heartbeat import Tally
@@ -326,10 +324,3 @@ def test_a_worker_says_what_it_has_done(listening: MetricsServer) -> None:
     assert (found["shadho_worker_trial_seconds_count",], found["shadho_worker_trial_seconds_sum",]) == (2, 2.0)
     assert found["shadho_worker_outages_total",] == 2
     assert found["shadho_worker_heartbeat_age_seconds",] == 1.5
-
-
-def test_every_family_is_in_the_document() -> None:
-    text = text_of("deploy")
-    families = itertools.chain(run.FAMILIES, worker.FAMILIES, fleet.FAMILIES)
-    listed = [family.name for family in families]
-    assert [name for name in listed if f"`{name}`" not in text] == []

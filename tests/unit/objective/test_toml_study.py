@@ -270,7 +270,7 @@ def test_digits_that_are_too_many_for_a_number_are_a_text() -> None:
 
 
 def test_the_documented_commands_of_other_environments_are_studies(folder: Path) -> None:
-    text = text_of("objective").replace("\\\n", "")
+    text = text_of("scripts").replace("\\\n", "")
     for command in (found := re.findall(r"^shadho-celery run -- (.*\{.*)", text, re.MULTILINE)):
         objective = load(write_command(shlex.split(command))).objective
         assert isinstance(objective, Command)
