@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.charts.chart import Array, Axis, Cell, Indices, Mark, Series, scale_of, shortened
+from shadho_celery.charts.chart import Array, Axis, Indices, Mark, Series, scale_of, shortened
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.records import CLASS_BYTES, SessionRecord
@@ -56,14 +55,6 @@ class Codes:
     codes: NDArray[np.int32]
     names: Sequence[str]
 
-    @classmethod
-    def of(cls, values: Iterable[str | None]) -> Codes:
-        """Return a column of these texts. Its names are sorted."""
-        texts = [*values]
-        names = sorted({text for text in texts if text is not None})
-        place: dict[str | None, int] = {name: index for index, name in enumerate(names)}
-        return cls(np.array([place.get(text, -1) for text in texts], np.int32), names)
-
     def __len__(self) -> int:
         """Return the number of texts."""
         return len(self.codes)
@@ -76,10 +67,6 @@ class Codes:
     def is_in(self, *names: str) -> NDArray[np.bool_]:
         """Return True for each entry whose text is one of `names`, shape (n,)."""
         return np.asarray(np.isin(self.codes, [code for code, name in enumerate(self.names) if name in names]), bool)
-
-    def texts(self, places: Indices) -> list[str]:
-        """Return the texts at these places, "" for a missing text."""
-        return [self.names[code] if code >= 0 else "" for code in self.codes[places].tolist()]
 
     def places(self, within: Within = slice(None)) -> Iterator[tuple[str, Indices]]:
         """Yield each name that occurs among the entries `within`, with the places of these entries."""
@@ -225,25 +212,18 @@ class TrialColumns:
 
 
 def points_by_class(
-    trials: TrialColumns,
-    x: Array,
-    within: Within,
-    more: Mapping[str, Callable[[Indices], list[Cell]]] = MappingProxyType({}),
-    *,
-    state: str = "",
-    form: str = "filled",
+    trials: TrialColumns, x: Array, within: Within, state: str = "", form: str = "filled"
 ) -> Iterator[Series]:
     """Yield points of the losses of the trials `within` over `x`, in one series for each class.
 
-    Infeasible trials have separate series, which come last. `more` has functions that make further columns from places.
-    `state` is appended to the names of the other series, whose points have this `form`.
+    Infeasible trials have separate series, which come last. `state` is appended to the names of the other series, whose
+    points have this `form`.
     """
     among, is_infeasible = np.arange(len(trials))[within], trials.is_infeasible[within]
     for group, end, look in ((False, state, form), (True, INFEASIBLE, "dash")):
         for name, own in trials.compute_class.places(among[is_infeasible == group]):
-            columns = {column: make(own) for column, make in more.items()}
             points = {"x": x[own], "y": trials.loss[own], "number": trials.number[own]}
-            yield Series.of(f"{name}{end}", Mark.POINTS, f"class {name}", look, **points, **columns)
+            yield Series.of(f"{name}{end}", Mark.POINTS, f"class {name}", look, **points)
 
 
 class Session(SessionRecord, frozen=True, kw_only=True):
@@ -338,13 +318,13 @@ class Grown:
 
 
 class Keys:
-    """Places of rows by their keys, which are whole numbers from 0. It is fast for rows in the order of their keys."""
+    """Places of rows by their keys, which are whole numbers from 0."""
 
     def __init__(self) -> None:
         self._keys = Grown(-1, np.int64)
-        self._count, self._greatest = 0, -1
-        #: places in the order of their keys; None if all keys were added in rising order
-        self._order: Indices | None = None
+        self._count = 0
+        #: places in the order of their keys
+        self.order: Indices = np.empty(0, np.intp)
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -355,41 +335,24 @@ class Keys:
         """The key of each place."""
         return self._keys.first(self._count)
 
-    @property
-    def order(self) -> Indices | slice:
-        """The places in the order of their keys."""
-        return slice(0, self._count) if self._order is None else self._order
-
     def known(self, keys: Integers) -> Indices:
         """Return the place of each key, -1 for an unknown key."""
         if not self._count:
             return np.full(len(keys), -1, np.intp)
-        ranks = np.searchsorted(self.values, keys, sorter=self._order)
-        ranks = np.minimum(ranks, self._count - 1)
-        found = ranks if self._order is None else self._order[ranks]
+        ranks = np.minimum(np.searchsorted(self.values, keys, sorter=self.order), self._count - 1)
+        found = self.order[ranks]
         return np.where(self.values[found] == keys, found, -1)
 
     def places(self, keys: Integers) -> Indices:
         """Return the place of each key. Each new key gets the next place."""
-        if len(keys) and keys[0] > self._greatest and bool((keys[1:] > keys[:-1]).all()):
-            return self._add(keys)
         new = np.unique(keys[self.known(keys) < 0])
         if len(new):
-            is_last = new[0] > self._greatest
-            self._add(new)
-            if not is_last:
-                self._order = np.argsort(self.values, kind="stable")
+            places = np.arange(self._count, self._count + len(new))
+            self._count += len(new)
+            self._keys.put(places, new, self._count)
+            # This is fast, because most keys are in their order.
+            self.order = np.argsort(self.values, kind="stable")
         return self.known(keys)
-
-    def _add(self, keys: Integers) -> Indices:
-        """Add new keys that are sorted, and return their places."""
-        places = np.arange(self._count, self._count + len(keys))
-        self._count += len(keys)
-        self._keys.put(places, keys, self._count)
-        self._greatest = max(self._greatest, int(keys[-1]))
-        if self._order is not None:
-            self._order = np.append(self._order, places)
-        return places
 
 
 class Names:
@@ -411,7 +374,7 @@ class Names:
             codes = [*map(self._code, values)]
         self._codes.put(places, np.array(codes, np.int32), count)
 
-    def first(self, count: int, order: Indices | slice) -> Codes:
+    def first(self, count: int, order: Indices) -> Codes:
         """Return the first `count` texts, permuted by `order`, as codes: places in the sorted list of distinct texts.
 
         The order in which texts arrived has no influence on the codes.

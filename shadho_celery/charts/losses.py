@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from enum import Enum
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,11 @@ from shadho_celery.charts.chart import (
     MOST_CATEGORIES,
     Array,
     Axis,
-    Cell,
     Chart,
     Indices,
     Mark,
     Scale,
     Series,
-    cells,
     scale_of,
     thin_points,
     thin_rows,
@@ -34,8 +31,10 @@ from shadho_celery.charts.chart import (
 from shadho_celery.charts.columns import INFEASIBLE, Depth, TrialColumns, points_by_class
 from shadho_celery.charts.params import groups, interval_names
 from shadho_celery.charts.registry import StudyChart
+from shadho_celery.core.checks import short
 from shadho_celery.core.trial import COUNTED, TrialState, shown_limit
 from shadho_celery.core.units import counted, digits
+from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
 from shadho_celery.study.front import Coverage, coverage, first_front
 from shadho_celery.study.table import agreements
@@ -44,29 +43,24 @@ from shadho_celery.study.table import agreements
 _POINTS, _FAILED, _LINE = int(0.6 * MOST), int(0.2 * MOST), int(0.2 * MOST)
 #: by state of trials with a loss: the form of their points
 FORMS = {TrialState.COMPLETE: "filled", TrialState.PRUNED: "hollow"}
-
-
-class Along(str, Enum):
-    """Quantity on the horizontal axis of the history."""
-
-    TRIALS = "trials"
-    SECONDS = "seconds"
+#: quantities on the horizontal axis of the history
+TRIALS, SECONDS = "trials", "seconds"
 
 
 @StudyChart(
     section="Search",
     place=1,
-    depth=lambda study, along=Along.TRIALS: Depth.LOSSES if along == Along.TRIALS else Depth.FACTS,
+    depth=lambda study, along=TRIALS: Depth.LOSSES if along == TRIALS else Depth.FACTS,
     choice="over",
-    choices=lambda trials: [each.value for each in Along],
+    choices=lambda trials: (TRIALS, SECONDS),
     is_shown=lambda trials, chart: True,
 )
-def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
+def history(trials: TrialColumns, along: str = TRIALS) -> Chart:
     """Return the losses of all trials, and the best loss so far, along "trials" or "seconds".
 
     A failed trial has no loss, so its mark has no `y` and is drawn at the horizontal axis.
     """
-    x, axis = _position(trials, Along(along))
+    x, axis = _position(trials, along)
     loss = trials.loss_axis()
     has_loss = trials.state.is_in(*FORMS) & np.isfinite(trials.loss)
     failed = np.flatnonzero(trials.state.is_in(TrialState.FAILED) & np.isfinite(x))
@@ -77,14 +71,13 @@ def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
     drawn, note = thin_points(x[has_loss], trials.loss[has_loss], _POINTS)
     shown = np.flatnonzero(has_loss)[drawn]
     series: list[Series] = []
-    more: Mapping[str, Callable[[Indices], list[Cell]]] = {"sampler": lambda own: [*trials.sampler.texts(own)]}
     for state, form in FORMS.items():
         within = shown[trials.state.is_in(state)[shown]]
-        series += points_by_class(trials, x, within, more, state=f", {state.lower()}", form=form)
+        series += points_by_class(trials, x, within, state=f", {state.lower()}", form=form)
     if len(failed):
         drawn = failed[thin_rows(len(failed), _FAILED)[0]]
-        facts = {"number": trials.number[drawn], "sampler": more["sampler"](drawn), "y": [None] * len(drawn)}
-        series.append(Series.of("failed", Mark.POINTS, "state FAILED", "cross", x=x[drawn], **facts))
+        columns = {"x": x[drawn], "y": [None] * len(drawn), "number": trials.number[drawn]}
+        series.append(Series.of("failed", Mark.POINTS, "state FAILED", "cross", **columns))
     when, best = best_so_far(trials, x)
     if len(when):
         changes = thin_steps(when, best, _LINE)
@@ -136,8 +129,10 @@ def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
     return Chart(name="comparison", title=title, axes=axes, series=series, empty=empty)
 
 
-def _position(trials: TrialColumns, along: Along) -> tuple[Array, Axis]:
-    if along is Along.TRIALS:
+def _position(trials: TrialColumns, along: str) -> tuple[Array, Axis]:
+    if along not in (TRIALS, SECONDS):
+        raise UsageError(f"the history is along {TRIALS} or {SECONDS}, not {short(along)}")
+    if along == TRIALS:
         return trials.number.astype(float), Axis(name="trial")
     return trials.finished_at - trials.began_at, Axis(name="since the first trial began", unit="s")
 
@@ -357,8 +352,7 @@ def rungs(trials: TrialColumns) -> Chart:
         return Chart(title="The losses by budget", axes=axes, empty="This study has no budgets.")
     places = np.flatnonzero(trials.is_complete & (trials.rung >= 0))
     drawn, note = thin_points(trials.budget[places], trials.loss[places])
-    origin = np.where(trials.origin >= 0, trials.origin, np.nan)
-    series = [*points_by_class(trials, trials.budget, places[drawn], {"origin": lambda own: cells(origin[own])})]
+    series = [*points_by_class(trials, trials.budget, places[drawn])]
     known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
     said = f"they agree by {', '.join(known)}" if known else "too few trials to compare them"
     return Chart(

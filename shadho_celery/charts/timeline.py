@@ -9,7 +9,6 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series
 from shadho_celery.charts.columns import AttemptColumns, Depth, Session, TrialColumns
@@ -209,7 +208,9 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     named = attempts.compute_class, attempts.host, attempts.worker
     # A process that is no worker has one slot, which it does not name.
     slot = np.maximum(attempts.slot, 0)
-    first, kinds = _distinct([*(names.codes[known] for names in named), slot[known]])
+    # Attempts in the same slot are of one kind.
+    parts = np.stack([*(names.codes[known] for names in named), slot[known]], axis=1)
+    _, first, kinds = np.unique(parts, axis=0, return_index=True, return_inverse=True)
     keys = [(*(names[place] or "" for names in named), int(slot[place])) for place in known[first].tolist()]
     slots = {*keys}
     for session in attempts.sessions:
@@ -223,20 +224,8 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     for key in slots:
         sizes[place_of[key[:depth]]] += 1
     of = np.full(len(attempts), -1, np.intp)
-    of[known] = np.array([place_of[key[:depth]] for key in keys], np.intp)[kinds]
+    of[known] = np.array([place_of[key[:depth]] for key in keys], np.intp)[kinds.ravel()]
     return Rows(fold=fold, keys=shown, slots=sizes, of=of)
-
-
-def _distinct(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Indices, Indices]:
-    """Return the index of the first row of each kind, and the kind of each row. Rows of one kind are equal.
-
-    The columns have integers from -1.
-    """
-    kinds = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values = np.asarray(column, np.int64) + 1
-        kinds = np.unique(kinds * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
-    return np.unique(kinds, return_index=True)[1], kinds
 
 
 @dataclass(frozen=True)

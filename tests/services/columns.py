@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,14 @@ import numpy as np
 from shadho_celery.charts.columns import AttemptColumns, Codes, Label, Session, TrialColumns
 
 NAN = math.nan
+
+
+def codes_of(values: Iterable[str | None]) -> Codes:
+    """Return a column of these texts. Its names are sorted."""
+    texts = [*values]
+    names = sorted({text for text in texts if text is not None})
+    place: dict[str | None, int] = {name: index for index, name in enumerate(names)}
+    return Codes(np.array([place.get(text, -1) for text in texts], np.int32), names)
 
 
 def trials(
@@ -29,7 +37,7 @@ def trials(
         return np.array([row.get(name, default) for row in rows], np.intp)
 
     def codes(name: str, default: str | None) -> Codes:
-        return Codes.of(row.get(name, default) for row in rows)
+        return codes_of(row.get(name, default) for row in rows)
 
     labels = sorted({label for row in rows for label in row.get("params", {})})
     names = [*(objectives or {})]
@@ -48,7 +56,7 @@ def trials(
         sampler=codes("sampler", "random"),
         code=codes("code", None),
         failure=codes("failure", None),
-        failure_kind=Codes.of(row.get("failure_kind", row.get("failure")) for row in rows),
+        failure_kind=codes_of(row.get("failure_kind", row.get("failure")) for row in rows),
         budget=real("budget"),
         rung=whole("rung", -1),
         origin=whole("origin", -1),
@@ -77,14 +85,14 @@ def attempts(rows: Sequence[Mapping[str, Any]], sessions: Sequence[Session] = ()
     return AttemptColumns(
         number=np.array([row.get("number", place) for place, row in enumerate(rows)], np.intp),
         attempt=np.array([row.get("attempt", 1) for row in rows], np.intp),
-        compute_class=Codes.of(row.get("compute_class", "cpu") for row in rows),
-        host=Codes.of(row.get("host", "one") for row in rows),
-        worker=Codes.of(row.get("worker", "w") for row in rows),
+        compute_class=codes_of(row.get("compute_class", "cpu") for row in rows),
+        host=codes_of(row.get("host", "one") for row in rows),
+        worker=codes_of(row.get("worker", "w") for row in rows),
         slot=np.array([row.get("slot", 0) for row in rows], np.intp),
         queued_at=real("queued_at"),
         started_at=real("started_at"),
         ended_at=real("ended_at"),
-        end=Codes.of(row.get("end", "complete") for row in rows),
+        end=codes_of(row.get("end", "complete") for row in rows),
         is_copy=np.array([row.get("copy", False) for row in rows], bool),
         predicted=real("predicted"),
         sessions=sessions,

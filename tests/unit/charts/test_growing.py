@@ -17,6 +17,7 @@ from shadho_celery import hp
 from shadho_celery.charts.columns import (
     ATTEMPTS,
     MOST_MOMENT,
+    Codes,
     Depth,
     GrowingAttempts,
     GrowingTrials,
@@ -44,6 +45,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
     options = {"trials": 20, "seed": 0, "store": store, "study": "first", "sampler": "random"}
     shadho_celery.minimize(lambda values: values["x"], {"x": hp.uniform("x", 0, 1)}, **options)
     return load_study(store, "first")
+
+
+def texts(column: Codes) -> list[str | None]:
+    return [column[place] for place in range(len(column))]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -99,7 +104,7 @@ def test_what_is_read_later_fits_what_was_read_before(study: StudyResults) -> No
     for name in ("number", "loss", "seconds", "finished_at", "rung", "violation"):
         np.testing.assert_array_equal(getattr(made, name), getattr(whole, name))
     for name in ("state", "host", "subspace", "failure"):
-        assert getattr(made, name).texts(np.arange(20)) == getattr(whole, name).texts(np.arange(20))
+        assert texts(getattr(made, name)) == texts(getattr(whole, name))
     np.testing.assert_array_equal(made.labels["x"].values, whole.labels["x"].values)
     assert {*names_of(Depth.PARAMS)} == {name for depth in Depth for name in names_of(depth)}
 
@@ -148,7 +153,7 @@ def test_attempts_are_the_records_of_the_store(study: StudyResults) -> None:
     for name in ("number", "attempt", "queued_at", "started_at", "ended_at"):
         assert getattr(found, name).tolist() == records[name]
     for name in ("compute_class", "host", "worker", "end"):
-        assert getattr(found, name).texts(np.arange(20)) == records[name]
+        assert texts(getattr(found, name)) == records[name]
     own = [placed.get(name) for placed, name in zip(records["placed"], records["compute_class"], strict=True)]
     expected = [math.nan if each is None or each.seconds is None else each.seconds for each in own]
     np.testing.assert_array_equal(found.predicted, expected)

@@ -9,7 +9,7 @@ import pytest
 from services.columns import trials
 
 from shadho_celery.charts.chart import MOST, Mark, Scale
-from shadho_celery.charts.losses import Along, best_so_far, comparison, comparisons, history
+from shadho_celery.charts.losses import SECONDS, best_so_far, comparison, comparisons, history
 
 ROWS = [
     {"loss": 3.0, "compute_class": "gpu"},
@@ -65,7 +65,7 @@ def test_the_best_so_far_is_feasible_and_of_the_greatest_budget() -> None:
 
 
 def test_along_seconds_a_trial_stands_at_its_end() -> None:
-    chart = history(trials([{"loss": 1.0, "started_at": 100.0, "finished_at": 103.5}]), Along.SECONDS)
+    chart = history(trials([{"loss": 1.0, "started_at": 100.0, "finished_at": 103.5}]), SECONDS)
     assert chart.axes[0].unit == "s"
     assert chart.series[0].columns["x"] == [3.5]
 

@@ -417,7 +417,6 @@ def test_rungs_show_the_losses_of_each_budget_and_how_well_they_agree() -> None:
     rows[4]["loss"] = 1.5
     rows[5]["loss"] = 2.0
     assert rungs(trials(rows)).title.endswith("agree by 1.00 above 1")
-    assert chart.series[0].columns["origin"] == [None, None, None, 0, 1, 2]
     assert rungs(trials([{"loss": 1.0}])).empty
 
 
