@@ -23,6 +23,8 @@ MOST = 5000
 MOST_CATEGORIES = 60
 #: ratio of the greatest to the median value, or of the median to the least, above which an axis is logarithmic
 LOG_RATIO = 100.0
+#: greatest number of a chart: ECharts cannot draw an axis with values beyond this
+FAR = 1e290
 #: maximum length of a text in a chart
 MOST_CHARACTERS = 200
 
@@ -49,6 +51,8 @@ class Mark(str, Enum):
     BARS = "bars"
     #: bars from `start` to `end` in the row `y`
     SPANS = "spans"
+    #: cells of a square grid around `x` and `y`, sorted from the worst to the best
+    CELLS = "cells"
     #: a line over all axes for each row: parallel coordinates
     POLYLINES = "polylines"
 
@@ -116,10 +120,14 @@ class Chart(Struct, frozen=True, kw_only=True):
 
 
 def cells(values: Array | Indices | Sequence[Cell]) -> list[Cell]:
-    """Return a column as a list. Infinite numbers and NaN in arrays become gaps, because JSON cannot represent them."""
+    """Return a column as a list. Infinite numbers and NaN in arrays become gaps, because JSON cannot represent them.
+
+    Numbers beyond FAR are replaced by it.
+    """
     if not isinstance(values, np.ndarray) or values.dtype.kind == "i":
         return [*(values.tolist() if isinstance(values, np.ndarray) else values)]
-    return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]
+    near = np.clip(values, -FAR, FAR).tolist()
+    return [value if finite else None for value, finite in zip(near, np.isfinite(values), strict=True)]
 
 
 def shortened(value: object) -> str:

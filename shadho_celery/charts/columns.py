@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -291,7 +292,7 @@ Integers = NDArray[np.int64]
 
 
 class Grown:
-    """Array that grows at its end. It takes no memory until the first value is put in."""
+    """Array that grows at its end. It takes no memory until the first values are put in."""
 
     def __init__(self, fill: float, kind: type[np.generic]) -> None:
         """`fill` is the value of places for which no value was put in."""
@@ -304,10 +305,6 @@ class Grown:
             room = np.full(max(count, 2 * len(self._values), 1024) - len(self._values), self._fill)
             self._values = np.concatenate([self._values, room])
         self._values[places] = values
-
-    def is_unused_by(self, column: Sequence[object]) -> bool:
-        """Return whether `column`, and all columns put in before, have no value. Then it need not be put in."""
-        return not len(self._values) and column.count(None) == len(column)
 
     def first(self, count: int) -> NDArray[Any]:
         """Return the first `count` values, as a view that may be read-only."""
@@ -366,8 +363,6 @@ class Names:
 
     def put(self, places: Indices, values: Sequence[object], count: int) -> None:
         """Put in texts at these places. The column then has at least `count` places."""
-        if self._codes.is_unused_by(values):
-            return
         try:
             codes = [*map(self._known.__getitem__, values)]
         except (KeyError, TypeError):
@@ -398,19 +393,17 @@ def text_of(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
-def reals(column: Sequence[object], *, is_finite: bool = True, most: float = math.inf) -> Array:
-    """Return a column as floats. Values that are not numbers become NaN.
+#: greatest finite number
+FINITE = sys.float_info.max
 
-    With `is_finite`, infinite numbers also become NaN. So do numbers whose absolute value is above `most`.
-    """
+
+def reals(column: Sequence[object], most: float = FINITE) -> Array:
+    """Return a column as floats. Values that are not numbers, and numbers beyond `most`, become NaN."""
     try:
         found = np.array(column, float)
     except (TypeError, ValueError):
         found = np.array([value if isinstance(value, (int, float)) else math.nan for value in column], float)
-    if is_finite:
-        found[np.isinf(found)] = math.nan
-    if most < math.inf:
-        found[np.abs(found) > most] = math.nan
+    found[np.abs(found) > most] = math.nan
     return found
 
 
@@ -488,9 +481,9 @@ class Growing:
         """Put in the columns at these places. Values of a wrong type count as missing; unknown columns are ignored."""
         count = len(self._keys)
         for name, column in columns.items():
-            if name in self._reals and not self._reals[name].is_unused_by(column):
-                most = MOST_MOMENT if name.endswith("_at") else MOST_SLOT if name == "slot" else math.inf
-                self._reals[name].put(places, reals(column, is_finite=name != "loss", most=most), count)
+            if name in self._reals:
+                most = MOST_MOMENT if name.endswith("_at") else {"slot": MOST_SLOT, "loss": math.inf}.get(name, FINITE)
+                self._reals[name].put(places, reals(column, most), count)
             elif name in self._names:
                 self._names[name].put(places, column, count)
 
@@ -603,7 +596,7 @@ class GrowingTrials(Growing):
         return Label(
             name=name,
             values=values,
-            options=[self._options.get((name, float(index)), "?") for index in range(most + 1)],
+            options=[self._options.get((name, float(index)), "") for index in range(most + 1)],
             # A rounded value may be 0, which a logarithmic axis cannot show.
             is_log=self._space.get(name, "").startswith(_LOG) and not bool((values <= 0).any()),
         )

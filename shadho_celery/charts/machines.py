@@ -46,9 +46,7 @@ _BOUND = (
 _SHARED = " Other studies take as large a part of one more worker as of the others of its class."
 _SHORT = "Sending one of these short trials takes longer than running it, which the bound leaves out."
 _UNTRIED = "No trial has completed on {}: its speed is estimated as that of a mean class."
-_NO_TRIALS = "No trial has completed yet."
-_NO_TIMES = "The recorded times do not show which slots there were, for example because a clock was set back."
-_NO_PREDICTIONS = "No prediction was recorded for a completed trial."
+_NO_TIMES = "No trial has completed yet whose recorded times show which slots there were."
 
 
 @StudyChart(section="Machines", place=2, depth=Depth.FACTS)
@@ -57,7 +55,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
     seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     if not seconds or not _slots(trials, attempts):
-        return Chart(title="Completed trials an hour", axes=axes, empty=_why_empty(trials))
+        return Chart(title="Completed trials an hour", axes=axes, empty=_NO_TIMES)
     edges = _edges(*_extent(trials, attempts), int(trials.is_complete.sum()))
     hours = np.diff(edges) / _HOUR
     series = []
@@ -103,7 +101,7 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     axes = Axis(name="more trials", unit="an hour"), Axis(name="class", scale=Scale.CATEGORY)
     title = "What one more worker of each class would complete"
     if not seconds or not slots:
-        return Chart(title=title, axes=axes, empty=_why_empty(trials))
+        return Chart(title=title, axes=axes, empty=_NO_TIMES)
     is_short = are_short(trials)
     if not is_short and not are_telling(trials, attempts):
         empty = f"This takes {TELLING_TRIALS} completed trials, and {took(TELLING_SECONDS)} in which trials run."
@@ -145,7 +143,7 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     predicted, seconds = attempts.predicted, _actual(trials, attempts)
     is_known = is_done & (predicted > 0) & (seconds > 0) & np.isfinite(seconds)
     if not is_known.any():
-        empty = _NO_PREDICTIONS if trials.is_complete.any() else _NO_TRIALS
+        empty = "No trial with predicted seconds has completed yet."
         return Chart(title="Predicted and actual seconds", axes=axes, empty=empty)
     places = np.flatnonzero(is_known)
     drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)
@@ -346,11 +344,6 @@ def _slots(trials: TrialColumns, attempts: AttemptColumns, *, with_others: bool 
     # Pauses between the runs of a resumed study, without workers, are excluded.
     share = _live_share(attempts, began, ended)
     return {name: float(count[0]) / share for name, count in slots.items()} if any(slots.values()) else {}
-
-
-def _why_empty(trials: TrialColumns) -> str:
-    """Return the reason why a chart is empty, as a sentence: no trial has completed, or recorded times are wrong."""
-    return _NO_TIMES if trials.is_complete.any() else _NO_TRIALS
 
 
 def _live_seconds(trials: TrialColumns, attempts: AttemptColumns) -> float:

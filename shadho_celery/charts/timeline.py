@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series
-from shadho_celery.charts.columns import AttemptColumns, Depth, Session, TrialColumns
+from shadho_celery.charts.columns import AttemptColumns, Session
 from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.records import Leaving
-from shadho_celery.core.settings import BUDGETS
 from shadho_celery.core.units import counted, took
 from shadho_celery.placement.model import preemption_rate
-from shadho_celery.results.study import StudyResults
 
 #: a row is a slot for up to MOST_SLOTS slots, a machine for up to MOST_HOSTS machines, and otherwise a class
 MOST_SLOTS, MOST_HOSTS = 60, 600
@@ -97,19 +95,13 @@ class Rows:
         return {name: [*map(_part, parts)] for name, parts in zip(PARTS, zip(*self.keys, strict=True), strict=False)}
 
 
-def _depth(study: StudyResults, **_: object) -> Depth:
-    has_budgets = any(study.in_force.get(name) for name in BUDGETS)
-    return Depth.FACTS if has_budgets else Depth.LOSSES
-
-
-@StudyChart(section="Machines", place=1, depth=_depth)
-def timeline(attempts: AttemptColumns, trials: TrialColumns | None = None) -> Chart:
+@StudyChart(section="Machines", place=1)
+def timeline(attempts: AttemptColumns) -> Chart:
     """Return the attempts as bars in the rows of their slots.
 
     The last series has the share of idle time of each row, and the parts of the row's name. In a large fleet, a row is
     a machine or a class. If a row has several slots, its attempts are joined to strips, whose column `busy` is the
-    share of busy slots. If there are more than `MOST_BARS` bars, bars narrower than a pixel are joined, too. With
-    `trials`, the bars of promoted trials have a column `continues`: the number of the trial that they continue.
+    share of busy slots. If there are more than `MOST_BARS` bars, bars narrower than a pixel are joined, too.
     """
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="slot", scale=Scale.CATEGORY)
     known = np.isfinite(attempts.started_at)
@@ -126,14 +118,11 @@ def timeline(attempts: AttemptColumns, trials: TrialColumns | None = None) -> Ch
     if len(bars) > (MOST_BARS if not (known & is_joined).any() else MOST // 2):
         is_joined[bars] = True
         bars = bars[:0]
-    before = {} if trials is None else continued(trials)
-    series = [*_bars(attempts, rows, bars, before)]
+    series = [*_bars(attempts, rows, bars)]
     strips = np.flatnonzero(known & is_joined)
     forms = {each.form for each in series}
     meanings = "; ".join(words for form, words in MEANINGS.items() if form in forms)
     how = f"Bars: {meanings}; empty: idle. " if forms else ""
-    if any("continues" in each.columns for each in series):
-        how += "Lines lead from a trial to the one that continues it with a greater budget. "
     # The number of parts is limited, so that strips, outages and bars together are at most MOST marks.
     kinds = bool(len(strips)) + attempts.has_others
     parts = max(1, min(PIXELS, (MOST - MOST // 10 - len(bars)) // max(1, kinds * len(rows.keys))))
@@ -187,19 +176,6 @@ def _span(attempts: AttemptColumns) -> tuple[float, float]:
     """Return the first start and the last end of an attempt."""
     start = float(np.nanmin(attempts.started_at))
     return start, max(float(np.nanmax(attempts.until)), start + 1e-3)
-
-
-def continued(trials: TrialColumns) -> dict[int, int]:
-    """Return, for each promoted trial, the number of the trial with the same params on the previous rung."""
-    # A repeat has an origin, too, but no rung.
-    promoted = np.flatnonzero((trials.origin >= 0) & (trials.rung >= 0))
-    order = promoted[np.lexsort([trials.number[promoted], trials.rung[promoted], trials.origin[promoted]])]
-    found: dict[int, int] = {}
-    latest: dict[int, int] = {}
-    for origin, number in zip(trials.origin[order].tolist(), trials.number[order].tolist(), strict=True):
-        found[number] = latest.get(origin, origin)
-        latest[origin] = number
-    return found
 
 
 def make_rows(attempts: AttemptColumns) -> Rows:
@@ -302,21 +278,16 @@ def _part(part: object) -> str:
     return "unknown" if part == "" else str(part)
 
 
-def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[int, int]) -> Iterator[Series]:
-    """Yield the bars of single attempts, in one series for each class and end; copies have separate series.
-
-    `before` is the result of `continued`.
-    """
+def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices) -> Iterator[Series]:
+    """Yield the bars of single attempts, in one series for each class and end; copies have separate series."""
     for end, ended in [("running", bars[attempts.end.codes[bars] < 0]), *attempts.end.places(bars)]:
         for name, places in attempts.compute_class.places(ended):
             for is_copy in (False, True):
                 own = places[attempts.is_copy[places] == is_copy]
                 if not len(own):
                     continue
-                continues: list[Cell] = [before.get(number) for number in attempts.number[own].tolist()]
                 columns = {"y": rows.of[own], "start": attempts.started_at[own], "end": attempts.until[own]}
                 columns |= {"number": attempts.number[own], "attempt": attempts.attempt[own]}
-                columns |= {"continues": continues} if any(each is not None for each in continues) else {}
                 label, form = (", copy", "outlined") if is_copy else ("", FORMS.get(end, "light"))
                 yield Series.of(f"{name}, {end}{label}", Mark.SPANS, f"class {name}", form, **columns)
 

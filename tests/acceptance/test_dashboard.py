@@ -456,7 +456,7 @@ TEXTS = """async () => {
     { name: "time", scale: "time", unit: "", categories: [] },
     { name: "slot", scale: "category", unit: "", categories: names },
   ];
-  new Timeline(host, { name: "timeline", axes, series }, { font: "sans-serif", colourOf: () => "black" });
+  new Timeline(host, { name: "timeline", axes, series }, {}).paint({ font: "sans-serif", colourOf: () => "black" });
   return found;
 }"""
 

@@ -67,7 +67,7 @@ export function showChart(host, chart, classes, controls = []) {
   const choices = element("div", "", { class: "choices" });
   choices.append(...controls, ...choicesOf(chart, view, paint), whole);
   host.replaceChildren(title, choices, legend, plot, live, ...note, behind);
-  const drawn = chart.name === "timeline" ? onCanvas(plot, chart, acts) : byECharts(plot, chart, acts, view, paint);
+  const drawn = chart.name === "timeline" ? new Timeline(plot, chart, acts) : byECharts(plot, chart, acts, view, paint);
   const ending = new AbortController();
   const paintAnew = () => {
     theme = themeOf(host, classes);
@@ -92,16 +92,6 @@ export function showChart(host, chart, classes, controls = []) {
       resized.disconnect();
       drawn.dispose();
     },
-  };
-}
-
-function onCanvas(plot, chart, { open, say }) {
-  plot.style.height = `${Timeline.heightOf(chart)}px`;
-  let made = null;
-  return {
-    paint: (theme) => (made ? made.use(theme) : (made = new Timeline(plot, chart, theme, { open, say }))),
-    resize: () => made.resize(),
-    dispose: () => made.dispose(),
   };
 }
 
@@ -249,7 +239,7 @@ function heightOf(chart, width, most = PLOT) {
     return Math.max(PLOT, 56 * chart.axes.length);
   }
   const bars = chart.series.filter((series) => series.mark === "bars").length || 1;
-  return y?.scale === "category" && !isParallel ? 96 + y.categories.length * (ROW + 10 * (bars - 1)) : most;
+  return y?.scale === "category" && !isParallel ? 64 + y.categories.length * (ROW + 10 * (bars - 1)) : most;
 }
 
 // Marks in the order in which the arrow keys go through them: by y if that axis has categories, else by x.

@@ -71,8 +71,6 @@ export function facts(chart, series, place) {
       // If the x axis shows the trial's number, it is not repeated.
       const isSaid = x.name === "trial" && series.columns.x?.[place] === value;
       found.push(...(isSaid ? [] : [["trial", String(value)]]));
-    } else if (name === "continues") {
-      found.push(["continues trial", String(value)]);
     } else if (name === "end" && x.scale === "time") {
       found.push(["duration", took(value - series.columns.start[place])]);
     } else if (name === "busy" || name === "idle") {

@@ -17,7 +17,9 @@ export const lengthOf = (series) => Object.values(series.columns)[0]?.length ?? 
 
 function fill(details, chart) {
   const places = chart.series.flatMap((series) => Array.from({ length: lengthOf(series) }, (_, i) => [series, i]));
-  const names = [...new Set(chart.series.flatMap((series) => namesOf(chart, series)))];
+  // Several rows of each series are read, because a mark may lack a value in some columns.
+  const first = places.filter(([, place]) => place < ROWS);
+  const names = [...new Set(first.flatMap(([series, place]) => facts(chart, series, place).map(([name]) => name)))];
   const body = element("tbody");
   const head = element("tr");
   head.append(...["series", ...names].map((name) => element("th", name, { scope: "col" })));
@@ -42,13 +44,4 @@ function fill(details, chart) {
   more.addEventListener("click", add);
   add();
   details.append(frame, more);
-}
-
-// Names of the table's columns. Several rows are read, because a mark may lack a value in some columns.
-function namesOf(chart, series) {
-  const found = new Set();
-  for (let place = 0; place < Math.min(lengthOf(series), ROWS); place += 1) {
-    facts(chart, series, place).forEach(([name]) => found.add(name));
-  }
-  return [...found];
 }

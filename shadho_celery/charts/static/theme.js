@@ -2,12 +2,11 @@
 
 const COLOURS = 6;
 const SYMBOLS = ["circle", "rect", "triangle", "diamond"];
+// All other meanings are soft.
 const MEANINGS = new Map([
   ["best", "ink"],
   ["loss", "ink"],
   ["predicted seconds", "ink"],
-  ["seconds", "soft"],
-  ["backlog", "soft"],
   ["bound", "muted"],
   ["other", "muted"],
   ["state FAILED", "failed"],

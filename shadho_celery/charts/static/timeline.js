@@ -14,13 +14,13 @@ const [LEAST_ROW, NAMED_ROW, MOST_ROW] = [6, 18, 28];
 const NAMED = 60;
 const MOST_HEIGHT = 640;
 const FONT_SIZE = 14;
-const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const DAY = 86400;
 
-// Draws a timeline in the element `host`, whose height is already set. `open` is called with the number of a chosen trial.
+// Draws a timeline in the element `host`, as soon as `paint` is called. `open` is called with the number of a chosen trial.
 export class Timeline {
-  constructor(host, chart, theme, { say = () => {}, open = () => {} } = {}) {
-    Object.assign(this, { host, chart, theme, say, open });
+  constructor(host, chart, { say, open }) {
+    Object.assign(this, { host, chart, say, open });
     this.rows = chart.axes[1].categories;
     this.layout = layoutOf(chart);
     this.idle = new Map();
@@ -29,7 +29,6 @@ export class Timeline {
       this.read(series);
     }
     this.bars.sort((a, b) => a.row - b.row || a.start - b.start);
-    this.lines = linesOf(this.bars);
     const starts = this.bars.map((bar) => bar.start);
     const ends = this.bars.map((bar) => bar.end);
     this.whole = [least(starts), Math.max(greatest(ends), least(starts) + 1e-3)];
@@ -39,42 +38,30 @@ export class Timeline {
     host.replaceChildren(this.canvas, this.tip);
     this.ending = new AbortController();
     this.listen();
-    this.resize();
   }
 
   read(series) {
-    const { y, start, end, number, idle, busy, continues } = series.columns;
+    const { y, start, end, number, idle, busy } = series.columns;
     for (let place = 0; place < lengthOf(series); place += 1) {
       if (idle) {
         this.idle.set(y[place], idle[place]);
       } else {
         const bar = { series, place, row: y[place], start: start[place], end: end[place] };
-        const trial = { number: number?.[place] ?? null, continues: continues?.[place] ?? null };
-        this.bars.push({ ...bar, ...trial, busy: busy?.[place] ?? 1 });
+        this.bars.push({ ...bar, number: number?.[place] ?? null, busy: busy?.[place] ?? 1 });
       }
     }
   }
 
-  static heightOf(chart) {
-    return AXIS + layoutOf(chart).bottom;
-  }
-
+  // Set the size of the canvas, whose width is that of the host.
   resize() {
     this.width = this.host.clientWidth;
     this.height = AXIS + this.layout.bottom;
-    const ratio = globalThis.devicePixelRatio || 1;
-    this.canvas.width = Math.round(this.width * ratio);
-    this.canvas.height = Math.round(this.height * ratio);
+    this.ratio = globalThis.devicePixelRatio || 1;
+    this.canvas.width = Math.round(this.width * this.ratio);
+    this.canvas.height = Math.round(this.height * this.ratio);
     this.canvas.style.width = `${this.width}px`;
-    this.canvas.style.height = `${this.height}px`;
-    this.ratio = ratio;
+    this.host.style.height = this.canvas.style.height = `${this.height}px`;
     this.labels = this.widthOfLabels();
-    this.paint();
-  }
-
-  use(theme) {
-    this.theme = theme;
-    this.paint();
   }
 
   dispose() {
@@ -116,7 +103,11 @@ export class Timeline {
     return from + ((x - this.left) / (this.right - this.left)) * (to - from);
   }
 
-  paint() {
+  paint(theme = this.theme) {
+    this.theme = theme;
+    if (!this.width) {
+      this.resize();
+    }
     const pen = this.canvas.getContext("2d");
     pen.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     pen.clearRect(0, 0, this.width, this.height);
@@ -127,7 +118,6 @@ export class Timeline {
     pen.beginPath();
     pen.rect(this.left, 0, this.right - this.left, this.height);
     pen.clip();
-    this.paintLines(pen);
     for (const bar of this.bars) {
       if (bar.end >= this.span[0] && bar.start <= this.span[1]) {
         this.paintBar(pen, bar);
@@ -199,17 +189,6 @@ export class Timeline {
         pen.fillText(`${Math.round(100 * this.idle.get(row))} %`, this.width, middle);
       }
     });
-  }
-
-  // A thin line from the end of each trial to the trial that continues it.
-  paintLines(pen) {
-    pen.strokeStyle = this.theme.muted;
-    pen.lineWidth = 1;
-    for (const [from, to] of this.lines) {
-      if (to.start >= this.span[0] && from.end <= this.span[1]) {
-        line(pen, this.x(from.end), this.middle(from.row), this.x(to.start), this.middle(to.row));
-      }
-    }
   }
 
   paintBar(pen, bar) {
@@ -448,17 +427,6 @@ function shortNames(names) {
   return new Map(names.map((name, place) => [name, isClear ? cut[place] : name]));
 }
 
-// Pairs of bars: the last bar of a trial, and a bar of the trial that continues it.
-function linesOf(bars) {
-  const last = new Map();
-  for (const bar of bars) {
-    if (bar.number !== null && !(last.get(bar.number)?.end > bar.end)) {
-      last.set(bar.number, bar);
-    }
-  }
-  return bars.filter((bar) => last.has(bar.continues)).map((bar) => [last.get(bar.continues), bar]);
-}
-
 const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const greatest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
@@ -508,10 +476,6 @@ function fitting(pen, text, most) {
 }
 
 function stepOf(seconds) {
-  if (seconds <= 1) {
-    const power = 10 ** Math.floor(Math.log10(seconds));
-    return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= seconds);
-  }
   return STEPS.find((step) => step >= seconds) ?? DAY * Math.ceil(seconds / DAY);
 }
 
@@ -525,7 +489,7 @@ function clock(seconds, step) {
     parts.second = "2-digit";
   }
   if (step < 1) {
-    parts.fractionalSecondDigits = Math.min(3, Math.ceil(-Math.log10(step)));
+    parts.fractionalSecondDigits = Math.ceil(-Math.log10(step));
   }
   return date.toLocaleTimeString(undefined, parts);
 }

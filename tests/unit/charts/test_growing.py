@@ -90,7 +90,7 @@ def test_names_are_sorted_and_texts_of_any_type_stay_data() -> None:
 def test_numbers_of_a_wrong_type_or_size_are_missing() -> None:
     assert reals([1, 2.5, None, "x", b"y", math.inf]).tolist()[:2] == [1.0, 2.5]
     assert np.isnan(reals([1, 2.5, None, "x", b"y", math.inf])[2:]).all()
-    assert reals([math.inf], is_finite=False).tolist() == [math.inf]
+    assert reals([math.inf], math.inf).tolist() == [math.inf]
     assert np.isnan(reals([2 * MOST_MOMENT, -2 * MOST_MOMENT], most=MOST_MOMENT)).all()
     assert integers([0, 5, -1, 2.0, "3", None, True, 2**62], 0, 100).tolist() == [0, 5, -1, -1, -1, -1, -1, -1]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from services.columns import trials
 
-from shadho_celery.charts.chart import MOST, Mark, Scale
+from shadho_celery.charts.chart import FAR, MOST, Mark, Scale
 from shadho_celery.charts.losses import SECONDS, best_so_far, comparison, comparisons, history
 
 ROWS = [
@@ -72,7 +72,7 @@ def test_along_seconds_a_trial_stands_at_its_end() -> None:
 
 def test_losses_that_are_not_finite_are_left_out_and_said_so() -> None:
     chart = history(trials([{"loss": 1.0}, {"loss": math.inf}, {"loss": 1e300}]))
-    assert [series.columns["y"] for series in chart.series if series.mark is Mark.POINTS] == [[1.0, 1e300]]
+    assert [series.columns["y"] for series in chart.series if series.mark is Mark.POINTS] == [[1.0, FAR]]
     assert chart.axes[1].scale is Scale.LOG
 
 
