@@ -146,7 +146,6 @@ def _title(trials: TrialColumns, best: Array) -> str:
 
 
 _NO_FRONT = "A study with several objectives has a front once a feasible trial has completed."
-_ONE_LOSS = "This study has one loss. A study with several objectives has a front."
 
 
 def on_front(trials: TrialColumns) -> list[int]:
@@ -192,7 +191,7 @@ def front(trials: TrialColumns) -> Chart:
     """Return the first two losses of all COMPLETE trials, with the trials on the front in a series of their own."""
     names = [*trials.losses][:2]
     if len(names) < 2:
-        return Chart(title="The front of the losses", axes=(), empty=_ONE_LOSS)
+        return Chart(title="The front of the losses", axes=(), empty=_NO_FRONT)
     x, y = (trials.losses[name] for name in names)
     axes = tuple(
         Axis(name=f"{name} ({trials.objectives[name]})", scale=scale_of(values[trials.is_complete]))
@@ -204,7 +203,7 @@ def front(trials: TrialColumns) -> Chart:
     for label, colour, form, within in (
         ("other trials", "other", "filled", is_shown & ~is_front),
         ("infeasible", "other", "dash", trials.is_complete & trials.is_infeasible),
-        ("front", "best", "filled", is_front),
+        ("front", "rank", "filled", is_front),
     ):
         places = np.flatnonzero(within)
         drawn, note = thin_points(x[places], y[places], MOST // 3)

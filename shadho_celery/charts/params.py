@@ -1,4 +1,4 @@
-"""Charts of params: parallel coordinates, slices and importance; and the model that measures importance.
+"""Charts of params: parallel coordinates, slices, contour and importance; and the model that measures importance.
 
 The share of the variance that a label explains is measured by an additive model of all labels, on held-out trials.
 
@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shadho_celery.charts.chart import (
     MOST,
@@ -39,6 +41,7 @@ from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import counted, digits
 from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
+from shadho_celery.samplers.gaussian_process import GaussianProcess
 
 #: maximum number of intervals into which a numeric label is divided, and minimum number of trials in each interval
 INTERVALS, LEAST_TRIALS = 8, 5
@@ -322,6 +325,8 @@ MOST_AXES, SLICES = 12, 12
 MOST_SLICED, MOST_MEANS = 1500, 100
 #: share of the trials to whose losses the axis of a slice is fitted
 SLICED = 0.8
+#: number of cells of a contour along an axis; maximum number of trials from which its model learns
+CELLS, MOST_LEARNED = 24, 200
 
 #: maximum number of labels that a title names
 MOST_NAMED = 3
@@ -329,6 +334,10 @@ MOST_NAMED = 3
 _MEAN = (
     "The line is the mean of the additive model of all labels that also measures importance. The model has the ranks "
     "of the losses; the line is the loss with the mean rank."
+)
+_CONTOUR = (
+    "The mean is that of a Gaussian process of both labels, which has the ranks of the losses; it is the loss with the "
+    "mean rank. Other labels count as noise, and far from all trials the mean is that of all of them."
 )
 _IMPORTANCE = (
     "Importance is the share of the variance that a label explains by itself in the trials so far, most of which an "
@@ -356,7 +365,7 @@ class Importance(Struct, frozen=True, kw_only=True):
     seconds_error: float | None = None
 
 
-@StudyChart(section="Params", place=3)
+@StudyChart(section="Params", place=4)
 def parallel(trials: TrialColumns) -> Chart:
     """Return a line for each COMPLETE trial over its labels and its loss, from the worst trial to the best.
 
@@ -384,7 +393,7 @@ def parallel(trials: TrialColumns) -> Chart:
             series.append(Series.of(name, Mark.POLYLINES, colour, form, **columns))
     if note:
         note = f"{note} The best {BEST} trials are among them. "
-    how = "Dark lines are the best trials, by the rank of their loss. "
+    how = "The bluer a line, the better its trial, by the rank of the loss. "
     if not all(trials.labels[label].is_active[places].all() for label in shown):
         how += "Trials without a label pass its axis at the place marked inactive."
     more = len(trials.labels) - len(shown)
@@ -410,11 +419,56 @@ def _grouped(trials: TrialColumns, places: Indices, names: Sequence[str]) -> lis
     return sorted(names, key=keys.__getitem__)
 
 
+@StudyChart(section="Params", place=2)
+def contour(trials: TrialColumns) -> Chart:
+    """Return the trials over the two numeric params that matter most, and the mean loss in the cells of a grid.
+
+    The model of the slices has no interactions, so the mean is that of a Gaussian process of the two params.
+    """
+    clear = [each for each in importances(trials, with_seconds=False) if (each.loss or 0.0) > (each.loss_error or 0.0)]
+    numeric = [label for each in clear if not (label := trials.labels[each.label]).options]
+    for pair in combinations(numeric, 2):
+        is_known = trials.is_complete & np.isfinite([trials.loss, *(label.values for label in pair)]).all(axis=0)
+        drawn, note = thin_rows(int(is_known.sum()), MOST_LEARNED)
+        places = np.flatnonzero(is_known)[drawn]
+        losses, *values = (each[places] for each in (trials.loss, *(label.values for label in pair)))
+        if len(places) >= LEAST and all(map(varies, [losses, *values])):
+            break
+    else:
+        return Chart(title="The params that matter most", axes=(), empty="No two numeric params clearly matter so far.")
+    spaces = [np.geomspace if label.is_log else np.linspace for label in pair]
+    edges = [space(own.min(), own.max(), 2 * CELLS + 1) for space, own in zip(spaces, values, strict=True)]
+    grid = np.array([*product(*(each[1::2] for each in edges))])
+    rows = np.column_stack([*map(scaled, pair, np.append(np.column_stack(values), grid, axis=0).T)])
+    mean = _joint_mean(rows, losses)
+    # The best cells come last.
+    order = np.argsort(mean if trials.is_maximized else -mean, kind="stable")
+    x, y = grid[order].T
+    series = [Series.of("mean of the model", Mark.CELLS, "rank", x=x, y=y, loss=mean[order])]
+    is_infeasible = trials.is_infeasible[places]
+    for name, form, own in (("trial", "filled", ~is_infeasible), ("infeasible trial", "dash", is_infeasible)):
+        points = {"x": values[0][own], "y": values[1][own], "loss": losses[own], "number": trials.number[places[own]]}
+        series += [Series.of(name, Mark.POINTS, "best", form, **points)] * bool(own.any())
+    best = f"{pair[0].name} {digits(float(x[-1]))} and {pair[1].name} {digits(float(y[-1]))}"
+    title, note = f"The mean {trials.loss_name} is best near {best}", f"Bluer is better. {note}".strip()
+    return Chart(title=title, axes=[*map(_axis, pair)], series=series, note=note, how=_CONTOUR)
+
+
+def _joint_mean(rows: Array, losses: Array) -> Array:
+    """Return the mean loss at the last rows. The `losses` are those at the first rows. Rows are scaled to [0, 1]."""
+    ranks, known = _ranks(losses), rows[: len(losses)]
+    model, values = GaussianProcess([True, True]), (ranks - ranks.mean()) / ranks.std()
+    model.fit(known, values)
+    model.learn(known, values)
+    share = (ranks.mean() + ranks.std() * model.predict(rows[len(losses) :])[0]) / len(ranks)
+    return np.asarray(np.quantile(losses, share.clip(0.0, 1.0)))
+
+
 def _most_important(trials: TrialColumns) -> list[str]:
     return [each.label for each in importances(trials, with_seconds=False)[:SLICES]]
 
 
-@StudyChart(name="slice", section="Params", place=2, choice="param", choices=_most_important)
+@StudyChart(name="slice", section="Params", place=3, choice="param", choices=_most_important)
 def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
     """Return the loss over one label, for the trials in which it is active."""
     found = trials.labels.get(label)
@@ -425,16 +479,21 @@ def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
         return Chart(title=title, axes=(), empty="No trial with this label has completed yet.")
     places = np.flatnonzero(trials.is_complete & found.is_active)
     drawn, note = thin_points(found.values[places], trials.loss[places], MOST_SLICED)
-    series = [*points_by_class(trials, found.values, places[drawn])]
     x, mean = mean_losses(trials, found)
+    values, axis = found.values, _axis(found)
+    if found.options:
+        # Only options that have been drawn have a place on the axis.
+        used = np.unique(values[places])
+        values, x = (np.searchsorted(used, each).astype(float) for each in (values, x))
+        axis = replace(axis, categories=[found.options[int(option)] for option in used])
+    series = [*points_by_class(trials, values, places[drawn])]
     if len(x):
         some = thin_rows(len(x), MOST_MEANS)[0]
         mark, form = (Mark.POINTS, "mean") if found.options else (Mark.LINE, "filled")
         series.append(Series.of("mean of the model", mark, "best", form, x=x[some], y=mean[some]))
     ended = int((trials.state.is_in(*COUNTED) & found.is_active).sum())
     how = f"{len(places):,} of {counted(ended, 'ended trial')} are complete. {_MEAN if len(x) else ''}".strip()
-    axes = _axis(found), trials.loss_axis(SLICED)
-    return Chart(title=title, axes=axes, series=series, has_states=True, note=note, how=how)
+    return Chart(title=title, axes=(axis, trials.loss_axis(SLICED)), series=series, has_states=True, note=note, how=how)
 
 
 @StudyChart(section="Params", place=1)
@@ -458,7 +517,7 @@ def importance(trials: TrialColumns) -> Chart:
             series.append(Series.of(label, Mark.BARS, name, x=x, y=range(len(found)), error=error))
     is_missing = any(None in (each.loss, each.seconds) for each in rated)
     note = f"Missing bars need {LEAST_ACTIVE} completed trials with the label." if is_missing else ""
-    title = _important(losses, seconds).replace("the loss", f"the {trials.loss_name}")
+    title = _important((trials.loss_name, "seconds"), (losses, seconds))
     return Chart(title=title, axes=axes, series=series, note=note, how=_IMPORTANCE)
 
 
@@ -484,7 +543,7 @@ def _rated(trials: TrialColumns, losses: Shares, seconds: Shares) -> list[Import
 
 def _axis(label: Label) -> Axis:
     if label.options:
-        return Axis(name=label.name, scale=Scale.CATEGORY, categories=label.options[:MOST_CATEGORIES])
+        return Axis(name=label.name, scale=Scale.CATEGORY, categories=label.options)
     return Axis(name=label.name, scale=Scale.LOG if label.is_log else Scale.LINEAR)
 
 
@@ -497,27 +556,12 @@ def _where(trials: TrialColumns, label: Label) -> str:
     return f"{label.name}, in {within[0] if len(within) == 1 else f'{len(within)} of {subspaces} subspaces'}"
 
 
-def _important(losses: Shares, seconds: Shares) -> str:
-    """Return a title with the names of the labels that matter most for the loss and for the seconds."""
-    for_loss, for_seconds = losses.leaders, seconds.leaders
-    if len(for_loss) == 1 and for_loss == for_seconds:
-        return f"{for_loss[0]} matters most, for the loss and for the seconds"
-    if not losses.shares:
-        said = "Too few trials to say what matters for the loss"
-    elif not for_loss:
-        said = "No param clearly explains the loss by itself so far"
-    elif len(for_loss) == 1:
-        said = f"{for_loss[0]} matters most for the loss"
-    else:
-        said = f"{_named(for_loss)} matter most for the loss (which of them more is uncertain)"
-    if not seconds.shares:
-        return said
-    if not for_seconds:
-        return f"{said}; none matters much for the seconds"
-    if len(for_loss) == 1:
-        return f"{said}, {_named(for_seconds)} for the seconds"
-    return f"{said}; {_named(for_seconds)} {'matters' if len(for_seconds) == 1 else 'matter'} most for the seconds"
-
-
-def _named(labels: Sequence[str]) -> str:
-    return " and ".join(labels) if len(labels) <= 2 else listed(labels, MOST_NAMED)
+def _important(names: Sequence[str], shares: Sequence[Shares]) -> str:
+    """Return a title with the labels that matter most for the loss and for the seconds, which have these names."""
+    found = []
+    for name, each in zip(names, shares, strict=True):
+        labels = " and ".join(each.leaders) if len(each.leaders) <= 2 else listed(each.leaders, MOST_NAMED)
+        if each.leaders:
+            found.append(f"{labels} {'matters' if len(each.leaders) == 1 else 'matter'} most for the {name}")
+    none = [] if shares[0].leaders else [f"No param clearly explains the {names[0]} by itself so far"]
+    return "; ".join([*none, *found])

@@ -166,8 +166,8 @@ def reduced(chart: Chart, most: int) -> Chart:
 
 
 def _thinned(series: Series, most: int) -> Series:
-    # The series "idle" of a timeline has one entry for each row, so it is never reduced.
-    if len(series) <= most or series.colour == "idle":
+    # The series "idle" of a timeline has one entry for each row, and a grid has no gaps, so they are never reduced.
+    if len(series) <= most or series.colour == "idle" or series.mark is Mark.CELLS:
         return series
     x, y = series.columns.get("x"), series.columns.get("y")
     if series.mark is Mark.POINTS and x and y and all(isinstance(value, (int, float)) for value in y):

@@ -10,14 +10,17 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hyperopt import hp
 from services import wait_until
 from services.browser import SCHEMES, WIDTHS, Opened
 from services.cases import cases
+from services.columns import trials
 from services.pictured import pictured
 
-from shadho_celery.charts.report import STATIC, StudyPictures, report_html
+from shadho_celery.charts.params import contour
+from shadho_celery.charts.report import STATIC, Picture, StudyPictures, report_html
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -214,6 +217,25 @@ def test_what_a_trial_wrote_is_text(browser: Any, tmp_path: Path, loss: float) -
         assert not opened.scrolls_sideways()
         assert "<script>" in opened.page.locator("main").inner_text()
         assert opened.page.evaluate("Object.prototype.toString.call(Object.getPrototypeOf({}))") == "[object Object]"
+
+
+def test_a_contour_of_params_of_any_name_is_drawn(browser: Any, tmp_path: Path) -> None:
+    points = np.random.default_rng(0).uniform(size=(40, 2)).tolist()
+    chart = contour(trials([{"loss": x * y, "params": {HOSTILE: x, BACKWARDS: y}} for x, y in points]))
+    path = tmp_path / "notebook.html"
+    html = Picture(chart, ["cpu"])._repr_html_()
+    path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><title>notebook</title>{html}")
+    assert len(html) < 500_000
+    with Opened(browser, path.as_uri()) as opened:
+        frame = opened.page.frame_locator("iframe")
+        frame.locator(".plot").focus()
+        for key in ("Home", "End"):
+            opened.page.keyboard.press(key)
+            assert "onerror" in frame.locator("[aria-live]").inner_text()
+        assert HOSTILE in frame.locator("h3").inner_text()
+        assert frame.locator("img, main script").count() == 0
+        assert frame.locator("canvas").evaluate("() => window.hit") is None
+        assert opened.logged == []
 
 
 def test_a_notebook_shows_a_chart_in_a_frame_without_access(browser: Any, tmp_path: Path) -> None:

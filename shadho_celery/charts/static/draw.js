@@ -15,8 +15,6 @@ const NARROW_CATEGORY = 14;
 const NARROW = 480;
 // Maximum number of characters of an axis's name.
 const NAME = 40;
-// ECharts cannot draw an axis with values beyond this. Such values are drawn at the end of the axis.
-const FAR = 1e290;
 // A logarithmic axis whose greatest value is above DECADES times the least has whole decades, in about INTERVALS
 // intervals.
 const DECADES = 1e4;
@@ -63,17 +61,17 @@ function plane(chart, theme, width, view) {
   const ends = endsOf(side_, view);
   const y = side_.focus?.length ? { ...side_, scale: view.range === RANGES[2] ? "log" : "linear" } : side_;
   const hasPlaceless = chart.series.some((series) => series.mark === "points" && series.columns.y.includes(null));
+  const isRows = y.scale === "category";
   const isFlat = chart.series.some((series) => series.mark === "bars" && !series.columns.width);
   const bottom = { ...axisOf(x, theme, width, chart, "x"), nameLocation: "middle", nameGap: 30 };
   const side = {
     ...axisOf(y, theme, width, chart, "y"),
     nameLocation: "end",
     nameGap: 12,
-    inverse: y.scale === "category",
+    inverse: isRows,
+    // The title says what the rows are.
+    ...(isRows ? { name: "" } : {}),
   };
-  if (y.scale === "category") {
-    side.nameLocation = "start";
-  }
   side.nameTextStyle = { ...side.nameTextStyle, align: "left" };
   bottom.scale = !isFlat;
   side.scale = !chart.series.some((series) => series.mark === "bars");
@@ -82,15 +80,17 @@ function plane(chart, theme, width, view) {
   if (reached.length) {
     bottom.max = Math.min(x.most, Math.ceil(10 * Math.max(...reached)) / 10);
   }
-  fit(bottom, view.zoom?.x);
-  fit(side, view.zoom?.y ?? ends);
+  const isGrid = chart.series.some((series) => series.mark === "cells");
+  const extremes = (column) => [rangeOf(chart, column).least, rangeOf(chart, column).most];
+  fit(bottom, isGrid ? extremes("x") : view.zoom?.x);
+  fit(side, isGrid ? extremes("y") : (view.zoom?.y ?? ends));
   const isBeyond = (y) => ends && y !== null && (y < ends[0] || y > ends[1]);
   const beyond = chart.series.flatMap(({ mark, columns }) => (mark === "points" ? columns.y.filter(isBeyond) : [])).length;
   if (beyond && !view.zoom && width > NARROW) {
     side.name = `${side.name}; ${beyond} beyond the axis are at its edge`;
   }
   return {
-    grid: { left: 8, right: 24, top: 40, bottom: 36, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
+    grid: { left: 8, right: 24, top: isRows ? 8 : 40, bottom: 36, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
     xAxis: bottom,
     // Marks without a y are drawn at the lower end of a second axis.
     yAxis: hasPlaceless ? [side, { type: "value", min: 0, max: 1, show: false }] : side,
@@ -98,11 +98,12 @@ function plane(chart, theme, width, view) {
   };
 }
 
-// Limit an axis to these ends. They are not round, so they have no labels.
+// Limit an axis to these ends. They are not round, so they have no labels, unless a logarithmic axis has hardly others.
 function fit(made, ends) {
   if (ends) {
+    const isShort = made.type === "log" && ends[1] < 100 * ends[0];
     Object.assign(made, { min: ends[0], max: ends[1] });
-    Object.assign(made.axisLabel, { showMinLabel: false, showMaxLabel: false });
+    Object.assign(made.axisLabel, { showMinLabel: isShort, showMaxLabel: isShort });
   }
 }
 
@@ -119,7 +120,7 @@ function axisOf(axis, theme, width, chart, column) {
     axisLabel: label,
   };
   if (axis.scale === "category") {
-    const most = width < NARROW ? NARROW_CATEGORY : CATEGORY;
+    const most = column === "x" ? Math.max(6, Math.floor(width / CHARACTER / axis.categories.length)) : width < NARROW ? NARROW_CATEGORY : CATEGORY;
     made.data = axis.categories;
     label.formatter = (text) => inMiddle(text, most);
   } else if (axis.scale !== "time") {
@@ -139,9 +140,6 @@ function inMiddle(text, most) {
 // Options for the ends and intervals of an axis, where ECharts' own choice is not suitable.
 function extent(axis, chart, column) {
   const { least, most, values } = rangeOf(chart, column);
-  if (axis.scale === "linear" && Math.max(Math.abs(least), Math.abs(most)) > FAR && values.length) {
-    return { min: Math.max(least, -FAR), max: Math.min(most, FAR) };
-  }
   if (axis.scale === "log") {
     return least > 0 && values.length ? logExtent(least, most) : {};
   }
@@ -185,6 +183,8 @@ function seriesOf(chart, series, theme, ends) {
   switch (series.mark) {
     case "points":
       return { ...common, ...points(chart, series, theme, colour, ends) };
+    case "cells":
+      return { ...common, ...cells(chart, series, theme) };
     case "line":
       return { ...common, ...line(chart, series, colour) };
     case "steps":
@@ -206,18 +206,18 @@ function points(chart, series, theme, colour, [least, most] = [-Infinity, Infini
   const found = pairs(chart, series);
   const within = ([at, y]) => {
     const shown = Math.min(most, Math.max(least, y));
-    return y === "-" || shown === y ? [at, y] : { value: [at, shown], itemStyle: { opacity: 0.25 } };
+    return y === "-" || shown === y ? [at, y] : { value: [at, shown], symbolSize: 5, itemStyle: { opacity: 0.35, borderWidth: 0 } };
   };
   const symbol = theme.symbolOf(series.colour);
   const isPlaceless = series.columns.y.every((value) => value === null);
   const isMany = found.length > 500;
   const looks = {
-    filled: { symbol, itemStyle: { color: colour, opacity: isMany ? 0.6 : 0.85 } },
+    filled: { symbol, itemStyle: { color: colour, opacity: isMany ? 0.6 : 0.9, borderColor: theme.ground, borderWidth: isMany ? 0 : 1 } },
     hollow: { symbol, itemStyle: { color: theme.ground, borderColor: colour, borderWidth: 1.5 } },
     cross: { symbol: CROSS, itemStyle: { color: colour } },
-    dash: { symbol: DASH, symbolSize: [9, 3], itemStyle: { color: colour, opacity: 0.6 } },
+    dash: { symbol: DASH, symbolSize: [9, 3], itemStyle: { color: colour, opacity: 0.9 } },
     // The mean of a category.
-    mean: { symbol: DASH, symbolSize: [32, 4], itemStyle: { color: colour } },
+    mean: { symbol: DASH, symbolSize: [Math.min(32, 400 / chart.axes[0].categories.length), 4], itemStyle: { color: colour } },
   };
   return {
     type: "scatter",
@@ -240,6 +240,23 @@ function line(chart, series, colour) {
     lineStyle: { color: colour, opacity: series.form === "light" ? 0.4 : 1, ...lookOf(series) },
     data: pairs(chart, series),
     z: 5,
+  };
+}
+
+// Cells of a grid that fills the plane, from the worst to the best.
+function cells(chart, series, theme) {
+  const side = Math.sqrt(lengthOf(series));
+  return {
+    type: "custom",
+    renderItem: ({ coordSys, dataIndex }, api) => {
+      const [x, y] = api.coord([api.value(0), api.value(1)]);
+      // Without the further pixel, lines would remain between cells.
+      const [width, height] = [coordSys.width / side + 1, coordSys.height / side + 1];
+      const fill = globalThis.echarts.color.lerp(dataIndex / side ** 2, theme.ranks);
+      return { type: "rect", shape: { x: x - width / 2, y: y - height / 2, width, height }, style: { fill } };
+    },
+    data: pairs(chart, series),
+    z: 1,
   };
 }
 
@@ -367,7 +384,7 @@ function parallel(chart, theme, width, order = chart.axes.map((_, dim) => dim)) 
 
 // The foot of a parallel axis: the place where lines without a value cross it. null if each line has a value.
 function footOf(axis, { least, most, values, hasGaps }) {
-  if (!hasGaps || (values.length && Math.max(Math.abs(least), Math.abs(most)) > FAR)) {
+  if (!hasGaps) {
     return null;
   }
   if (axis.scale === "category") {

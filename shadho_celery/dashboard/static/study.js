@@ -32,7 +32,7 @@ export async function showStudy(page, name) {
   let rated = null;
   drawn.push(
     async () => (rated = await importance()),
-    ...places("front", "hypervolume", "failures", "failures_by_label", "curves", "rungs"),
+    ...places("contour", "front", "hypervolume", "failures", "failures_by_label", "curves", "rungs"),
     ...paramPlaces(charts, name, facts.labels, () => rated, options),
   );
   const head = async (now) => {
@@ -47,7 +47,7 @@ export async function showStudy(page, name) {
 
 export async function showPlacement(page, name) {
   const facts = await get(ofStudy(name));
-  const charts = element("div", "", { class: "charts wide" });
+  const charts = element("div", "", { class: "charts" });
   page.main.append(element("h1", `Placement of ${name}`), charts);
   const options = optionsOf(name, facts, page.signal);
   await follow(name, "placement", page, facts, inTurn(facts.of_machines.map((chart) => chartPlace(charts, name, chart, options))));

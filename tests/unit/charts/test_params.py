@@ -25,7 +25,10 @@ from shadho_celery.charts.losses import (
     rungs,
 )
 from shadho_celery.charts.params import (
+    CELLS,
+    LEAST,
     MOST_MEANS,
+    contour,
     explained,
     importance,
     importances,
@@ -72,7 +75,7 @@ def test_importance_finds_what_matters_for_the_loss_and_for_the_seconds() -> Non
         assert (by_label[label].seconds or 0) < 0.1
     assert by_label["depth"].trials < 200
     chart = importance(found)
-    assert chart.title == "x matters most for the loss, size for the seconds"
+    assert chart.title == "x matters most for the loss; size matters most for the seconds"
     assert chart.axes[1].categories[0] == "x"
 
 
@@ -102,6 +105,41 @@ def test_the_mean_of_the_model_follows_the_loss_and_few_very_bad_losses_do_not_d
     assert not len(mean_losses(trials(rows[:5]), found.labels["x"])[0])
 
 
+def test_the_contour_has_the_interaction_of_the_two_params_that_matter_most() -> None:
+    """The loss x y is least where either is 0 and greatest where both are 1, which no sum of two functions says."""
+    rng = np.random.default_rng(0)
+    rows = [{"loss": x * 10**y, "params": {"x": x, "10^y": 10**y, "z": z}} for x, y, z in rng.uniform(size=(80, 3))]
+    rows[0]["violation"] = 1.0
+    chart = contour(trials(rows, log=["10^y"]))
+    assert {axis.name: axis.scale for axis in chart.axes} == {"x": Scale.LINEAR, "10^y": Scale.LOG}
+    cells, points, infeasible = chart.series
+    assert (cells.mark, len(cells), len(points), infeasible.columns["number"]) == (Mark.CELLS, CELLS**2, 79, [0])
+    x, y = (np.array(cells.columns["xy"[[axis.name for axis in chart.axes].index(name)]]) for name in ("x", "10^y"))
+    mean = np.array(cells.columns["loss"])
+    assert mean == pytest.approx(x * y, abs=1.0)
+    assert (np.diff(mean) <= 0).all(), "the best cells come last"
+    worst = contour(trials(rows, log=["10^y"], objectives={"loss": "maximize"})).series[0].columns["loss"]
+    assert (np.diff(np.array(worst)) >= 0).all()
+
+
+def test_without_two_numeric_params_that_matter_in_the_same_trials_there_is_no_contour() -> None:
+    assert contour(trials(searched(), options={"kind": ["tree", "net"]})).empty, "only x matters"
+    rng = np.random.default_rng(1)
+    rows = [{"loss": u, "params": {"ab"[place % 2]: u}} for place, u in enumerate(rng.uniform(size=60).tolist())]
+    assert contour(trials(rows)).empty
+    joint = [{"loss": a + b, "params": {"a": a, "b": b}} for a, b in rng.uniform(size=(LEAST, 2)).tolist()]
+    assert contour(trials(joint[1:])).empty
+
+
+def test_the_axis_of_a_choice_has_the_options_that_were_drawn() -> None:
+    rows = [{"loss": float(place), "params": {"kind": float(20 + 70 * (place % 2))}} for place in range(20)]
+    options = [f"option {place}" for place in range(100)]
+    chart = slice_of(trials(rows, options={"kind": options}), STUDY, "kind")
+    assert chart.axes[0].categories == ["option 20", "option 90"]
+    assert {*chart.series[0].columns["x"]} == {*chart.series[-1].columns["x"]} == {0.0, 1.0}
+    assert parallel(trials(rows, options={"kind": options})).axes[0].categories == options
+
+
 def test_axes_of_labels_follow_the_choice_that_decides_whether_they_are_active() -> None:
     rng = np.random.default_rng(4)
     rows = []
@@ -125,7 +163,7 @@ def test_importance_says_what_is_missing() -> None:
         if place >= 5:
             row["params"].pop("depth", None)  # type: ignore[attr-defined]
     chart = importance(trials(rows))
-    assert chart.title == "x matters most for the loss; none matters much for the seconds"
+    assert chart.title == "x matters most for the loss"
     assert chart.note == "Missing bars need 10 completed trials with the label."
     assert "10 completed trials" in importance(trials(rows[:9])).empty
 
@@ -139,8 +177,10 @@ def test_labels_of_two_subspaces_that_both_decide_the_seconds_are_named_together
         params = {"kind": float(kind), "x": x, ("depth" if kind else "width"): u}
         rows.append({"loss": x, "seconds": float(np.exp(2 * u)), "params": params, "subspace": f"kind={kind}"})
     title = importance(trials(rows, options={"kind": ["tree", "net"]})).title
-    assert title.startswith("x matters most for the loss, ")
-    assert title.endswith(("depth and width for the seconds", "width and depth for the seconds"))
+    assert title.startswith("x matters most for the loss")
+    assert title.endswith(
+        ("depth and width matter most for the seconds", "width and depth matter most for the seconds")
+    )
 
 
 def test_labels_that_the_trials_cannot_tell_apart_are_named_together() -> None:
@@ -149,7 +189,7 @@ def test_labels_that_the_trials_cannot_tell_apart_are_named_together() -> None:
     rows = [{"loss": a + b, "params": {"a": a, "b": b, "c": c}, "seconds": 1 + c} for a, b, c in points.tolist()]
     title = importance(trials(rows)).title
     assert "a and b matter most" in title or "b and a matter most" in title
-    assert title.endswith("for the loss (which of them more is uncertain); c matters most for the seconds")
+    assert title.endswith("for the loss; c matters most for the seconds")
     rows = [{**row, "loss": float(rng.normal())} for row in rows]
     assert importance(trials(rows)).title.startswith("No param clearly explains the loss by itself so far")
 

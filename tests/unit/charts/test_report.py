@@ -130,7 +130,7 @@ def test_an_unknown_param_or_trial_is_refused() -> None:
             study.charts.slice("y")
         with pytest.raises(UsageError, match="no trial 7"):
             study.charts.why_here(7)
-        with pytest.raises(AttributeError, match="there is no chart 'nothing'; charts: curves, "):
+        with pytest.raises(AttributeError, match="there is no chart 'nothing'; charts: contour, curves, "):
             study.charts.nothing()
         with pytest.raises(TypeError, match="label"):
             study.charts.slice()

@@ -209,7 +209,7 @@ def test_every_chart_of_a_study_can_be_asked_for_by_its_name(study: StudyResults
 @pytest.mark.parametrize(
     ("name", "asked", "line"),
     [
-        ("nothing", {}, "there is no chart 'nothing'; charts: curves"),
+        ("nothing", {}, "there is no chart 'nothing'; charts: contour, curves"),
         ("history", {"along": "miles"}, "the history is along trials or seconds, not 'miles'"),
         ("history", {"color": "red"}, "chart history has no argument 'color'"),
         ("slice", {}, "chart slice needs label"),
