@@ -83,7 +83,7 @@ def places_of() -> list[dict[str, Any]]:
     """
     if urls.is_fleet({}):
         return [{"fleet": {"broker": mask(urls.url(urls.BROKER)), "redis": mask(urls.url(urls.REDIS))}} | _look()]
-    from shadho_celery.embedded.plan import running
+    from shadho_celery.embedded.embedded import running
 
     found = []
     for folder in running():
@@ -100,7 +100,7 @@ def places_of() -> list[dict[str, Any]]:
 
 def _place(folder: Path) -> dict[str, Any]:
     """Return a JSON object for the study with embedded workers in `folder`, or the reason why it cannot be read."""
-    from shadho_celery.embedded.plan import CONTROL_KEY, reached
+    from shadho_celery.embedded.embedded import CONTROL_KEY, reached
     from shadho_celery.fleet.signing import Signer, read_keys
 
     place: dict[str, Any] = {"folder": str(folder)}

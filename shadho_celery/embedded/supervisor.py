@@ -27,7 +27,7 @@ import msgspec
 
 from shadho_celery.core.files import CHECKPOINTS, STORAGE_TOKEN
 from shadho_celery.core.system import HEARTBEAT_FILE
-from shadho_celery.embedded.plan import (
+from shadho_celery.embedded.embedded import (
     CONTROL_KEY,
     DETACH,
     KEEP,

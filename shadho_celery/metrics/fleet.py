@@ -15,8 +15,7 @@ from shadho_celery.errors import ShadhoError
 from shadho_celery.fleet.broker import depths
 from shadho_celery.fleet.registry import Worker
 from shadho_celery.fleet.state import FleetState, read_fleet
-from shadho_celery.metrics.kept import Kept
-from shadho_celery.metrics.server import Collector, Family, Samples
+from shadho_celery.metrics.server import Collector, Family, Kept, Samples
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

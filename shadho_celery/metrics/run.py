@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from shadho_celery.core.trial import TrialState, turned_first
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.registry import Worker
-from shadho_celery.metrics.kept import Kept
-from shadho_celery.metrics.server import Collector, Family, Kind, Samples
+from shadho_celery.metrics.server import Collector, Family, Kept, Kind, Samples
 from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.placement.durations import filled
 from shadho_celery.session.session import Session

@@ -1,5 +1,6 @@
 """Families of metrics, the collector that reads their samples when Prometheus asks for them, and the HTTP server.
 
+`Kept` computes values in a thread, so that a scrape does not wait for a server that hangs.
 The server opens its port before there is anything to serve, so that an invalid port is reported at once.
 This module imports no large libraries, because several commands import it to declare their options.
 """
@@ -29,6 +30,8 @@ from shadho_celery.errors import UsageError
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+
+import time
 
 #: environment variables of a worker for its options --metrics-port and --metrics-host
 PORT, HOST = "SHADHO_METRICS_PORT", "SHADHO_METRICS_HOST"
@@ -213,3 +216,38 @@ def _read(family: Family[T], of: T) -> Samples:
         with suppress(RuntimeError):
             return family.read(of)
     return {}
+
+
+#: maximum seconds for which a scrape waits for a new value
+WAIT_SECONDS = 2.0
+
+
+class Kept(Generic[T]):
+    """Caches the result of `make`. The first `get` after `seconds` computes it again, in a separate thread.
+
+    A result is used for at most `most_seconds`.
+    """
+
+    def __init__(self, make: Callable[[], T], seconds: float, most_seconds: float = math.inf) -> None:
+        self._make, self._seconds, self._most_seconds = make, seconds, most_seconds
+        self._made_at = -math.inf
+        self._found: T | None = None
+        self._lock = threading.Lock()
+        self._making: threading.Thread | None = None
+
+    def get(self) -> T | None:
+        """Return the result. If a new one is not ready within WAIT_SECONDS, return the previous one, or None if there
+        is none.
+        """
+        with self._lock:
+            is_due = self._found is None or time.monotonic() - self._made_at >= self._seconds
+            if is_due and (self._making is None or not self._making.is_alive()):
+                self._making = threading.Thread(target=self._renew, daemon=True)
+                self._making.start()
+            making = self._making
+        if making is not None:
+            making.join(WAIT_SECONDS)
+        return self._found if time.monotonic() - self._made_at <= self._most_seconds else None
+
+    def _renew(self) -> None:
+        self._found, self._made_at = self._make(), time.monotonic()

@@ -26,7 +26,7 @@ from shadho_celery.core.records import MAX_POINTS, Answer, OfStudy, OfWorker
 from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.units import counted
 from shadho_celery.core.users import own_user
-from shadho_celery.embedded.plan import CONTROL_KEY, reached, running
+from shadho_celery.embedded.embedded import CONTROL_KEY, reached, running
 from shadho_celery.errors import ServiceError, ShadhoError, StudyNotFound, UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.control import (

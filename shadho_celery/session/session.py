@@ -31,8 +31,7 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.system import Outage
 from shadho_celery.core.trial import COUNTED, Params, TrialState
 from shadho_celery.core.units import counted, money
-from shadho_celery.embedded.embedded import Embedded
-from shadho_celery.embedded.plan import CONTROL_KEY
+from shadho_celery.embedded.embedded import CONTROL_KEY, Embedded
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.broker import Publisher

@@ -14,7 +14,6 @@ from shadho_celery.core.system import ManualClock
 from shadho_celery.fleet import urls
 from shadho_celery.fleet.registry import Progress, Registry, Share, StudyWants
 from shadho_celery.fleet.signing import UNSIGNED, Signer
-from shadho_celery.metrics import kept
 from shadho_celery.metrics.fleet import Exporter
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, Heartbeat, announced
@@ -35,7 +34,7 @@ def test_a_workers_announcement_is_scraped_and_its_address_is_found(
     for name in (urls.BROKER, urls.REDIS):
         monkeypatch.setenv(name, redis_url)
     monkeypatch.delenv("SHADHO_SIGNING_KEY_FILE", raising=False)
-    monkeypatch.setattr(kept, "WAIT_SECONDS", 30.0)
+    monkeypatch.setattr("shadho_celery.metrics.server.WAIT_SECONDS", 30.0)
     clock, leases = ManualClock(), MagicMock()
     leases.studies.return_value = {"k": Share(name="svm", slots=2)}
     worker = announced(compute_class="gpu", slots=3, machine=Machine(host="a"), price=2.0)

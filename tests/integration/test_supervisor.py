@@ -15,8 +15,7 @@ import pytest
 import redis
 import services
 
-from shadho_celery.embedded.embedded import server_path
-from shadho_celery.embedded.plan import Plan
+from shadho_celery.embedded.embedded import Plan, server_path
 
 CODE = """
 import sys

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from shadho_celery.core.files import LOCK
-from shadho_celery.embedded.plan import SOCKET, reached, running
+from shadho_celery.embedded.embedded import SOCKET, reached, running
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet import urls
 

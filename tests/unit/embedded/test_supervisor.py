@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.embedded import supervisor
-from shadho_celery.embedded.plan import open_log
+from shadho_celery.embedded.embedded import open_log
 
 
 def test_a_long_log_is_cut_while_a_process_appends_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

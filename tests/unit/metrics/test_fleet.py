@@ -15,7 +15,7 @@ from shadho_celery.core.hardware import GpuUsage, Machine, Usage
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.registry import Progress, Share, StudyWants, Worker
 from shadho_celery.fleet.state import FleetState
-from shadho_celery.metrics import fleet, kept
+from shadho_celery.metrics import fleet, server
 from shadho_celery.metrics.fleet import FAMILIES, Exporter
 from shadho_celery.metrics.server import MetricsServer
 
@@ -92,7 +92,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     made = Servers()
     monkeypatch.setattr(fleet, "read_fleet", made.read_fleet)
     monkeypatch.setattr(fleet, "depths", made.depths)
-    monkeypatch.setattr(kept, "WAIT_SECONDS", 30.0)
+    monkeypatch.setattr(server, "WAIT_SECONDS", 30.0)
     return made
 
 
@@ -151,9 +151,9 @@ def test_a_state_that_cannot_be_read_again_is_shown_only_for_a_while(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("shadho_celery.metrics.kept.time", type("Time", (), {"monotonic": lambda: now}))
+    monkeypatch.setattr("shadho_celery.metrics.server.time", type("Time", (), {"monotonic": lambda: now}))
     made = iter([1])
-    found = kept.Kept(lambda: next(made), 1.0, 20.0)
+    found = server.Kept(lambda: next(made), 1.0, 20.0)
     assert found.get() == 1
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     now = 20.0

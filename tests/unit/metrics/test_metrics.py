@@ -21,9 +21,8 @@ from shadho_celery.core.system import OVER_SECONDS
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.fleet.registry import Worker
-from shadho_celery.metrics import kept, run, server, worker
-from shadho_celery.metrics.kept import Kept
-from shadho_celery.metrics.server import MOST, TRIES, Collector, Family, Kind, MetricsServer, Samples
+from shadho_celery.metrics import run, server, worker
+from shadho_celery.metrics.server import MOST, TRIES, Collector, Family, Kept, Kind, MetricsServer, Samples
 from shadho_celery.node.heartbeat import Tally
 from shadho_celery.placement.durations import filled
 from shadho_celery.study.table import Timed
@@ -42,7 +41,7 @@ def listening() -> Iterator[MetricsServer]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first bound imports scipy, which takes long on a busy machine."""
-    monkeypatch.setattr(kept, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(server, "WAIT_SECONDS", 60.0)
 
 
 def text(url: str) -> str:
@@ -278,7 +277,7 @@ def test_a_run_at_its_start_and_without_a_broker_leaves_out_what_it_does_not_kno
 
 
 def test_a_scrape_does_not_wait_for_a_broker_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(server, "WAIT_SECONDS", 0.0)
     calls, may_end = [0], threading.Event()
 
     def make() -> int:
@@ -289,7 +288,7 @@ def test_a_scrape_does_not_wait_for_a_broker_that_hangs(monkeypatch: pytest.Monk
     caching = Kept(make, 60.0)
     assert [caching.get(), caching.get()] == [None, None]
     may_end.set()
-    monkeypatch.setattr(kept, "WAIT_SECONDS", 20.0)
+    monkeypatch.setattr(server, "WAIT_SECONDS", 20.0)
     assert [caching.get(), caching.get(), *calls] == [1, 1, 1]
 
 

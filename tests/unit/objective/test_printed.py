@@ -10,7 +10,7 @@ import pytest
 from services.cases import cases
 
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.objective.printed import MAX_LINE, MAX_MATCHED, CommandFailed, Lines, Printed
+from shadho_celery.objective.process import MAX_LINE, MAX_MATCHED, CommandFailed, Lines, Printed
 from shadho_celery.objective.result import read
 from shadho_celery.objective.script import REPORTS
 

@@ -29,8 +29,8 @@ from shadho_celery.training.coordinator.listener import (
     Rejected,
     Terms,
 )
-from shadho_celery.training.replica import client as client_of_gang
-from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
+from shadho_celery.training.replica import replica as client_of_gang
+from shadho_celery.training.replica.replica import MIN_CONNECT_INTERVAL, Client, ConnectionLost
 from shadho_celery.training.wire import handshake as wires
 from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Large, Wire, control_frame
 from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
