@@ -7,6 +7,7 @@ text, in which links to documents become links to their pages, also links to a R
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -37,9 +38,11 @@ smartquotes = False
 html_theme = "furo"
 html_title = f"shadho_celery {__version__}"
 html_show_sphinx = html_show_copyright = html_copy_source = False
+html_search_scorer = str(HERE / "search.js")
 
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n```$", re.MULTILINE)
 MADE = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
+ARTICLE = re.compile(r'<article role="main".*?</article>', re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -85,7 +88,16 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = MADE.sub(lambda found: getattr(reference, found[1])(), source[0])
 
 
+def write_texts(app: Sphinx, error: Exception | None) -> None:
+    """Write pages.js, the texts of all pages by their addresses, for the excerpts of search.js."""
+    if error is None and app.builder.name == "html":
+        pages = sorted(map(app.builder.get_target_uri, app.env.found_docs))
+        texts = {page: ARTICLE.findall((app.outdir / page).read_text(encoding="utf-8"))[0] for page in pages}
+        (app.outdir / "pages.js").write_text(f"const PAGES = {json.dumps(texts)};\n", encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect `read` to the pages."""
+    """Connect `read` to the pages, and `write_texts` to their end."""
     app.connect("source-read", read)
+    app.connect("build-finished", write_texts)
     return {"parallel_read_safe": True}
