@@ -461,6 +461,8 @@ class Study(ShownStudy):
                 self._scheduler().turn()
         finally:
             self._study.close()
+        for line in self._study.deletions(at_end=True):
+            warn(line)
 
     def __del__(self) -> None:
         # If an ask/tell loop fails, the study must not stay locked until the program ends.

@@ -679,14 +679,15 @@ class Watch:
             # at once.
             others = sorted(session.executor.workers.with_other_code(0.0))
             yield from self._untold(others)
-        yield from self._untold([*session.executor.notices(), *session.scheduler.notices()])
+        deleted = session.study.deletions(at_end=True)
+        yield from self._untold([*session.executor.notices(), *deleted, *session.scheduler.notices()])
 
     def present(self) -> Iterator[object]:
-        """Yield the current notices about money, workers, the search, failures and code."""
+        """Yield the current notices about money, workers, deleted files, the search, failures and code."""
         session, study = self._session, self._session.study
         if session.scheduler.limits.money or session.scheduler.cheapest:
             yield from self._on_money()
-        yield from [*session.executor.notices(), *session.scheduler.notices()]
+        yield from [*session.executor.notices(), *study.deletions(), *session.scheduler.notices()]
         if study.best is not None and (starved := session.scheduler.proposals.shares.notice) is not None:
             yield starved
         if study.best is not None and study.count(TrialState.FAILED):

@@ -124,9 +124,10 @@ class Store(Protocol):
     def numbers(self, key: str) -> Iterable[int]:
         """Return the numbers of the study's trials."""
 
-    def write(self, key: str, fence: int, now: float, turn: Turn) -> None:
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         """Record one turn of the scheduler in one transaction.
 
+        Returns the numbers of the `changed` trials whose rows were missing, and which were written again in full.
         Raises LockLost if `fence` is too old, because another scheduler has locked the study since.
         """
 

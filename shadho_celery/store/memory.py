@@ -43,7 +43,7 @@ class MemoryStore:
         self._machines: dict[str, MachineRecord] = {}
         self._classes: Sequence[str] = ()
 
-    def write(self, key: str, fence: int, now: float, turn: Turn) -> None:
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         if fence != self._fence:
             raise LockLost
         self._trials |= {trial.number: trial for trial in (*turn.new, *turn.changed)}
@@ -63,6 +63,7 @@ class MemoryStore:
                 self._live[attempt_key] = whole
             else:
                 self._ended.append(_encode(whole))
+        return ()
 
     def unlock(self, key: str, fence: int) -> None:
         pass
@@ -159,16 +160,16 @@ class LateStore(MemoryStore):
         self._call(lambda sql: sql.lock(key, holder, now))
         return self._fence
 
-    def write(self, key: str, fence: int, now: float, turn: Turn) -> None:
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         with self._writing:
             super().write(key, fence, now, turn)
             if self._sql is not None:
-                self._sql.write(key, fence, now, turn)
-                return
+                return self._sql.write(key, fence, now, turn)
             self._written = key, fence, now
             facts = ((name, getattr(turn, name)) for name in ("choices", "decade", "money_plan", "classes"))
             self._facts |= {name: fact for name, fact in facts if fact is not None}
             self._facts["asked"] += turn.asked
+            return ()
 
     def unlock(self, key: str, fence: int) -> None:
         self._call(lambda sql: sql.unlock(key, fence))

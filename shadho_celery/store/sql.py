@@ -387,10 +387,11 @@ class SqlStore:
         with self._begin() as connection:
             _set(connection, key, fence, holder=None, lock_expires=None)
 
-    def write(self, key: str, fence: int, now: float, turn: Turn) -> None:
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         """Record one turn of the scheduler and renew the lock. If `fence` is too old, write nothing and raise LockLost.
 
-        After a StoreOutage the same turn may be written again, whether it was recorded or not.
+        After a StoreOutage the same turn may be written again, whether it was recorded or not. `changed` trials whose
+        rows were deleted are inserted again in full, and their numbers are returned.
         """
         # If an attempt has several reports with the same step, only the first one is kept, because pruners use that
         # one, too. It may already be in the table.
@@ -402,7 +403,9 @@ class SqlStore:
         facts = {"lock_expires": now + LOCK_SECONDS, **{name: fact for name, fact in noted.items() if fact is not None}}
         has_changed = bool(turn.new or turn.changed or turn.attempted or turn.asked)
 
-        def write() -> None:
+        def write() -> list[int]:
+            insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
+            deleted: list[Trial] = []
             with self._begin() as connection:
                 # The change number is recorded here before the commit, so that it is not used again if it is unknown
                 # whether the commit succeeded.
@@ -410,20 +413,23 @@ class SqlStore:
                 if not _set(connection, key, fence, **facts, change=change):
                     raise LockLost
                 if turn.new:
-                    insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
                     _execute_many(connection, insert, [trial_row(key, trial, change) for trial in turn.new])
                 # After an outage, new trials are also updated, because they may have been recorded before and have
                 # changed since.
                 if updated := [*turn.new, *turn.changed] if self._is_unsure else turn.changed:
-                    _update(connection, key, updated, change)
+                    found = _update(connection, key, updated, change)
+                    # If fewer rows were updated, trials had already finished in the store, or their rows were deleted.
+                    if found < len(updated) and (deleted := _deleted(connection, key, updated)):
+                        _execute_many(connection, insert, [trial_row(key, trial, change) for trial in deleted])
                 if rows:
                     connection.execute(self._insert_ignoring(reports), rows)
                 self._write_records(connection, key, turn, change)
                 if turn.asked:
                     connection.execute(self._insert_ignoring(actions), [action_row(key, each) for each in turn.asked])
+            return [trial.number for trial in deleted]
 
         try:
-            write()
+            rewritten = write()
         except StoreOutage as error:
             # It is unknown whether the transaction was committed. It is safe to repeat it, because the fence is checked
             # again, existing rows are not inserted again, and finished trials are not updated.
@@ -434,8 +440,9 @@ class SqlStore:
             if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated and not cause.detail):
                 self._renew(key, fence, now, cause)
                 raise
-            write()
+            rewritten = write()
         self._is_unsure = False
+        return rewritten
 
     def _write_records(self, connection: sa.Connection, key: str, turn: Turn, change: int) -> None:
         """Write the rows of attempts, sessions and machines."""
@@ -743,8 +750,8 @@ class SqlStore:
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
-def _update(connection: sa.Connection, key: str, updated: Sequence[Trial], change: int) -> None:
-    """Set the columns of trials that may have changed."""
+def _update(connection: sa.Connection, key: str, updated: Sequence[Trial], change: int) -> int:
+    """Set the columns of trials that may have changed. Return the number of changed rows."""
     # If the objective asks for labels, the result sets params and `given`.
     is_asked = any(trial.outcome.asked is not None for trial in updated)
     names = [*_UPDATED, "params", "given"] if is_asked else _UPDATED
@@ -752,7 +759,7 @@ def _update(connection: sa.Connection, key: str, updated: Sequence[Trial], chang
     for row in [trial_row(key, trial, change) for trial in updated]:
         now_is = {name: row[name] for name in names}
         changes.append({"_study": key, "_number": row["number"], **now_is})
-    _execute_many(connection, _UPDATE, changes)
+    return _execute_many(connection, _UPDATE, changes)
 
 
 def _last_part(module: str) -> str:
@@ -825,6 +832,16 @@ def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -
     return connection.execute(_FENCED, {"_key": key, "_fence": fence, **values}).rowcount > 0
 
 
+def _deleted(connection: sa.Connection, key: str, written: Sequence[Trial]) -> list[Trial]:
+    """Return the trials of `written` that have no row in the table."""
+    found: set[int] = set()
+    for start in range(0, len(written), PAGE):
+        numbers = [trial.number for trial in written[start : start + PAGE]]
+        query = sa.select(trials.c.number).where(trials.c.study == key, trials.c.number.in_(numbers))
+        found.update(connection.scalars(query))
+    return [trial for trial in written if trial.number not in found]
+
+
 def _insert(table: sa.Table, dialect: str) -> Any:
     """Return a statement of this dialect that inserts rows, with methods for the case that rows already exist."""
     if dialect == "sqlite":
@@ -851,8 +868,8 @@ def _execute_many(
     statement: sa.Insert | sa.Update,
     rows: list[dict[str, object]],
     of_json: Sequence[str] = JSON,
-) -> None:
-    """Execute a statement with each of `rows`.
+) -> int:
+    """Execute a statement with each of `rows`. Return the number of changed rows.
 
     Values of the columns `of_json` are encoded. The driver is called directly, which takes half of the time that
     SQLAlchemy takes.
@@ -861,9 +878,11 @@ def _execute_many(
     for row in rows if of_json else ():
         row.update({name: json.dumps(row[name]) for name in of_json if row.get(name) is not None})
     values = [itemgetter(*names)(row) for row in rows] if names else rows
+    found = 0
     # Rows are sent in several calls, because each call has its own time limit.
     for start in range(0, len(values), PAGE):
-        connection.exec_driver_sql(text, values[start : start + PAGE])
+        found += connection.exec_driver_sql(text, values[start : start + PAGE]).rowcount
+    return found
 
 
 @lru_cache(maxsize=16)

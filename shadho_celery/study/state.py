@@ -16,6 +16,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
+import numpy as np
 from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
@@ -157,6 +158,9 @@ class StudyState(StudyTrials):
         #: by number of a trial that `commit` must write: True if it is new
         self._unwritten: dict[int, bool] = {}
         self._written_at = self.clock.now()
+        #: numbers of the trials that were written again in this run, because another program had deleted them from the
+        #: store
+        self.rewritten: set[int] = set()
         #: the error if the store cannot be written at the moment, else None
         self.trouble: StoreOutage | None = None
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
@@ -566,10 +570,11 @@ class StudyState(StudyTrials):
         turn.changed = [self.trial(number) for number, is_new in unwritten if not is_new]
         turn.attempted, turn.seen, turn.classes = recorder.attempted(self.clock.wall()), recorder.seen, recorder.classes
         try:
-            self.store.write(self.record.key, self.fence, self.clock.wall(), turn)
+            rewritten = self.store.write(self.record.key, self.fence, self.clock.wall(), turn)
         except StoreOutage as error:
             self.wait_for_store(error)
             return False
+        self.rewritten.update(rewritten)
         self._turn = Turn()
         self._unwritten.clear()
         if turn.classes is not None:
@@ -579,6 +584,24 @@ class StudyState(StudyTrials):
         self._written_at = now
         self.trouble, self._pause = None, FIRST_PAUSE
         return True
+
+    def deletions(self, *, at_end: bool = False) -> Iterator[str]:
+        """Yield warnings about trials that another program has deleted from the store in this run.
+
+        Unfinished trials were written again. Finished trials cannot be written again, and are checked only if `at_end`.
+        """
+        if self.rewritten:
+            yield f"rows deleted from the store while the study ran are written again: {named(self.rewritten)}"
+        if not at_end:
+            return
+        # Arrays are used, because sets of a million numbers would take more memory than the study.
+        stored = np.fromiter(self.store.numbers(self.record.key), np.int64)
+        missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
+        if gone := [number for number in missing if number not in self._unwritten]:
+            yield (
+                f"results were deleted from the store while the study ran: {named(gone)}; restore the store from a "
+                f"copy, or resume study {self.name} to continue without them"
+            )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:
         """Record that the store is unavailable. The next try follows after a pause."""

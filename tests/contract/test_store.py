@@ -33,6 +33,7 @@ from shadho_celery.program.recorded import list_studies, load_study
 from shadho_celery.store import engine as database
 from shadho_celery.store.base import StudyRecord, Turn, holder_name
 from shadho_celery.store.engine import file_system
+from shadho_celery.store.rows import trials
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 
 #: losses of a report by name: none, two, one that is finite, and none that is finite
@@ -488,6 +489,20 @@ def test_a_finished_trial_keeps_its_first_result(store: SqlStore, state: TrialSt
     late = replace(ended(running, loss=0.0), attempt=2, finished_at=NOW + 1)
     store.write("k1", fence, NOW, Turn(changed=[late, running]))
     assert list(store.trials("k1")) == [end]
+
+
+@pytest.mark.parametrize("end", [FULL, ENDED], ids=["running", "ended"])
+def test_a_trial_whose_row_was_deleted_is_written_again_whole_and_named(store: SqlStore, end: Trial) -> None:
+    fence = begun(store)
+    done = ended(trial(1))
+    store.write("k1", fence, NOW, Turn(new=[replace(FULL, attempt=1, live=None), trial(0), trial(1)]))
+    store.write("k1", fence, NOW, Turn(changed=[done]))
+    with store._begin() as connection:
+        connection.execute(sa.delete(trials).where(trials.c.number.in_([0, 7])))
+    late = replace(done, finished_at=NOW + 9)
+    assert sorted(store.write("k1", fence, NOW, Turn(changed=[trial(0, attempt=2), late, end]))) == [0, 7]
+    assert list(store.trials("k1")) == [trial(0, attempt=2), done, end]
+    assert not store.write("k1", fence, NOW, Turn(changed=[late, end])), "what has ended was not deleted"
 
 
 def test_the_best_trial_is_feasible_then_of_the_highest_budget_then_of_the_least_loss(store: SqlStore) -> None:

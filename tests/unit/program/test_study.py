@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,26 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def params(study: Any) -> list[dict[str, Any]]:
     return [trial.params for trial in study.trials]
+
+
+# Rows that somebody deletes meanwhile
+
+
+def test_deleted_rows_of_trials_that_run_are_written_again_and_lost_results_are_named() -> None:
+    with Study(SPACE, store=STORE, study="s") as study:
+        asked = [study.ask() for _ in range(4)]
+        for trial in asked[:2]:
+            study.tell(trial, {"loss": 0.5, "epochs": 3})
+        with closing(sqlite3.connect("shadho.db")) as other, other:
+            other.execute("DELETE FROM trials WHERE number IN (1, 2, 3)")
+        told = study.tell(asked[2], {"loss": 0.25, "epochs": 4})
+        assert (told.loss, told.metrics, told.params) == (0.25, {"epochs": 4}, asked[2].params)
+        with pytest.warns(UserWarning, match="deleted from the store") as warned:
+            study.close()
+    again, lost = [str(each.message) for each in warned]
+    assert "rows deleted from the store while the study ran are written again: trials 2, 3" in again
+    assert "results were deleted from the store while the study ran: trial 1; restore" in lost
+    assert [trial.number for trial in load_study(STORE, "s").trials] == [0, 2, 3]
 
 
 # Several threads

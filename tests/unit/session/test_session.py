@@ -82,7 +82,7 @@ def warnings(
         workers=SimpleNamespace(announced=live or {}, refused=0, with_other_code=lambda *_: [], servers=SERVERS),
         troubles={},
     )
-    study = SimpleNamespace(best=None, trouble=None)
+    study = SimpleNamespace(best=None, deletions=list, trouble=None)
     scheduler = SimpleNamespace(notices=lambda: notices, limits=Limits(trials=1), cheapest=None)
     options = SimpleNamespace(workers=names_workers, class_spec=None)
     found = watch(executor, study, embedded, scheduler=scheduler, options=options)
@@ -163,7 +163,7 @@ def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once
     looks = [["a"], ["a", "b", "b"]]
     workers = SimpleNamespace(announced={}, with_other_code=list)
     executor = SimpleNamespace(troubles={}, known_for=0.0, notices=lambda: looks.pop(0), workers=workers)
-    found = watch(executor, SimpleNamespace(trouble=None, best=None))
+    found = watch(executor, SimpleNamespace(trouble=None, best=None, deletions=list))
     said: list[str] = []
     for now in (0.0, LOOK_SECONDS - 0.1, LOOK_SECONDS, LOOK_SECONDS + 0.1):
         # Its error is another one at each try.
@@ -280,7 +280,7 @@ def test_it_is_said_how_much_more_than_the_limit_running_trials_can_cost() -> No
 
     def said(sessions: Sequence[SessionRecord], timeout: float | None = None) -> list[str]:
         executor = SimpleNamespace(notices=list, workers=SimpleNamespace(with_other_code=list))
-        study = SimpleNamespace(best=None, recorder=SimpleNamespace(sessions=sessions))
+        study = SimpleNamespace(best=None, deletions=list, recorder=SimpleNamespace(sessions=sessions))
         limits = Limits(money=50.0)
         plan = SimpleNamespace(settings=StudySettings(trial_timeout=timeout), limits=limits)
         scheduler = SimpleNamespace(notices=list, limits=limits, cheapest=None)
@@ -320,7 +320,7 @@ def test_classes_whose_workers_would_have_too_few_slots_are_told_before_any_come
 def test_an_edited_file_takes_the_place_of_workers_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = SimpleNamespace(with_other_code=lambda: ["w gets no trials"])
     executor = SimpleNamespace(has_workers=True, notices=list, workers=workers)
-    found = watch(executor, SimpleNamespace(best=None, name="s"))
+    found = watch(executor, SimpleNamespace(best=None, deletions=list, name="s"))
     assert [*found.present()] == ["w gets no trials"]
     monkeypatch.setattr(found._session.disk, "edited", lambda code: "m.py")
     [edited] = found.present()
