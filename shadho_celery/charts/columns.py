@@ -40,9 +40,9 @@ LEAST_FOCUSED = 10
 class Depth(IntEnum):
     """Which facts of each trial are read. With fewer facts, a chart is drawn sooner."""
 
-    #: facts for the history of the losses: state, class, sampler, loss, budget and violation
+    #: facts for the history of the losses: state, class, sampler, loss, budget, violation and times
     LOSSES = 0
-    #: also times, subspace, machine, rung and origin
+    #: also seconds, subspace, machine, rung and origin
     FACTS = 1
     #: also params, failures, versions of the code, and losses by name
     PARAMS = 2
@@ -424,8 +424,8 @@ def columns_of(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str,
 #: by depth: columns with numbers, and columns with texts. LATE are the columns that take longest to read, at depth
 #: PARAMS. The trial's number is always read
 NUMBERS = {
-    Depth.LOSSES: ("loss", "budget", "violation"),
-    Depth.FACTS: ("seconds", "started_at", "finished_at", "rung", "origin", "slots"),
+    Depth.LOSSES: ("loss", "budget", "violation", "started_at", "finished_at"),
+    Depth.FACTS: ("seconds", "rung", "origin", "slots"),
 }
 TEXTS = {
     Depth.LOSSES: ("state", "compute_class", "sampler"),

@@ -37,7 +37,6 @@ from shadho_celery.core.units import counted, digits
 from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
 from shadho_celery.study.front import Coverage, coverage, first_front
-from shadho_celery.study.table import agreements
 
 #: maximum numbers of marks for trials with a loss, for failed trials, and for the line of the best loss
 _POINTS, _FAILED, _LINE = int(0.6 * MOST), int(0.2 * MOST), int(0.2 * MOST)
@@ -50,7 +49,7 @@ TRIALS, SECONDS = "trials", "seconds"
 @StudyChart(
     section="Search",
     place=1,
-    depth=lambda study, along=TRIALS: Depth.LOSSES if along == TRIALS else Depth.FACTS,
+    depth=Depth.LOSSES,
     choice="over",
     choices=lambda trials: (TRIALS, SECONDS),
     is_shown=lambda trials, chart: True,
@@ -342,34 +341,15 @@ MOST_CURVES = 100
 
 @StudyChart(section="Search", place=4, depth=Depth.FACTS)
 def rungs(trials: TrialColumns) -> Chart:
-    """Return the losses of COMPLETE trials over their budgets. The title says how well the losses agree
-    between rungs.
-    """
+    """Return the losses of COMPLETE trials over their budgets."""
     axes = Axis(name="budget", scale=Scale.LOG), trials.loss_axis()
-    found = _agreements(trials)
-    if not found:
-        return Chart(title="The losses by budget", axes=axes, empty="This study has no budgets.")
     places = np.flatnonzero(trials.is_complete & (trials.rung >= 0))
+    if not len(places):
+        return Chart(title="The losses by budget", axes=axes, empty="No trial with a budget has completed yet.")
     drawn, note = thin_points(trials.budget[places], trials.loss[places])
     series = [*points_by_class(trials, trials.budget, places[drawn])]
-    known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
-    said = f"they agree by {', '.join(known)}" if known else "too few trials to compare them"
-    return Chart(
-        title=f"Losses on {len(found)} budgets; {said}",
-        axes=axes,
-        series=series,
-        has_states=True,
-        note=note,
-        how="Agreement is the correlation of losses at this budget with those at the next one.",
-    )
-
-
-def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
-    """Return each rung, its budget, and its agreement with the next rung, as in a study's report."""
-    ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
-    losses = np.where(trials.is_complete & ~trials.is_infeasible, trials.merit, np.nan)
-    rungs, budgets, numbers = trials.rung[ended], trials.budget[ended], trials.number[ended]
-    return agreements(rungs, budgets, numbers, trials.origin[ended], losses[ended])
+    title = f"The {trials.loss_name} of {counted(len(places), 'trial')} by budget"
+    return Chart(title=title, axes=axes, series=series, has_states=True, note=note)
 
 
 def candidates(trials: TrialColumns) -> list[int]:

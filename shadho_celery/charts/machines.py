@@ -46,6 +46,10 @@ _BOUND = (
 _SHARED = " Other studies take as large a part of one more worker as of the others of its class."
 _SHORT = "Sending one of these short trials takes longer than running it, which the bound leaves out."
 _UNTRIED = "No trial has completed on {}: its speed is estimated as that of a mean class."
+_FEW = (
+    f"This takes {TELLING_TRIALS} completed trials, most of which take {took(SHORT_SECONDS)}, and "
+    f"{took(TELLING_SECONDS)} in which trials run."
+)
 _NO_TIMES = "No trial has completed yet whose recorded times show which slots there were."
 
 
@@ -102,10 +106,8 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     title = "What one more worker of each class would complete"
     if not seconds or not slots:
         return Chart(title=title, axes=axes, empty=_NO_TIMES)
-    is_short = are_short(trials)
-    if not is_short and not are_telling(trials, attempts):
-        empty = f"This takes {TELLING_TRIALS} completed trials, and {took(TELLING_SECONDS)} in which trials run."
-        return Chart(title=title, axes=axes, empty=empty)
+    if not are_telling(trials, attempts):
+        return Chart(title=title, axes=axes, empty=_FEW)
     found = throughput_bound(seconds, slots, mix)
     sizes = {**dict.fromkeys(slots, 1.0), **_worker_slots(attempts)}
     if attempts.has_others:
@@ -120,9 +122,7 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         f"One more {shown[0]} worker adds {digits(gains[shown[0]])} completed trials an hour to the "
         f"{digits(_HOUR * found.rate)} of this fleet at full use"
     )
-    if is_short:
-        title = "One more worker adds little: most trials take less time than it takes to send them"
-    elif (busy := busy_words(attempts)) is not None:
+    if (busy := busy_words(attempts)) is not None:
         title += f"; its slots {busy}"
     return Chart(
         title=title,
@@ -142,10 +142,9 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     is_done = attempts.end.is_in("complete")
     predicted, seconds = attempts.predicted, _actual(trials, attempts)
     is_known = is_done & (predicted > 0) & (seconds > 0) & np.isfinite(seconds)
-    if not is_known.any():
-        empty = "No trial with predicted seconds has completed yet."
-        return Chart(title="Predicted and actual seconds", axes=axes, empty=empty)
     places = np.flatnonzero(is_known)
+    if len(places) < TELLING_TRIALS or not are_telling(trials, attempts):
+        return Chart(title="Predicted and actual seconds", axes=axes, empty=_FEW)
     drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)
     series = []
     for name, own in attempts.compute_class.places(places[drawn]):
@@ -157,9 +156,6 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     factor = float(np.exp(np.median(np.abs(np.log(seconds[places] / predicted[places])))))
     within = "1 %" if factor < EXACT else f"a factor of {factor:.2f}"
     title = f"Half of {counted(len(places), 'trial')} took their predicted seconds, to within {within}"
-    if len(places) < TELLING_TRIALS or not are_telling(trials, attempts):
-        least, most = took(float(seconds[places].min())), took(float(seconds[places].max()))
-        title = f"{counted(len(places), 'trial')} took {least if least == most else f'{least} to {most}'}"
     return Chart(title=title, axes=axes, series=series, note=note)
 
 

@@ -49,9 +49,8 @@ class StudyChart:
     #: the charts of this heading
     section: str = ""
     place: int = 0
-    #: depth to which trials are read for this chart; or a function that returns the depth for a study and the reader's
-    #: arguments
-    depth: Depth | Callable[..., Depth] = Depth.PARAMS
+    #: depth to which trials are read for this chart
+    depth: Depth = Depth.PARAMS
     #: function that returns whether pages show the chart that was made from these trials: by default, if it has marks
     is_shown: Callable[[TrialColumns, Chart], bool] = lambda trials, chart: not chart.empty
     #: word for the first argument, such as "param", if the reader of a page chooses its value; and a function that
@@ -75,9 +74,8 @@ class StudyChart:
     def draw(self, source: Source, *given: object, **named: object) -> Chart:
         """Return the chart, made from the current data of the source. Further arguments are those of the reader."""
         arguments = self.signature.bind(*given, **named).arguments
-        depth = self.depth if isinstance(self.depth, Depth) else self.depth(source.study, **arguments)
         needed = inspect.signature(self.make).parameters.keys() & _COLUMNS
-        chart: Chart = self.make(**{name: _COLUMNS[name](source, depth) for name in needed}, **arguments)
+        chart: Chart = self.make(**{name: _COLUMNS[name](source, self.depth) for name in needed}, **arguments)
         return replace(chart, name=self.name)
 
     def read(self, texts: Mapping[str, str]) -> dict[str, object]:

@@ -22,7 +22,7 @@ import numpy as np
 from shadho_celery import __version__
 from shadho_celery.charts.chart import Chart
 from shadho_celery.charts.losses import failures, failures_by_label
-from shadho_celery.charts.machines import are_telling, one_more_worker
+from shadho_celery.charts.machines import one_more_worker
 from shadho_celery.charts.params import scaled
 from shadho_celery.charts.registry import CHARTS
 from shadho_celery.charts.study import Figure, StudyData, encoded, figures_of
@@ -125,7 +125,7 @@ def another_worker(data: StudyData) -> Iterator[str]:
     """
     trials, attempts = data.trials(), data.attempts()
     is_fleet = len(trials.compute_class.names) > 1 and len(trials.host.names) > 1
-    if is_fleet and are_telling(trials, attempts) and not (chart := one_more_worker(trials, attempts)).empty:
+    if is_fleet and not (chart := one_more_worker(trials, attempts)).empty:
         yield f"{chart.title}."
 
 
@@ -420,10 +420,8 @@ def _space(data: StudyData) -> Html:
     )
 
 
-#: height in pixels: of a frame with an empty chart, of a frame with marks, and of a category's row
-_EMPTY, _HEIGHT, _ROW = 96, 520, 28
-#: maximum height of a frame in pixels; a taller chart scrolls
-_MOST_HEIGHT = 1000
+#: height in pixels of a frame with an empty chart, and of a frame with marks, in which a taller chart scrolls
+_EMPTY, _HEIGHT = 96, 560
 
 
 class Picture:
@@ -444,16 +442,9 @@ class Picture:
             srcdoc=page,
             sandbox="allow-scripts",
             title=one_line(self.chart.title),
-            style=f"width: 100%; height: {self._height}px; border: 0",
+            style=f"width: 100%; height: {_HEIGHT if len(self.chart) else _EMPTY}px; border: 0",
         )
         return str(frame)
-
-    @property
-    def _height(self) -> int:
-        if not len(self.chart):
-            return _EMPTY
-        rows = len(self.chart.axes[1].categories) if len(self.chart.axes) == 2 else 0
-        return min(_MOST_HEIGHT, max(_HEIGHT, 200 + _ROW * rows))
 
     def __repr__(self) -> str:
         return f"<chart {one_line(self.chart.title)!r}>"

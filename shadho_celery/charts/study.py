@@ -38,11 +38,7 @@ def chart_by_name(source: Source, name: str, texts: Mapping[str, str]) -> Chart:
     """Return the chart called `name`, with arguments as texts. Raises UsageError if one of them is unknown or bad."""
     if name not in CHARTS:
         raise UsageError(f"there is no chart {short(name)}; charts: {', '.join(sorted(CHARTS))}")
-    arguments = CHARTS[name].read(texts)
-    try:
-        return CHARTS[name].draw(source, **arguments)
-    except ValueError as error:
-        raise UsageError(f"chart {name}: {error}") from None
+    return CHARTS[name].draw(source, **CHARTS[name].read(texts))
 
 
 class StudyData:

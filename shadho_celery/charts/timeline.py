@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -54,19 +53,10 @@ _PREEMPTED, MOST_NAMED = (Leaving.PREEMPTED.value, Leaving.LOST.value), 8
 _NUMBER = re.compile(r"(\d{1,18})", re.ASCII)
 
 
-class Fold(str, Enum):
-    """Kind of the rows of a timeline."""
-
-    SLOT = "slot"
-    HOST = "machine"
-    CLASS = "class"
-
-
 @dataclass(frozen=True)
 class Rows:
     """The rows of a timeline."""
 
-    fold: Fold
     #: key of each row: class, machine, worker and slot for a row per slot; class and machine for a row per machine; or
     #: only the class
     keys: Sequence[tuple[Any, ...]]
@@ -85,7 +75,7 @@ class Rows:
         """Yield the sessions in the order of their starts, each with the rows of its slots."""
         place_of, depth = {key: place for place, key in enumerate(self.keys)}, len(self.keys[0])
         for session in sorted(attempts.sessions, key=lambda each: each.since):
-            slots = range(session.slots if self.fold is Fold.SLOT else 1)
+            slots = range(session.slots if depth == len(PARTS) else 1)
             keys = ((session.compute_class, session.host, session.worker, slot)[:depth] for slot in slots)
             yield session, [place_of[key] for key in keys]
 
@@ -144,7 +134,7 @@ def timeline(attempts: AttemptColumns) -> Chart:
         how += "Lost attempts do not count as busy time."
     series.append(Series.of("idle", Mark.SPANS, "idle", y=range(len(rows.keys)), idle=use.idle, **rows.parts))
     title = f"{counted(int(known.sum()), 'attempt')}; the slots {use.words}"
-    axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
+    axes = axes[0], Axis(name=PARTS[len(rows.keys[0]) - 1], scale=Scale.CATEGORY, categories=rows.names)
     return Chart(title=title, axes=axes, series=series, note=_preemptions(attempts), how=how.strip())
 
 
@@ -192,8 +182,7 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     for session in attempts.sessions:
         slots |= {(session.compute_class, session.host, session.worker, slot) for slot in range(session.slots)}
     hosts = {key[:2] for key in slots}
-    fold = Fold.SLOT if len(slots) <= MOST_SLOTS else Fold.HOST if len(hosts) <= MOST_HOSTS else Fold.CLASS
-    depth = {Fold.SLOT: 4, Fold.HOST: 2, Fold.CLASS: 1}[fold]
+    depth = len(PARTS) if len(slots) <= MOST_SLOTS else 2 if len(hosts) <= MOST_HOSTS else 1
     shown: list[tuple[Any, ...]] = sorted({key[:depth] for key in slots}, key=_natural)
     place_of = {key: place for place, key in enumerate(shown)}
     sizes = [0] * len(shown)
@@ -201,7 +190,7 @@ def make_rows(attempts: AttemptColumns) -> Rows:
         sizes[place_of[key[:depth]]] += 1
     of = np.full(len(attempts), -1, np.intp)
     of[known] = np.array([place_of[key[:depth]] for key in keys], np.intp)[kinds.ravel()]
-    return Rows(fold=fold, keys=shown, slots=sizes, of=of)
+    return Rows(keys=shown, slots=sizes, of=of)
 
 
 @dataclass(frozen=True)

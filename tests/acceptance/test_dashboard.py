@@ -75,7 +75,7 @@ PAGES = {
     "study": ("/study/shown", "best loss"),
     "trials": ("/study/shown/trials", "30 trials"),
     "trial": ("/study/shown/trial/3", "shadho-celery again shown 3"),
-    "placement": ("/study/shown/placement", "as predicted"),
+    "placement": ("/study/shown/placement", "trials completed in"),
     "fleet": ("/fleet", "Used in the last week"),
     "compare": ("/compare/shown", "The best loss is"),
     "unknown": ("/nowhere", "There is no such page"),

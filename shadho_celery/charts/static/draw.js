@@ -9,9 +9,8 @@ const CROSS = "path://M0,1L1,0L4,3L7,0L8,1L5,4L8,7L7,8L4,5L1,8L0,7L3,4Z";
 // Symbol of an infeasible trial.
 const DASH = "path://M0,3L10,3L10,6L0,6Z";
 const FONT_SIZE = 14;
-// Maximum number of characters of a category's label at an axis, on a wide page and on a narrow one.
-const CATEGORY = 28;
-const NARROW_CATEGORY = 14;
+// Pixels of a chart's width for each character of the name of a row.
+const BESIDE_ROWS = 24;
 const NARROW = 480;
 // Maximum number of characters of an axis's name.
 const NAME = 40;
@@ -120,7 +119,7 @@ function axisOf(axis, theme, width, chart, column) {
     axisLabel: label,
   };
   if (axis.scale === "category") {
-    const most = column === "x" ? Math.max(6, Math.floor(width / CHARACTER / axis.categories.length)) : width < NARROW ? NARROW_CATEGORY : CATEGORY;
+    const most = Math.max(6, Math.floor(column === "x" ? width / CHARACTER / axis.categories.length : width / BESIDE_ROWS));
     made.data = axis.categories;
     label.formatter = (text) => inMiddle(text, most);
   } else if (axis.scale !== "time") {

@@ -326,17 +326,10 @@ export class Timeline {
 
   // Choose the attempt in the row above or below whose start is nearest.
   row(by) {
-    if (!this.current) {
-      this.step(1);
-      return;
-    }
-    const rows = [...new Set(this.bars.map((bar) => bar.row))];
-    const row = rows[rows.indexOf(this.current.row) + by];
-    const distance = (bar) => Math.abs(bar.start - this.current.start);
-    const own = this.bars.filter((bar) => bar.row === row);
-    if (own.length) {
-      this.choose(own.reduce((a, b) => (distance(b) < distance(a) ? b : a)));
-    }
+    const { row, start } = this.current ?? this.bars[0];
+    const [apart, later] = [(bar) => Math.abs(bar.row - row), (bar) => Math.abs(bar.start - start)];
+    const beyond = this.bars.filter((bar) => Math.sign(bar.row - row) === by);
+    this.choose(beyond.sort((a, b) => apart(a) - apart(b) || later(a) - later(b))[0]);
   }
 
   choose(bar) {

@@ -743,7 +743,17 @@ def test_only_what_a_page_needs_is_read_and_only_once(rig: Rig, monkeypatch: pyt
         rig.get(f"/api/study/first{path}")
     [(brief, since)] = reads.found
     assert since == 0
-    assert brief == {"number", "state", "loss", "budget", "violation", "compute_class", "sampler"}
+    assert brief == {
+        "number",
+        "state",
+        "loss",
+        "budget",
+        "violation",
+        "started_at",
+        "finished_at",
+        "compute_class",
+        "sampler",
+    }
     for path in ("/chart/throughput", "/chart/curves", "/trials?sort=seconds", "/chart/timeline"):
         rig.get(f"/api/study/first{path}")
     assert len(reads.found) == 3
