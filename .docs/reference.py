@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from shadho_celery import errors as errors_module
 from shadho_celery.cli.group import COMMANDS
 from shadho_celery.cli.group import commands as group
 from shadho_celery.core import columns
+from shadho_celery.core.records import AttemptRecord, End, Leaving, MachineRecord, SessionRecord
 from shadho_celery.core.settings import SETTINGS, Setting
+from shadho_celery.core.trial import Words
 from shadho_celery.metrics import fleet, run, worker
 from shadho_celery.metrics.server import Family
 from shadho_celery.objective.context import Context
+from shadho_celery.results import study as study_module
+from shadho_celery.results.report import OfRecord, Overview, StudyFacts, StudyReport
+from shadho_celery.results.study import study_json
 
 PACKAGE = Path(shadho_celery.__file__).parent
 
@@ -121,19 +127,77 @@ def _metric(family: Family[Any]) -> tuple[str, str, str]:
     return " ".join(f"`{name}`" for name in family.names), ", ".join(f"`{each}`" for each in family.labels), family.help
 
 
+# JSON
+
+
+def study() -> str:
+    """Return a table of the names in the JSON of a study: with comments beside the names, or those of a report."""
+    lines = inspect.getsource(study_module).splitlines()
+    known = {name: meaning for each in (Overview, StudyReport) for name, _, meaning in _fields(each)}
+    known |= {name: fact.__doc__ for name, fact in vars(StudyFacts).items() if isinstance(fact, OfRecord)}
+    for number, line in enumerate(lines, 1):
+        if comment := _comment(lines, number):
+            known |= dict.fromkeys(re.findall(r'"(\w+)": ', line), " ".join(comment))
+    with shadho_celery.Study({}) as example:
+        names = [*study_json(example.read_report()), "best_loss"]
+    return _joined("of a study", ((name, known[name]) for name in names))
+
+
+def records() -> str:
+    """Return tables of the fields of attempts, sessions and machines, and of the ends of the first two."""
+    owners = {"an attempt": AttemptRecord, "a session": SessionRecord, "a machine": MachineRecord}
+    ends = {"of an attempt": End, "of a session": Leaving}
+    return "\n\n".join(
+        [
+            *(_joined(f"of {of}", ((name, text) for name, _, text in _fields(each))) for of, each in owners.items()),
+            *(_joined(f"end {of}", _words(each)) for of, each in ends.items()),
+        ]
+    )
+
+
+def _joined(head: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Return a table in which neighbours with the same meaning have one row."""
+    grouped = (([name for name, _ in same], meaning) for meaning, same in groupby(rows, lambda row: row[1]))
+    shown = ((", ".join(f"`{name}`" for name in names), _sentence(text)) for names, text in grouped)
+    return table((head, "meaning"), shown)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{prose(text[1:]).removesuffix('.')}."
+
+
+def _body(owner: type) -> tuple[list[str], list[ast.stmt]]:
+    """Return the lines of a class, and its statements."""
+    source = inspect.getsource(owner)
+    [node] = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    return source.splitlines(), node.body
+
+
+def _fields(owner: type) -> Iterator[tuple[str, str, str]]:
+    """Yield name, type and comment of the fields of a record; a field without a comment has that of the one above."""
+    lines, body = _body(owner)
+    meaning = ""
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            meaning = " ".join(_comment(lines, node.lineno)) or meaning
+            yield node.target.id, ast.unparse(node.annotation), meaning
+
+
+def _words(owner: type[Words]) -> Iterator[tuple[str, str]]:
+    """Yield the words of an enumeration with their comments."""
+    lines, body = _body(owner)
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            yield node.value.value, " ".join(_comment(lines, node.lineno)) or "as the state of its trial"
+
+
 # Python
 
 
 def context() -> str:
     """Return the members of a trial's context, and the exceptions of its module."""
-    tree = ast.parse(inspect.getsource(inspect.getmodule(Context)))  # type: ignore[arg-type]
-    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Context"]
-    lines = inspect.getsource(inspect.getmodule(Context)).splitlines()  # type: ignore[arg-type]
-    rows = [
-        (f"`{node.target.id}`", f"`{ast.unparse(node.annotation)}`", " ".join(_comment(lines, node.lineno)))
-        for node in body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]
+    rows = ((f"`{name}`", f"`{kind}`", meaning) for name, kind, meaning in _fields(Context))
     parts = [table(("attribute", "type", "meaning"), rows), ""]
     parts += [_described(name, member, "##") for name, member in vars(Context).items() if not name.startswith("_")]
     parts.append("## Other names of the module\n")

@@ -104,6 +104,7 @@ class AttemptRecord(Struct, kw_only=True, array_like=True):
     #: number of the trial, and number of the attempt of this trial
     number: Number
     attempt: AttemptNumber
+    #: compute class to which it was sent
     compute_class: Name | None = None
     #: name of the machine
     host: Name | None = None
@@ -117,12 +118,14 @@ class AttemptRecord(Struct, kw_only=True, array_like=True):
     #: scheduler's clock
     started_at: StoredMoment | None = None
     ended_at: StoredMoment | None = None
+    #: how it ended (below); None while it is live
     end: End | None = None
     #: True for a speculative copy of a running attempt
     copy: bool | None = None
     #: price per hour of all its slots; None if its worker announces no price
     price: Price | None = None
-    #: facts about the classes that were live when it was placed, as `pack` returns them
+    # Here as `pack` returns them.
+    #: by class that was live when it was placed: predicted `seconds`, `backlog` (seconds queued there), shadow `price`
     placed: Annotated[bytes, Meta(max_length=CLASS_BYTES * MAX_CLASSES)] | None = None
     #: user whose run has sent it
     owner: UserName | None = None
@@ -136,20 +139,24 @@ class AttemptRecord(Struct, kw_only=True, array_like=True):
 class SessionRecord(Struct, frozen=True, kw_only=True):
     """A period in which a worker could run trials of a study, with about the same number of slots."""
 
+    #: name of the worker
     worker: Name
-    #: seconds since the epoch by the scheduler's clock
+    #: time of its start in seconds since the epoch by the scheduler's clock
     since: StoredMoment
+    #: compute class and machine of the worker
     compute_class: Name
     host: Name
-    #: number of slots at its start; a change is recorded within a minute (`Recorder.follow`)
+    # See `Recorder.follow`.
+    #: number of slots at its start; a change is recorded within a minute
     slots: _Slot
-    #: None while it lasts
+    #: time of its end; None while it lasts
     until: StoredMoment | None = None
+    #: why it ended (below); None while it lasts
     reason: Leaving | None = None
     #: price of each slot per hour; None if the worker announces none
     price: Price | None = None
     #: pairs of a time, in seconds since the epoch, and the mean number of slots that ran trials of other studies from
-    #: this time until that of the next pair; 0 before the first pair (`Recorder.follow`)
+    #: this time until that of the next pair; 0 before the first pair
     others: Annotated[
         tuple[tuple[StoredMoment, Annotated[float, Meta(ge=0, le=10**6)]], ...], Meta(max_length=5000)
     ] = ()
@@ -158,7 +165,9 @@ class SessionRecord(Struct, frozen=True, kw_only=True):
 class MachineRecord(Struct, frozen=True, kw_only=True):
     """A machine that has run, or could have run, trials of a study."""
 
+    #: name of the machine
     host: Name
+    #: GPUs of its workers, each with `name`, `memory` in bytes and `id`, and with `device` unless that is cuda
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=1000)] = ()
     #: number of cores that its workers may use; 0 if unknown
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 0

@@ -384,8 +384,10 @@ class Overview(StudyFacts):
 class StudyReport(Overview):
     """All results of a study: those of `Overview`, and the numbers by class, subspace, budget and machine."""
 
-    #: host and process of the scheduler that runs the study, or None; and the study's state, see `StudyResults.state`
+    #: host and process of the scheduler that runs the study, or None
     running_on: str | None
+    # See `StudyResults.state`.
+    #: state of the study: running, paused, stopping, stopped (by a signal or `stop`), interrupted or ended
     state: str
     #: the best trials, the best first
     best_few: Sequence[TrialResult]
@@ -395,11 +397,11 @@ class StudyReport(Overview):
     coverage: Coverage | None
     #: by compute class: numbers of ended trials
     classes: Mapping[str, Ended]
-    #: by subspace: numbers of ended trials
+    #: by subspace: numbers of ended trials, the `best` loss, and the same numbers by class, with seconds
     subspaces: Mapping[str, OfSubspace]
-    #: summaries of the ended trials by budget, the lowest first
+    #: by budget, the lowest first: numbers of ended trials by class, and the `agreement` of losses with the next rung
     rungs: Sequence[RungSummary]
-    #: params by which the latest trials were placed on classes
+    #: by subspace: param by which its latest trials were placed on classes
     placed_by_params: Sequence[Preference]
     #: number of pruned trials by the step of their last report
     last_steps: Sequence[tuple[int, int]]
@@ -410,7 +412,7 @@ class StudyReport(Overview):
     #: number of trials by machine; number of trials by version of the code
     hosts: Mapping[str, int]
     codes: Mapping[str, int]
-    #: actions that users have requested while it ran, with the answers
+    #: requests to the running study: `id`, `at`, `by` whom, `action`, `arguments`, and the `answer`
     actions: Sequence[Action]
     #: fencing number of its latest scheduler; None if it was deleted
     fence: int | None

@@ -466,28 +466,42 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
     """Return a study as plain values for JSON. `run` is given by the process that has run the study."""
     slots = {} if run is None else run.slots
     return {
+        #: name of the study in its store
         "study": report.name,
         **{name: getattr(report, name) for name in _PLAIN},
+        #: seconds of the run that prints it, else null
         "seconds": None if run is None else round(run.seconds, 3),
+        #: seconds in which trials ran, in all runs
         "active_seconds": round(report.active_seconds, 3),
         **trials_json(report.counts),
+        #: the best trial, or null
         "best": None if report.best is None else trial_json(report.best),
+        #: `results` of the best trial under several seeds, their `mean` and `deviation`; null without repeats
         "repeated": to_builtins(report.repeated),
+        #: the trials on the front of several losses
         "front": [*map(trial_json, report.front)],
+        #: `reference` point, and `history` of (ended trials, hypervolume of the front); null with one loss
         "hypervolume": report.coverage and to_builtins(report.coverage),
+        #: notes on it and its trials: `at`, `by` whom, `trial` or null, `text`; in `trial --json`, those on that trial
         "notes": notes_of(report.actions),
+        #: with `--place-by money`: `deadline`, `money` (null if missed), `an_hour` (what an hour more saves)
         "money_plan": to_builtins(report.record.money_plan),
+        #: by compute class: numbers of ended trials; `slots`: most live slots in the run that prints it, else null
         "classes": {
             name: to_builtins(report.classes.get(name, Ended(complete=0, pruned=0, failed=0)))
             | {"slots": None if run is None else slots.get(name, 0)}
             for name in sorted({*report.classes, *slots})
         },
+        #: name of the sampler, and by subspace the latest choice of `auto`
         "sampler": {"name": report.in_force.get("sampler"), "choices": dict(report.record.choices)},
+        #: name of the pruner
         "pruner": report.in_force.get("pruner"),
         **{name: to_builtins(getattr(report, name)) for name in _RECORDS},
+        #: by exception, line and message without values: `failure`, number of `trials`, number of the `first`
         "failures": [
             {"failure": str(each.failure), "trials": each.trials, "first": each.first} for each in report.failures
         ],
+        #: lines about warnings of trials, lost attempts, and trials that wait
         "notices": [*report.notices, *(() if run is None else run.notices), *filter(None, [report.still_words])],
     }
 
@@ -502,6 +516,7 @@ def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
 
     counted = numbers(_S.COMPLETE, _S.FAILED, _S.PRUNED)
     ended = {"total": sum(counted.values()), **counted, **numbers(_S.CANCELLED)}
+    #: numbers of ended trials by state, and their `total` without cancelled ones; numbers of the other trials by state
     return {"trials": ended, "open": numbers(_S.WAITING, _S.QUEUED, _S.RUNNING)}
 
 
@@ -511,6 +526,7 @@ def listed_json(study: StudyResults) -> dict[str, Any]:
         "study": study.name,
         **{name: getattr(study, name) for name in ("owner", "state", "running_on", "module", "command", "created_at")},
         **trials_json({TrialState(state): count for state, count in study.counts.items()}),
+        #: loss of the best trial, or the mean with repeats; only in `studies --json`
         "best_loss": study.best_loss,
     }
 
