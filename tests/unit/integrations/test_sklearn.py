@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from shadho_celery import hp
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.integrations.sklearn import SearchError, ShadhoSearchCV
+from shadho_celery.integrations.sklearn import ShadhoSearchCV
 
 X, Y = load_iris(return_X_y=True)
 #: the checks of scikit-learn that concern a search; all others concern the estimator that it has found
@@ -222,26 +222,31 @@ class Distant:
 @cases(
     "space, given, words",
     [
-        ({"y": [1, 2]}, {}, "Invalid parameter 'y' for estimator Toy"),
-        (hp.choice("c", [{"x": hp.uniform("x", 0, 1)}, {"y": hp.uniform("y", 0, 1)}]), {}, "Invalid parameter 'y'"),
-        ({}, {}, "param_space has nothing to search"),
-        ({"x": 3}, {}, "param_space has nothing to search"),
-        (None, {}, "The space is None"),
-        (hp.uniform("x", 0, 1), {}, "param_space gives 0.63696.*; it must give a dict of params by name"),
+        (hp.uniform("x", 0, 1), {}, "param_space gives 0.5.*; it must give a dict of params by name"),
+        (None, {}, "param_space gives None; it must give a dict of params by name"),
+        (3, {}, "param_space gives 3; it must give a dict of params by name"),
         ({"x": []}, {}, "'x': nothing to choose from"),
         ({"x": stats.uniform}, {}, "'x' is no frozen distribution of one number"),
         ({"x": stats.dirichlet([1, 2])}, {}, "'x' is no frozen distribution of one number"),
         ({"x": Distant()}, {}, "'x' is no frozen distribution of one number"),
-        ({"x": stats.uniform(0, -1)}, {}, "'x': from nan to nan is no range"),
+        ({"x": stats.uniform(0, -1)}, {}, "'x' is no frozen distribution of one number"),
         ({"x": hp.uniform("x", 1, 0)}, {}, "'x'.*uniform"),
         ({"x": [1, 2]}, {"sampler": "best"}, "there is no sampler 'best'"),
     ],
 )
 def test_an_invalid_space(space: Any, given: dict[str, Any], words: str) -> None:
-    with pytest.raises(SearchError, match=words) as caught:
+    with pytest.raises((SpaceError, UsageError), match=words) as caught:
         searched(space, **given)
     assert "\n" not in str(caught.value)
-    assert isinstance(caught.value, ValueError)
+
+
+@cases(
+    "space",
+    [{"y": [1, 2]}, hp.choice("c", [{"x": hp.uniform("x", 0, 1)}, {"y": hp.uniform("y", 0, 1)}])],
+)
+def test_a_param_that_the_estimator_lacks(space: Any) -> None:
+    with pytest.raises(ValueError, match="Invalid parameter 'y' for estimator Toy"):
+        searched(space)
 
 
 @cases(
@@ -254,8 +259,9 @@ def test_other_invalid_arguments(estimator: Any, given: dict[str, Any]) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_finite_space_is_searched_once() -> None:
-    search = searched({"x": stats.randint(0, 4), "kind": ["a", "b"]}, n_trials=50)
+@cases("sampler", ["auto", "random"])
+def test_a_finite_space_is_searched_once(sampler: str) -> None:
+    search = searched({"x": stats.randint(0, 4), "kind": ["a", "b"]}, n_trials=50, sampler=sampler)
     assert len({str(params) for params in search.cv_results_["params"]}) == 8
     assert len(search.cv_results_["params"]) == 8
     assert len(searched({"x": stats.uniform(0, 1)}, sampler="grid", n_trials=50).cv_results_["params"]) == 5
@@ -268,7 +274,7 @@ def test_a_sampler_of_ones_own_may_fail() -> None:
 
         def ask(self, n: int, pending: Any) -> list[Any]:
             self.asked += n
-            return [{"x": 1.0}] * n if self.asked < 4 else 1 / 0
+            return [{"x": self.asked / 10}] * n if self.asked < 4 else 1 / 0
 
         def tell(self, trials: Any) -> None:
             pass
@@ -326,30 +332,3 @@ def test_groups_reach_the_splitter(routing: bool) -> None:
         search = ShadhoSearchCV(Splits(), {"x": stats.uniform(0, 1)}, n_trials=3, cv=GroupKFold(3), random_state=0)
         table = search.fit(NUMBERS, groups=groups).cv_results_
     assert sorted(table[f"split{fold}_test_score"][0] for fold in range(3)) == [6.0, 22.0, 38.0]
-
-
-def test_without_a_seed_the_sampler_learns_how_long_candidates_take() -> None:
-    """With a seed it does not, so that a seed repeats a search."""
-    seen: list[Any] = []
-
-    class Seeing:
-        def __init__(self, subspace: Any, entropy: Any) -> None:
-            self.number = 0
-
-        def ask(self, n: int, pending: Any) -> list[Any]:
-            self.number += n
-            return [{"x": self.number / 100}] * n
-
-        def tell(self, trials: Any) -> None:
-            seen.extend(trial.outcome.seconds for trial in trials)
-
-    searched({"x": stats.uniform(0, 1)}, sampler=Seeing, random_state=None)
-    assert all(seconds > 0 for seconds in seen)
-    seen.clear()
-    searched({"x": stats.uniform(0, 1)}, sampler=Seeing)
-    assert {*seen} == {None}
-
-
-def test_the_error_is_one_of_this_package() -> None:
-    assert issubclass(SearchError, UsageError)
-    assert not issubclass(SearchError, SpaceError)
