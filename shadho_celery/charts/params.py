@@ -37,6 +37,7 @@ from shadho_celery.charts.chart import (
 from shadho_celery.charts.columns import Label, TrialColumns, points_by_class
 from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.checks import listed, short
+from shadho_celery.core.system import one_blas_thread
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import counted, digits
 from shadho_celery.errors import UsageError
@@ -181,6 +182,7 @@ def seconds_shares(trials: TrialColumns) -> Shares:
     return shares_of([*trials.labels.values()], places, logs - means[own])
 
 
+@one_blas_thread()
 def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares:
     """Return the shares of the variance of `values` that labels explain. `values` has one value for each of `places`.
 
@@ -210,6 +212,7 @@ def _modelled(labels: Sequence[Label], places: Indices, values: Array) -> Sequen
     return most_telling(rated, places, values)
 
 
+@one_blas_thread()
 def mean_losses(trials: TrialColumns, label: Label) -> tuple[Array, Array]:
     """Return values of a label, sorted, and the model's mean of the loss at each; empty with too few trials.
 
@@ -326,7 +329,7 @@ MOST_SLICED, MOST_MEANS = 1500, 100
 #: share of the trials to whose losses the axis of a slice is fitted
 SLICED = 0.8
 #: number of cells of a contour along an axis; maximum number of trials from which its model learns
-CELLS, MOST_LEARNED = 24, 200
+CELLS, MOST_LEARNED = 24, 150
 
 #: maximum number of labels that a title names
 MOST_NAMED = 3
@@ -454,6 +457,7 @@ def contour(trials: TrialColumns) -> Chart:
     return Chart(title=title, axes=[*map(_axis, pair)], series=series, note=note, how=_CONTOUR)
 
 
+@one_blas_thread()
 def _joint_mean(rows: Array, losses: Array) -> Array:
     """Return the mean loss at the last rows. The `losses` are those at the first rows. Rows are scaled to [0, 1]."""
     ranks, known = _ranks(losses), rows[: len(losses)]

@@ -29,12 +29,11 @@ export async function showStudy(page, name) {
   const places = (...names) => names.map((chart) => chartPlace(charts, name, chart, options));
   const drawn = places("timeline");
   const importance = chartPlace(charts, name, "importance", options);
+  const [contour, ...others] = places("contour", "front", "hypervolume", "failures", "failures_by_label", "curves", "rungs");
   let rated = null;
-  drawn.push(
-    async () => (rated = await importance()),
-    ...places("contour", "front", "hypervolume", "failures", "failures_by_label", "curves", "rungs"),
-    ...paramPlaces(charts, name, facts.labels, () => rated, options),
-  );
+  drawn.push(async () => (rated = await importance()), ...others, ...paramPlaces(charts, name, facts.labels, () => rated, options));
+  // Its model takes the longest.
+  drawn.push(contour);
   const head = async (now) => {
     if (!signal.aborted) {
       top.replaceChildren(...headlines(name, now));
