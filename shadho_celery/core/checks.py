@@ -41,6 +41,8 @@ _LEVELS = 8
 
 #: beginning of a URL; beginning of an SQLite URL, which has no password but may have any file name
 _SCHEME, _FILE = re.compile(r"(?:[\w+.-]+:/+)?"), re.compile(r"sqlite[^:/]*:///")
+#: beginning of a URL whose user may be a token
+_TOKEN = re.compile(r"https?://", re.IGNORECASE)
 #: name of a password in a URL's query; any name with a percent sign matches, because its letters may be encoded
 _SECRET = re.compile(r"[?&;][^?&;=]*(?:pass|pwd|secret|%)[^?&;=]*=", re.IGNORECASE)
 
@@ -86,7 +88,7 @@ def mask(url: str) -> str:
     """Return a URL, or several joined by semicolons, with asterisks in place of passwords.
 
     A password may contain any character. Therefore everything that may belong to a password is hidden: from the first
-    colon after the scheme to the last @, and everything after ``?password=``.
+    colon after the scheme to the last @, with HTTP also the user, and everything after ``?password=``.
     """
     for start, end in reversed(_passwords(url)):
         url = f"{url[:start]}***{url[end:]}"
@@ -104,8 +106,8 @@ def _passwords(url: str) -> list[tuple[int, int]]:
     """Return the parts of a URL that may belong to a password, each as its start and end."""
     if _FILE.match(url):
         return []
-    scheme = _SCHEME.match(url)
-    colon = url.find(":", scheme.end() if scheme else 0)
+    scheme, token = _SCHEME.match(url), _TOKEN.match(url)
+    colon = token.end() - 1 if token else url.find(":", scheme.end() if scheme else 0)
     at, secret = url.rfind("@"), _SECRET.search(url)
     if secret and secret.start() < at:
         # Either the @ belongs to the password in the query, or ``?password=`` belongs to a password before the @.

@@ -206,6 +206,7 @@ def test_text_of_several_lines_becomes_one_that_is_cut_off() -> None:
 #: where a password may stand, and all that may be shown of such a URL, whatever the password is
 PLACES = {
     "redis://:PASSWORD@host:6379/0": {"redis://:***@host:6379/0", "redis://:***"},
+    "https://PASSWORD@host/path": {"https://***@host/path", "https://***"},
     "amqp://me:PASSWORD@host/vhost": {"amqp://me:***@host/vhost", "amqp://me:***"},
     "redis://host:6379/0?password=PASSWORD": {"redis://host:6379/0?password=***", "redis://host:***"},
     "redis://host/0?db=1&password=PASSWORD&ssl=1": {"redis://host/0?db=1&password=***"},
