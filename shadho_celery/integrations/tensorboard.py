@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shadho_celery.session.tracking import EndedTrial, claim
-from shadho_celery.store.base import StudyRecord
 
 
 class TensorboardTracker:
-    """Writes each trial to a temporary folder, which gets the trial's number as its name when it is complete."""
+    """Writes each trial to a file that is moved, once it is complete, to a folder named as the trial's number."""
 
-    def __init__(self, study: StudyRecord, uri: str) -> None:
-        self._folder = claim(Path(uri or "runs"), study)
-        self.known = [int(each.name) for each in self._folder.iterdir() if each.name.isdecimal()]
+    def __init__(self, study: str, key: str, uri: str) -> None:
+        self._part = claim(Path(uri or "runs"), study, key)
+        self.known = {int(each.name.rpartition("-")[2]) for each in self._part.parent.glob(f"*/events.*.{key}-*")}
 
     def log(self, trial: EndedTrial) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        part = self._folder / ".part"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        with (part / f"events.out.tfevents.{trial.started_at:.0f}.{trial.id}").open("wb") as file:
+        began, hparams = trial.started_at, {name: trial.facts.get(name, "") for name in ("state", "compute_class")}
+        summary: Any = hparams_pb({**hparams, **trial.params}, trial_id=trial.id, start_time_secs=began)
+        events = [Event(wall_time=began, file_version="brain.Event:2"), Event(wall_time=began, summary=summary)]
+        for step, at, numbers in trial.points:
+            values = [Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
+            events.append(Event(wall_time=at, step=step, summary=Summary(value=values)))
+        part, folder = self._part / "part", self._part.parent / str(trial.number)
+        with part.open("wb") as file:
             writer = RecordWriter(file)
-            for event in _events(trial):
+            for event in events:
                 writer.write(event.SerializeToString())
-        part.rename(self._folder / str(trial.number))
-
-    def close(self) -> None:
-        """Do nothing: each file is complete."""
-
-
-def _events(trial: EndedTrial) -> Iterator[Any]:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
-    hparams = {name: trial.facts[name] for name in ("state", "compute_class") if name in trial.facts}
-    yield Event(wall_time=trial.started_at, file_version="brain.Event:2")
-    summary = hparams_pb({**hparams, **trial.params}, trial_id=trial.id, start_time_secs=trial.started_at)
-    yield Event(wall_time=trial.started_at, summary=summary)
-    last = trial.reports[-1][0] if trial.reports else 0
-    for step, at, numbers in (*trial.reports, (last, trial.finished_at, trial.metrics)):
-        values = [Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
-        yield Event(wall_time=at, step=step, summary=Summary(value=values))
+        folder.mkdir(exist_ok=True)
+        part.rename(folder / f"events.out.tfevents.{began:.0f}.{trial.id}")

@@ -147,7 +147,7 @@ class Study(ShownStudy):
         self._contexts: dict[int, LocalContext] = {}
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
-        self._trackers = Trackers(self._plan.settings, self._study.record, opened.store.url)
+        self._trackers = Trackers(self._plan.settings, self._study.name, opened.store.url)
         #: scheduler for `ask` and `tell`, created at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True

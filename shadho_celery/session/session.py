@@ -284,7 +284,7 @@ class Session:
         self.study.use_code(self.code.digest)
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
-        self._trackers = Trackers(self.plan.settings, self.study.record, self.opened.store.url)
+        self._trackers = Trackers(self.plan.settings, self.study.name, self.opened.store.url)
         stack.callback(self._close_trackers)
         #: number of trials that had ended before this run, by state
         self.counts_before = Counter({state: self.study.count(state) for state in COUNTED})

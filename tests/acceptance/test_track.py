@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from services.tracked import read_mlflow, read_tensorboard, read_wandb
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 #: number of trials of a study, and of further runs that may be needed until slow tools show all of them
-TRIALS, RUNS = 16, 5
+TRIALS, RUNS = 8, 5
 
 #: a study of a nested space whose trials report, and of which some fail or are pruned
 BODY = """
@@ -75,11 +76,14 @@ def test_a_tracker_that_hangs_delays_no_trial_and_the_run_says_what_it_lacks(des
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         options = ["--workers", "cpu=2", "--trials", "3", "--track", f"mlflow:{uri}"]
-        command = desk.launch("my_study", "--study", "hung", *options).wait(120.0)
+        command = desk.launch("my_study", "--study", "hung", *options)
+        until(lambda: "Ctrl-C ends the wait" in command.err or command.code is not None, 120.0, desk.said)
+        command.process.send_signal(signal.SIGINT)
+        command.wait(60.0)
     assert command.code == 0, desk.said()
     assert desk.states() == {"COMPLETE": 3}
-    assert "mlflow still lacks 3 trials; Ctrl-C ends the wait" in command.err
-    assert "mlflow lacks 3 trials; a run with --resume hung adds them" in command.err
+    assert "mlflow still lacks trials; Ctrl-C ends the wait" in command.err
+    assert "mlflow may lack trials; a run with --resume hung adds them" in command.err
     # `none` ends it for good. Without a tracker, nothing is told of one.
     command = desk.launch("my_study", "--resume", "hung", "--track", "none").wait()
     assert (command.code, "mlflow" in command.err) == (0, False)

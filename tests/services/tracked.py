@@ -36,25 +36,16 @@ def read_mlflow(uri: str, experiment: str) -> Shown:
 
     client = MlflowClient(uri)
     found = client.get_experiment_by_name(experiment)
-    runs = client.search_runs([found.experiment_id], max_results=1000)
-    [parent] = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     shown = []
-    for run in runs:
-        if run is not parent:
-            assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-            history = client.get_metric_history(run.info.run_id, "loss")
-            shown.append(
-                (
-                    int(run.data.tags["shadho.trial"]),
-                    {
-                        "params": run.data.params,
-                        "metrics": run.data.metrics,
-                        "facts": run.data.tags,
-                        "state": run.info.status,
-                        "steps": sorted({each.step for each in history}),
-                    },
-                )
-            )
+    for run in client.search_runs([found.experiment_id], max_results=1000):
+        history = client.get_metric_history(run.info.run_id, "loss")
+        found = {
+            "params": run.data.params,
+            "metrics": run.data.metrics,
+            "state": run.info.status,
+            "steps": sorted({each.step for each in history}),
+        }
+        shown.append((int(run.data.tags["shadho.number"]), found))
     return shown
 
 
@@ -66,7 +57,7 @@ def read_tensorboard(folder: Path) -> Shown:
 
     shown = []
     for part in folder.iterdir():
-        if not part.is_dir():
+        if not part.name.isdecimal():
             continue
         events = EventAccumulator(str(part)).Reload()
         content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content

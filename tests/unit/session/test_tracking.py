@@ -19,9 +19,9 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.system import ManualClock
 from shadho_celery.errors import UsageError
 from shadho_celery.program.study import Study
+from shadho_celery.results.study import StudyResults
 from shadho_celery.session import tracking
 from shadho_celery.session.tracking import EndedTrial, Follower, Trackers, chosen
-from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.sql import SqlStore
 
 SPACE = hp.choice("kind", [{"kind": "plain", "x": hp.uniform("x", 0, 1)}, ("pair", hp.uniform("\x1b[31my", 1, 2))])
@@ -44,9 +44,8 @@ class Tool:
         #: raised by each call that shows a trial with one of these numbers
         self.error: Exception | None = None
         self.refused: Any = range(10**9)
-        self.is_closed = False
 
-    def tracker(self, study: StudyRecord, uri: str) -> Tool:
+    def tracker(self, study: str, key: str, uri: str) -> Tool:
         self.opened += 1
         self.known = [trial.number for trial in self.shown]
         if isinstance(self.error, UsageError):
@@ -57,9 +56,6 @@ class Tool:
         if self.error is not None and trial.number in self.refused:
             raise self.error
         self.shown.append(trial)
-
-    def close(self) -> None:
-        self.is_closed = True
 
     @property
     def numbers(self) -> list[int]:
@@ -80,8 +76,9 @@ class Case:
         with Study(SPACE, store=self.url, study="mine", resume="if-exists", sampler="random", seed=1) as study:
             study.run(objective, trials=trials)
 
-    def follower(self) -> Follower:
-        return Follower("mlflow", "", SqlStore(self.url, read_only=True), "mine", self.told.append)
+    def follower(self, study: str = "mine") -> Follower:
+        store = SqlStore(self.url, read_only=True)
+        return Follower("mlflow", "", lambda: StudyResults(store, store.find(study)), self.told.append)
 
 
 @pytest.fixture
@@ -99,14 +96,15 @@ def test_an_ended_trial_is_shown_with_all_that_is_known_of_it(case: Case) -> Non
         frozenset({"kind", "\\x1b[31my"}),
     }
     assert {trial.params["kind"] for trial in case.tool.shown} <= {"plain", "pair"}
-    assert first.metrics == {"loss": 0.5, "metric": 3.0, "constraint.size": -1.0}
-    assert [step for step, _, _ in first.reports] == [1, 2, 3]
-    assert first.reports[0][2] == {"loss": 1.0}
+    *reports, (last, finished_at, metrics) = first.points
+    assert metrics == {"loss": 0.5, "metric": 3.0, "constraint.size": -1.0}
+    assert [step for step, _, _ in reports] == [1, 2, last] == [1, 2, 3]
+    assert reports[0][2] == {"loss": 1.0}
     assert first.facts["state"] == "COMPLETE"
     assert first.facts["user"]
-    assert 0 < first.started_at <= first.finished_at
+    assert 0 < first.started_at <= finished_at
     assert failed.facts["state"] == "FAILED"
-    assert failed.facts["error"] == "ValueError: no\\x1b[2J luck"
+    assert failed.facts["error"].strip().endswith("ValueError: no\\x1b[2J luck")
     assert len({trial.id for trial in case.tool.shown}) == 6
 
 
@@ -114,11 +112,9 @@ def test_a_maximised_loss_is_shown_as_the_objective_returned_it(case: Case) -> N
     space, way = {"x": hp.uniform("x", 0, 1)}, {"direction": "maximize"}
     with Study(space, store=case.url, study="most", **way) as study:
         study.run(lambda params, context: context.report(1, 2.0) or 7.0, trials=1)
-    Follower("mlflow", "", SqlStore(case.url, read_only=True), "most", case.told.append).turn()
+    case.follower("most").turn()
     [trial] = case.tool.shown
-    assert {**trial.metrics}.keys() == {"loss"}
-    assert trial.metrics["loss"] in {2.0, 7.0}
-    assert trial.reports[0][2] == {"loss": 2.0}
+    assert [numbers for _, _, numbers in trial.points] == [{"loss": 2.0}, {"loss": 7.0}]
 
 
 def test_only_trials_that_have_ended_are_shown_each_once(case: Case) -> None:
@@ -188,30 +184,12 @@ def test_a_trial_that_the_tracker_refuses_does_not_keep_back_the_others(
 
 def test_a_tool_that_has_another_study_of_this_name_is_left_alone(case: Case) -> None:
     case.tool.error = UsageError("the tool has another study mine")
-    follower = case.follower()
-    follower.run(threading.Event())
-    assert case.told == ["Warning: the tool has another study mine"]
-    assert follower.lacking == {}
-    assert (case.tool.opened, case.tool.shown) == (1, [])
-
-
-def test_the_end_of_a_run_is_noted_once_all_trials_are_shown(case: Case) -> None:
-    has_ended = threading.Event()
+    follower, has_ended = case.follower(), threading.Event()
     has_ended.set()
-    case.follower().run(has_ended)
-    assert len(case.tool.shown) == 6
-    assert case.tool.is_closed
-
-
-def test_an_error_at_the_end_of_a_run_is_told_without_its_password(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise ConnectionError("http://me:secret@host is away")
-
-    monkeypatch.setattr(case.tool, "close", fail)
-    has_ended = threading.Event()
-    has_ended.set()
-    case.follower().run(has_ended)
-    assert case.told == ["Warning: http://***@host is away"]
+    follower.run(has_ended)
+    assert case.told == ["Warning: mlflow takes no trials: UsageError: the tool has another study mine; trying again"]
+    assert case.tool.shown == []
+    assert len(follower.lacking) == 6
 
 
 def test_no_trial_is_read_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +206,9 @@ def test_no_trial_is_read_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
 
 REFUSED = {
     "mlfow": "there is no tracker 'mlfow'; did you mean mlflow? choose one of mlflow, wandb, tensorboard, none",
-    "mlflow:a,mlflow:b": "track is mlflow:a,mlflow:b; name each tracker once, or none alone",
+    "mlflow:a,mlflow:b": "track is 'mlflow:a,mlflow:b'; name each tracker once, or none alone",
     "mlflow:http://me:secret@host": "track: settings are not secret; give mlflow its password in the environment",
+    "mlflow:http://token@host": "track: settings are not secret; give mlflow its password in the environment",
 }
 
 
@@ -278,8 +257,12 @@ def test_several_trackers_and_none_are_told_apart(monkeypatch: pytest.MonkeyPatc
 def test_the_process_shows_the_last_trials_although_a_forked_process_keeps_its_pipe_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither does a module in the working directory hide this package or a library from the process."""
     needed("tensorboard")
     monkeypatch.chdir(tmp_path)
+    for name in ("shadho_celery", "tensorboard"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError")
     with Study(SPACE, store="sqlite:///shadho.db", study="mine", track="tensorboard:shown", sampler="random") as study:
         [process] = study._trackers._all.values()
         kept = os.dup(process.stdin.fileno())
@@ -288,15 +271,47 @@ def test_the_process_shows_the_last_trials_although_a_forked_process_keeps_its_p
     assert sorted(path.name for path in Path("shown/mine").glob("[0-9]*")) == ["0", "1", "2"]
 
 
-def test_the_process_of_a_tracker_ends_with_the_run_and_its_last_lines_are_told(tmp_path: Path) -> None:
-    """Without the study, the process ends at once; so does one that hangs when the user interrupts the wait."""
-    needed("tensorboard")
-    record = StudyRecord(key="0" * 16, name="none", module="", seed=0, space={}, created_at=0.0)
-    url = f"sqlite:///{tmp_path / 'none.db'}"
-    SqlStore(url).close()
-    told = list[str]()
-    trackers = Trackers(StudySettings(track="tensorboard"), record, url)
-    trackers.close(told.append)
-    trackers = Trackers(StudySettings(track="tensorboard"), record, url)
-    trackers.close(told.append, lambda: True)
-    assert told == ["tensorboard may lack trials; --resume adds them"] * 2
+#: program of a tracker's process in which the tracker runs a statement when it is made
+MADE = """
+import os, sys, time
+from shadho_celery.session import tracking
+
+def made(study, key, uri):
+    {1}
+
+tracking.named, tracking.WAIT_SECONDS, tracking.END_SECONDS = lambda place: made, {0}, {0}
+tracking.main(*sys.argv[1:])
+"""
+ADDED = "; a run with --resume mine adds them"
+
+
+@cases(
+    "seconds, statement, expected",
+    [
+        (0.1, "time.sleep(1000)", ["wandb still lacks trials; Ctrl-C ends the wait", f"wandb may lack trials{ADDED}"]),
+        (
+            100.0,
+            "print('//me:pw@host \\33[2J', file=sys.stderr, flush=True); os._exit(3)",
+            [f"wandb may lack trials, as its process ended: //***@host \\x1b[2J{ADDED}"],
+        ),
+        (
+            100.0,
+            "print('a line' * 10**6); print('a line' * 10**6, file=sys.stderr); raise OSError('full')",
+            ["Warning: wandb takes no trials: OSError: full; trying again", f"wandb may lack trials{ADDED}"],
+        ),
+    ],
+)
+def test_a_tracker_that_hangs_dies_or_prints_ends_with_the_run(
+    seconds: float, statement: str, expected: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its process is a real one."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        folder = tmp_path_factory.mktemp("made")
+        monkeypatch.chdir(folder)
+        with pytest.MonkeyPatch.context() as of_case:
+            url = Case(folder, of_case).url
+        monkeypatch.setattr(tracking, "find_spec", lambda name: SimpleNamespace(origin=""))
+        monkeypatch.setattr(tracking, "CHILD", MADE.format(seconds, statement))
+        told = list[str]()
+        Trackers(StudySettings(track="wandb"), "mine", url).close(told.append)
+        assert told == expected
