@@ -48,11 +48,10 @@ from shadho_celery.fleet.seats import Seat, WorkerSeats
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.node.code import CodeGate, ShippedCode, storage_id
 from shadho_celery.node.devices import Devices
-from shadho_celery.node.heartbeat import Beat, Heartbeat, announced
+from shadho_celery.node.heartbeat import Beat, Heartbeat, Meter, announced
 from shadho_celery.node.leases import GIVEN_BACK, REFUSED, Bundle, Claims, Lease, Leases
 from shadho_celery.node.logs import AnswerServer, TrialLines
 from shadho_celery.node.stay import SAFETY
-from shadho_celery.node.usage import Meter
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.output import log_name
 from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS, Reported, RunAttempt

@@ -16,8 +16,7 @@ from shadho_celery.fleet.registry import Progress, Registry, Share, StudyWants
 from shadho_celery.fleet.signing import UNSIGNED, Signer
 from shadho_celery.metrics.fleet import Exporter
 from shadho_celery.metrics.server import MetricsServer
-from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, Heartbeat, announced
-from shadho_celery.node.usage import Meter
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, Heartbeat, Meter, announced
 
 OTHER = Signer(b"another key of thirty-two bytes!")
 

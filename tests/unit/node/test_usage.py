@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.hardware import Gpu, GpuUsage, Usage
-from shadho_celery.node.usage import Meter
+from shadho_celery.node.heartbeat import Meter
 
 GPUS = [Gpu(name="A100", id="0", uuid="GPU-a"), Gpu(name="A100 MIG", id="MIG-b", uuid="MIG-b"), Gpu(name="x", id="2")]
 
