@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shadho_celery.core.system import load_hyperopt_late
+from shadho_celery.core.system import load_late
 
 if TYPE_CHECKING:
     from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, hp, space_eval
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.5.0"
 
 # This must run before hyperopt is imported, which a program that uses this package may do itself.
-load_hyperopt_late()
+load_late()
 
 __all__ = [
     "STATUS_FAIL",

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -37,9 +37,6 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fleet import urls
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.session.workers import start_early
-
-if TYPE_CHECKING:
-    from shadho_celery.cli.run import RunOptions
 
 
 def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
@@ -264,16 +261,9 @@ def _start(study: str, given: dict[str, Any]) -> int:
             # long, because CPython may allocate a part of its stack at each call.
             import numpy  # noqa: F401
 
-            from shadho_celery.cli.run import RunOptions
+            from shadho_celery.cli.run import RunOptions, run_study
 
-        return run(RunOptions(study=study, early=early, **given))
-
-
-def run(options: RunOptions) -> int:
-    """Run the study and return the exit code. Raises ShadhoError."""
-    from shadho_celery.cli.run import run_study
-
-    return run_study(options)
+        return run_study(RunOptions(study=study, early=early, **given))
 
 
 @shared_options.command(

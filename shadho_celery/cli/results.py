@@ -403,10 +403,6 @@ def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield from map(_attempt, attempts)
     if attempts:
         yield from _why_here(study, attempts[-1])
-        return
-    # A study of an earlier version of this package has records of live attempts only.
-    for each in found.live:
-        yield f"  attempt {each.attempt}: {each.state.lower()} on {each.host or each.compute_class}"
 
 
 def _attempt(each: Mapping[str, Any]) -> str:

@@ -102,11 +102,6 @@ def user_code(what: str, given: object = None, remedy: str = "fix it") -> Iterat
         raise UsageError(f"{what}: {read_failure(traceback.format_exc())}; {remedy}") from error
 
 
-def cause_of(error: str | None) -> str:
-    """Return the cause of the failure that the error of an outcome describes."""
-    return read_failure(error).cause
-
-
 def without_values(line: str) -> str:
     """Return the beginning of a line of an error, with "…" in place of numbers and values."""
     return _VALUES.sub("…", line[:1000])[:200]

@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
@@ -138,15 +138,10 @@ class _Late(ModuleType):
         return importlib.import_module, (self.__name__,)
 
 
-def load_late(module: str) -> None:
-    """Delay the loading of `module` until its first use, unless it is already loaded."""
-    sys.modules.setdefault(module, _Late(module))
-
-
-def load_hyperopt_late() -> None:
-    """Delay the loading of the modules of hyperopt that few programs use."""
-    for module in _OF_HYPEROPT:
-        load_late(module)
+def load_late(modules: Iterable[str] = _OF_HYPEROPT) -> None:
+    """Delay the loading of modules until their first use, unless they are already loaded."""
+    for module in modules:
+        sys.modules.setdefault(module, _Late(module))
 
 
 @contextmanager

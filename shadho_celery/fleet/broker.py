@@ -35,7 +35,7 @@ from shadho_celery.core.system import BROKER_CONNECT_SECONDS, BROKER_SECONDS
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.celery_settings import configuration
 from shadho_celery.fleet.signing import UNSIGNED, Signer
-from shadho_celery.fleet.urls import BROKER, DEFAULTS, is_untrusted, remedy
+from shadho_celery.fleet.urls import BROKER, DEFAULTS, UNTRUSTED, remedy
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +300,7 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
                     # when the channel closes.
                     channel.basic_get(name)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *MISUNDERSTOOD) as error:
-        if is_untrusted(error) or isinstance(error, MISUNDERSTOOD):
+        if UNTRUSTED in str(error) or isinstance(error, MISUNDERSTOOD):
             raise unusable(url, error) from error
         if getattr(error, "code", None) in _DENIED or any(words in str(error) for words in _DENIALS):
             cause = one_line(mask_in(str(error), url))
@@ -353,10 +353,14 @@ def opened(connection: kombu.Connection) -> Iterator[None]:
 
 def configured() -> kombu.Connection:
     """Return a connection to the configured broker with the workers' settings. It is not open yet."""
+    return _connection(*_configured())
+
+
+def _configured() -> tuple[str, Mapping[str, Any], Mapping[str, Any] | bool]:
+    """Return URL, transport options and TLS options of the configured broker."""
     settings = configuration()
-    return _connection(
-        settings["broker_url"], settings.get("broker_transport_options") or {}, settings.get("broker_use_ssl", False)
-    )
+    options = settings.get("broker_transport_options") or {}
+    return settings["broker_url"], options, settings.get("broker_use_ssl", False)
 
 
 def _open(connection: kombu.Connection) -> None:
@@ -411,13 +415,7 @@ class Publisher:
     @classmethod
     def configured(cls) -> Publisher:
         """Return a publisher for the configured broker, with the workers' settings (`configuration`)."""
-        settings = configuration()
-        return cls(
-            settings["broker_url"],
-            settings.get("broker_transport_options"),
-            settings.get("broker_use_ssl", False),
-            Signer.configured(),
-        )
+        return cls(*_configured(), Signer.configured())
 
     def publish(self, payloads: Iterable[tuple[str, Payload]]) -> None:
         """Send each payload to the queue given beside it. Raises ServiceError if the broker does not accept them."""

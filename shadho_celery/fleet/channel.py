@@ -47,7 +47,7 @@ from itertools import chain
 import redis
 
 from shadho_celery.core.code import MAX_SOURCES, Digest, FullDigest, Sources
-from shadho_celery.core.failures import cause_of
+from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
 from shadho_celery.fleet.control import Inbox
@@ -209,7 +209,7 @@ class WorkerChannel(WorkerEnd):
             failure = ""
             if result.outcome.state not in WELL:
                 failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
-                failure = cause_of(result.outcome.error) if watched and failed else "unwatched"
+                failure = read_failure(result.outcome.error).cause if watched and failed else "unwatched"
             parts += (*self._sealed(study, result), failure)
         for started in claims:
             parts += self._sealed(study, started)

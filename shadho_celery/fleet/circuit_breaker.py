@@ -19,7 +19,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.failures import cause_of, headline
+from shadho_celery.core.failures import headline, read_failure
 from shadho_celery.core.trial import Result, Retry, TrialState
 from shadho_celery.fleet.channel import Quarantine
 
@@ -113,7 +113,7 @@ class CircuitBreaker:
         """Record a failure. Return whether it is accepted as the trial's result. Otherwise another worker should try
         the trial.
         """
-        kind = cause_of(result.outcome.error)
+        kind = read_failure(result.outcome.error).cause
         self._had[kind].add(result.worker)
         if len(self._had[kind]) > 1:
             self._known.add(kind)

@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0
 CA, CERTIFICATE, KEY = "SHADHO_TLS_CA", "SHADHO_TLS_CERT", "SHADHO_TLS_KEY"
 
 #: text in every library's error for a certificate that could not be verified
-_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def prefer_own() -> None:
@@ -100,18 +100,13 @@ def tls(url: str) -> dict[str, Any]:
 
 def remedy(cause: str, variable: str) -> str:
     """Return the remedy for a server that cannot be used because of `cause`. Its URL is in `variable`."""
-    if _UNTRUSTED in cause:
+    if UNTRUSTED in cause:
         return (
             f"name the server's certificate authority in {CA}, and in {variable} a host name that the certificate has"
         )
     if "CERTIFICATE_REQUIRED" in cause:
         return f"name a certificate that the server accepts in {CERTIFICATE}, and its key in {KEY}"
     return f"start it, or check {variable}"
-
-
-def is_untrusted(error: BaseException) -> bool:
-    """Return whether the server's certificate was rejected."""
-    return _UNTRUSTED in str(error)
 
 
 _FILES = {"ca_certs": CA, "certfile": CERTIFICATE, "keyfile": KEY}

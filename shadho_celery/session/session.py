@@ -450,10 +450,6 @@ class Session:
         """Classes that the study or --class-spec names, the strongest first, whether or not they have a live worker."""
         return [*dict.fromkeys([*self.plan.settings.classes, *self.class_spec])]
 
-    def record_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
-        """Record settings that were given while the study runs, and all settings in force now. Raises StoreError."""
-        self.opened.record_settings(settings, in_force)
-
     def _close_executor(self) -> None:
         """Record the remaining results in the store, and close the executor, which deletes them from Redis.
 

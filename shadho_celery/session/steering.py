@@ -23,19 +23,18 @@ from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.session.opening import OpenStudy
 from shadho_celery.study.state import StudyState, named
 
 
 class Steered(Protocol):
     """The parts of a run that its steering uses."""
 
+    opened: OpenStudy
     study: StudyState
     plan: Plan
     executor: QueueExecutor
     scheduler: Scheduler
-
-    def record_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
-        """Record settings that were given while the study runs, and all settings in force. Raises StoreError."""
 
 
 class Steering:
@@ -178,7 +177,7 @@ class Steering:
             )
         settings = replace(run.plan.settings, **{name: getattr(checked, name) for name in given})
         plan = run.plan.with_settings(settings)
-        run.record_settings(dict(given), settings.in_force())
+        run.opened.record_settings(dict(given), settings.in_force())
         run.plan = plan
         run.scheduler.change_limits(plan.limits)
         run.executor.change(settings.trial_timeout, settings.weight)

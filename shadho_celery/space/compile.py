@@ -162,7 +162,7 @@ class _Reader:
         parents = Counter(id(child) for apply in order for child in apply.inputs())
         for apply in order:
             self._enter(apply, parents[id(apply)] > 1)
-        return Space(self._nodes[id(root)], self._blocks[id(root)], self._domains, self._switches, root)
+        return Space(self._nodes[id(root)], self._blocks[id(root)], self._domains, self._switches)
 
     def _enter(self, apply: Apply, is_shared: bool) -> None:
         inputs = _inputs(apply)

@@ -101,8 +101,6 @@ class Space:
     domains: Mapping[str, Domain]
     #: by label of a choice: the first node in which it selects an option
     switches: Mapping[str, Switch]
-    #: hyperopt's graph of the space, for hyperopt's algorithms
-    graph: Value
     #: bounds between params: a function of the objective's argument, which returns whether the point may be tried; None
     #: if there are no bounds
     where: Callable[[Any], Any] | None = None

@@ -392,7 +392,7 @@ class StudyState(StudyTrials):
         trial = replace(trial, outgrown=None, outgrown_memory=None)
         if trial.state is _S.FAILED:
             return replace(trial, state=_S.CANCELLED, outcome=outcome.cancelled())
-        return replace(trial, outcome=outcome.without_memory())
+        return replace(trial, outcome=replace(outcome, memory=None, gpu_memory=None))
 
     def note_choice(self, subspace: str, choice: str) -> None:
         """Record the text that says which sampler `auto` has chosen for a subspace, and why."""
@@ -881,8 +881,6 @@ class Limits:
     at_once: int | None = None
 
     def __post_init__(self) -> None:
-        if self.trials is not None and self.trials < 1:
-            raise UsageError(f"a study needs at least one trial, not {self.trials}; change trials")
         if self.seconds is not None and not self.seconds > 0:
             raise UsageError(f"a study needs more than {self.seconds} seconds; change seconds")
         if self.trials is self.seconds is self.target is self.without_gain is self.money is None:

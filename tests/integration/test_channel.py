@@ -19,7 +19,7 @@ from services import MARK as LENT
 from services.cases import cases
 from services.channels import Channel
 
-from shadho_celery.core.failures import cause_of
+from shadho_celery.core.failures import read_failure
 from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.core.system import ManualClock
 from shadho_celery.core.trial import (
@@ -370,7 +370,7 @@ def test_a_success_closes_a_workers_circuit_breaker_and_known_failures_do_not_co
     worker.claim("k1", started(2))
     worker.finish("k1", result(2))
     assert fail(worker, 3) is Claim.TAKEN
-    quarantine.close("w", cause_of("disk full"))
+    quarantine.close("w", read_failure("disk full").cause)
     assert {fail(worker, number) for number in range(5, 15)} == {Claim.TAKEN}
     unwatched = Channel(client, worker="u")
     for number in range(20, 30):

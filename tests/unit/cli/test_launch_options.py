@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 from services.cases import cases
 
-from shadho_celery import launch
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.run import RunOptions
 from shadho_celery.core import hardware
@@ -64,7 +63,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Captured:
         seen.append(options)
         return 0
 
-    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr("shadho_celery.cli.run.run_study", run)
 
     def options_of(*words: str) -> RunOptions:
         result = CliRunner().invoke(main, words)
@@ -266,7 +265,7 @@ def test_a_broker_of_the_environment_is_told_from_one_of_an_option_and_local_ove
 @pytest.mark.parametrize("words", [["--trials", "9"], []])
 def test_a_study_is_resumed_by_its_name_alone(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     seen: list[RunOptions] = []
-    monkeypatch.setattr(launch, "run", lambda options: seen.append(options) or 0)
+    monkeypatch.setattr("shadho_celery.cli.run.run_study", lambda options: seen.append(options) or 0)
     with closing(SqlStore("sqlite:///shadho.db")) as store:
         open_study(store, {"x": ""}, module="tasks.svm", name="first").close()
         open_study(store, {"x": ""}, module="", name="of-a-program").close()
@@ -514,7 +513,7 @@ def test_ctrl_c_while_a_study_is_read_ends_without_a_traceback(study_file: str, 
 
 def test_a_url_makes_it_a_fleet_and_a_password_in_it_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(launch, "run", lambda options: seen.append(options.fleet) or 0)
+    monkeypatch.setattr("shadho_celery.cli.run.run_study", lambda options: seen.append(options.fleet) or 0)
 
     def warning_of(*words: str) -> str:
         result: Result = CliRunner().invoke(main, ("tasks.svm", *words))
@@ -570,7 +569,7 @@ def test_help_shows_every_option_and_commands_that_work(options: Captured) -> No
 
 
 def test_a_study_in_which_nothing_succeeded_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "run", lambda options: 1)
+    monkeypatch.setattr("shadho_celery.cli.run.run_study", lambda options: 1)
     assert CliRunner().invoke(main, ["tasks.svm"]).exit_code == 1
 
 

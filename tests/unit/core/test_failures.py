@@ -8,7 +8,7 @@ import pytest
 from services.cases import cases
 
 import shadho_celery
-from shadho_celery.core.failures import Failure, cause_of, headline, read_failure
+from shadho_celery.core.failures import Failure, headline, read_failure
 from shadho_celery.objective.call import call
 from shadho_celery.objective.context import LocalContext
 
@@ -30,9 +30,9 @@ def test_a_cause_is_the_exception_and_the_place_and_neither_the_folder_nor_the_w
     assert one == traced("ValueError: nothing is known", folder="/mnt/b").cause
     assert one != traced("ValueError: x is 0.5", line=4).cause
     assert one != traced("KeyError: 'x'").cause
-    assert cause_of("'loss' is nan") == cause_of("'other' is nan")
-    assert cause_of("exit code 3") == cause_of("exit code 4")
-    assert cause_of(None) == cause_of("") == "no reason"
+    assert read_failure("'loss' is nan").cause == read_failure("'other' is nan").cause
+    assert read_failure("exit code 3").cause == read_failure("exit code 4").cause
+    assert read_failure(None).cause == read_failure("").cause == "no reason"
 
 
 @cases(
@@ -98,7 +98,7 @@ def test_of_a_traceback_the_exception_tells_most_and_of_other_errors_the_first_l
 def test_the_last_line_of_a_command_tells_apart_failures_of_one_cause() -> None:
     one, same, other = (f"the command ended with exit code 2; it last printed:\nno {each}" for each in ("3", "4", "x"))
     assert read_failure(one).kind == read_failure(same).kind != read_failure(other).kind
-    assert cause_of(one) == cause_of(other) == "the command ended with exit code …"
+    assert read_failure(one).cause == read_failure(other).cause == "the command ended with exit code …"
 
 
 def test_of_a_message_of_several_lines_the_first_is_shown() -> None:

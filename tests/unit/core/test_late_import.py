@@ -82,7 +82,7 @@ print(networkx.classes.DiGraph is networkx.DiGraph)
 
 def test_it_is_loaded_at_the_first_name_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    load_late("colorsys")
+    load_late(["colorsys"])
     import colorsys
 
     assert not hasattr(colorsys, "__file__")
@@ -95,7 +95,7 @@ def test_it_is_loaded_at_the_first_name_that_is_asked_for(monkeypatch: pytest.Mo
 def test_a_module_that_is_loaded_stays_as_it_is() -> None:
     import json
 
-    load_late("json")
+    load_late(["json"])
     assert sys.modules["json"] is json
 
 

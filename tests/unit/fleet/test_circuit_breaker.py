@@ -10,7 +10,7 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from shadho_celery.core.failures import cause_of
+from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import Memory, Outcome, Result, TrialState
 from shadho_celery.fleet.channel import Quarantine
 from shadho_celery.fleet.circuit_breaker import MAX_OPINIONS, PATIENCE, CircuitBreaker
@@ -173,7 +173,7 @@ def test_a_worker_that_seldom_fails_alone_is_not_quarantined(judge: Judge) -> No
 
 def test_a_failure_that_two_workers_have_had_is_known_and_believed_from_then_on(judge: Judge) -> None:
     assert judge.tell(failed("a", 0, OWN), 1).elsewhere
-    assert judge.tell(failed("b", 0, OWN), 1) == Verdict(closed=frozenset({"a", "b"}), known=cause_of(OWN))
+    assert judge.tell(failed("b", 0, OWN), 1) == Verdict(closed=frozenset({"a", "b"}), known=read_failure(OWN).cause)
     for number in range(1, 20):
         assert not judge.tell(failed("a", number, OWN), 1).elsewhere
     assert judge.tell(failed("a", 20, BROKEN), 1).elsewhere, "another kind of failure"

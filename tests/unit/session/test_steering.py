@@ -42,6 +42,7 @@ class Run:
             seed=0,
         )
         self.study, self.scheduler, self.executor = self.search.study, self.search.scheduler, self
+        self.opened = self
         self.plan = Plan.of(self.search.space, StudySettings(sampler="random", trials=10))
         self.kept: list[dict[str, Any]] = []
         self.changed: list[tuple[float | None, float]] = []

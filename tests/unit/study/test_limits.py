@@ -22,8 +22,6 @@ def complete(loss: float) -> Trial:
     ("limits", "about"),
     [
         ({}, "trials"),
-        ({"trials": 0}, "trials"),
-        ({"trials": -3}, "trials"),
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": -1.0}, "seconds"),
         ({"seconds": math.nan}, "seconds"),
