@@ -37,7 +37,12 @@ def read_mlflow(uri: str, experiment: str) -> Shown:
     client = MlflowClient(uri)
     found = client.get_experiment_by_name(experiment)
     shown = []
-    for run in client.search_runs([found.experiment_id], max_results=1000):
+    runs = client.search_runs([found.experiment_id], max_results=1000)
+    [whole] = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    for run in runs:
+        if run is whole:
+            continue
+        assert run.data.tags["mlflow.parentRunId"] == whole.info.run_id
         history = client.get_metric_history(run.info.run_id, "loss")
         found = {
             "params": run.data.params,
