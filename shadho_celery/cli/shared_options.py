@@ -232,17 +232,6 @@ def refusals() -> Iterator[None]:
         raise SystemExit(INTERRUPTED) from None
 
 
-@contextmanager
-def exiting() -> Iterator[None]:
-    """Exit as a command does at an error of `refusals`, in a program that is no command."""
-    try:
-        with refusals():
-            yield
-    except click.ClickException as error:
-        error.show()
-        raise SystemExit(error.exit_code) from None
-
-
 def _read(path: Path) -> dict[str, str]:
     found = {}
     for number, line in enumerate(map(str.strip, read_text(path, f"the URL file {path}").splitlines()), 1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ def _running() -> Context | None:
     """Return the context of the trial that runs here, in this process or as its command; None outside of a trial."""
     if (context := CURRENT.get()) is not None or script.REPORTS not in os.environ:
         return context
-    # A script does not know why it should stop, so it saves, as a preempted trial does.
-    context = LocalContext(checkpoints=os.environ[script.CHECKPOINT_DIR], preempted=script.should_stop)
     # Ranks that a framework starts itself have the variables of the command, too.
-    if not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0):
-        context.on_report = script.report
-    return context
+    is_first = not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+    reports: dict[str, Any] = {"on_report": script.report} if is_first else {}
+    # A script does not know why it should stop, so it saves, as a preempted trial does.
+    return LocalContext(checkpoints=os.environ[script.CHECKPOINT_DIR], preempted=script.should_stop, **reports)
 
 
 class TrialCallback:
@@ -45,10 +43,8 @@ class TrialCallback:
 
     @property
     def path(self) -> Path | None:
-        """Path of the checkpoint; None outside of a trial, and on a machine without a disk for it."""
-        with suppress(OSError):
-            return self.context.checkpoint_dir / self.file if self.context else None
-        return None
+        """Path of the checkpoint; None outside of a trial."""
+        return self.context.checkpoint_dir / self.file if self.context else None
 
     @property
     def checkpoint(self) -> Path | None:
@@ -57,7 +53,7 @@ class TrialCallback:
 
     def saves(self, *, every_rank: bool = False) -> bool:
         """Return whether to save a checkpoint now. Only rank 0 of a trial does, unless `every_rank` takes part."""
-        if self.context is None or self.context.is_copy or self.path is None:
+        if self.context is None or self.context.is_copy:
             return False
         # A pruned trial has little time to return. If it has several slots, only the first one may know about it.
         is_pruned = self.context.slots == 1 and self.context.stop_reason == "stopped"

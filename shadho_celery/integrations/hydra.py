@@ -16,24 +16,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Transformer
 from hydra.core.utils import JobStatus
+from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
-from shadho_celery.errors import NoSuccessfulTrial, UsageError
-
-if TYPE_CHECKING:
-    from shadho_celery.results.study import StudyResults
+from shadho_celery.errors import ShadhoError, UsageError
 
 log = logging.getLogger(__name__)
 
-#: keys of ``hydra.sweeper`` beside `params` and the settings of STUDY: arguments of `minimize`
-RUN = ("study", "store", "resume", "seed", "warm_start", "workers")
+#: keys of ``hydra.sweeper`` beside the settings of STUDY and the arguments of `ShadhoSweeper`: arguments of `minimize`
+RUN = ("store", "resume", "seed", "warm_start")
 #: settings that a sweep makes itself, and budgets, which a job of Hydra would not get
 _NOT_HERE = ("command", "arg", "fidelity")
 #: beginnings of the words that are for the sweep alone, not for its jobs
@@ -43,42 +41,48 @@ _OF_SWEEP = ("-m", "--multi", "hydra/sweeper", "hydra.sweep", "hydra/launcher", 
 class ShadhoSweeper(Sweeper):
     """Runs a sweep as a command study, on workers of this machine or of the fleet that the environment names."""
 
-    def __init__(self, **given: Any) -> None:
-        """`given` are the keys of ``hydra.sweeper``."""
-        store = {"store": url} if (url := os.environ.get("SHADHO_STORE")) else {}
-        self._given = store | {key: value for key, value in given.items() if value is not None}
+    def __init__(self, params: Any = None, workers: Any = None, study: str | None = None, **given: Any) -> None:
+        """The arguments are the keys of ``hydra.sweeper``."""
+        self._params, self._workers, self._study = params or {}, workers, study
+        given = {"store": os.environ.get("SHADHO_STORE"), **given}
+        self._given = {key: value for key, value in given.items() if value is not None}
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
         self.hydra_context, self.config = hydra_context, config
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the jobs, and write the best one to the folder of the sweep. Without a result, exit with code 1."""
-        from shadho_celery.cli.shared_options import exiting
-
-        with exiting():
+        try:
             found = self._search(arguments)
-        if is_stopped := found.state == "stopped":
+        except ShadhoError as error:
+            # Hydra shows such an error without a traceback.
+            raise CompactHydraException(str(error)) from None
+        if found.state == "stopped":
             log.info("study %s was stopped; the same command with hydra.sweeper.resume=true continues it", found.name)
-        if found.best_or_none is None:
-            raise SystemExit(0 if is_stopped else NoSuccessfulTrial.exit_code)
-        folder = Path(self.config.hydra.sweep.dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.create(best := _results(found)), folder / "optimization_results.yaml")
-        log.info("%s, also in %s", best, folder)
+        elif found.best_or_none is None:
+            raise SystemExit(1)
+        if found.best_or_none is not None:
+            # The form is that of Hydra's sweeper for Optuna.
+            best = {"best_params": {**found.best.values}, "best_value": found.best_loss}
+            front = [{"params": {**each.values}, "values": [*each.losses.values()]} for each in found.front]
+            best = {"name": "shadho", "study": found.name, **({"solutions": front} if front else best)}
+            (folder := Path(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(OmegaConf.create(best), folder / "optimization_results.yaml")
+            log.info("%s, also in %s", best, folder)
 
-    def _search(self, arguments: list[str]) -> StudyResults:
-        """Run the study of the sweep. Raises ShadhoError."""
+    def _search(self, arguments: list[str]) -> Any:
+        """Run the study of the sweep, and return it. Raises ShadhoError."""
+        from shadho_celery.cli.messages import readable_warnings
         from shadho_celery.core.checks import check_name
         from shadho_celery.core.files import SWEEPS
         from shadho_celery.core.settings import KEPT, SETTINGS
         from shadho_celery.objective.toml_study import write_study
         from shadho_celery.program.on_workers import search_on_workers
 
-        given = self._given
-        known = ["params", *RUN, *(key for key in SETTINGS if key not in _NOT_HERE)]
-        for key in given:
-            check_name("key of hydra.sweeper", key, known)
-        params = [f"{key}={'null' if value is None else value}" for key, value in given.get("params", {}).items()]
+        known = [key for key in SETTINGS if key not in _NOT_HERE]
+        for key in self._given:
+            check_name("key of hydra.sweeper", key, ["params", "workers", "study", *RUN, *known])
+        params = [f"{key}={'null' if value is None else value}" for key, value in self._params.items()]
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         # An override of the command line replaces the one of `params`.
         overrides = {each.get_key_element(): each for each in parser.parse_overrides([*params, *arguments])}
@@ -87,14 +91,14 @@ class ShadhoSweeper(Sweeper):
         # If the app has no such key or option, Hydra says so here, and not in each job. Composing takes 60 ms.
         words = [[f"{key}={each}" for each in next(iter(form.values()))[:50]] for key, form in space.items()]
         self.validate_batch_is_legal([[*fixed, *(w[n % len(w)] for w in words)] for n in range(max(map(len, words)))])
-        content = {key: value for key, value in given.items() if key not in {"params", *KEPT, *RUN}}
-        content |= {"command": self._command(arguments, fixed), "arg": "{label}={value}", "space": space}
-        module = write_study("a sweep of Hydra", content, Path(sys.argv[0]).name, SWEEPS)
+        made = {"command": self._command(arguments, fixed), "arg": "{label}={value}", "space": space}
+        run, settings = ({key: self._given[key] for key in keys if key in self._given} for keys in (RUN, KEPT))
+        content = {key: value for key, value in self._given.items() if key not in {*RUN, *KEPT}}
+        module = write_study("a sweep of Hydra", content | made, Path(sys.argv[0]).name, SWEEPS)
         # The study is shipped to the workers of a fleet, because they do not have this file.
-        opened: dict[str, Any] = {"points": (), "ship": True}
-        opened |= {"name" if key == "study" else key: given[key] for key in RUN if key in given}
-        settings, workers = {key: given[key] for key in KEPT if key in given}, opened.pop("workers", None)
-        return search_on_workers(module, None, settings, opened, workers=workers, broker=None, redis=None)
+        opened = {"points": (), "ship": True, "name": self._study, **run}
+        with readable_warnings():
+            return search_on_workers(module, None, settings, opened, workers=self._workers, broker=None, redis=None)
 
     def _command(self, arguments: Sequence[str], fixed: Iterable[str]) -> list[str]:
         """Return the command of a job: that of the sweep, with the values of a trial in place of the swept ones."""
@@ -110,18 +114,14 @@ class JobCallback(Callback):
     """Gives what the function of a job returns to its trial."""
 
     def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
+        from shadho_celery.objective.result import read_metrics
         from shadho_celery.objective.script import PARAMS, RESULT
 
         found: Any = job_return.return_value if job_return.status is JobStatus.COMPLETED else None
         is_result = isinstance(found, Mapping) and not found.keys().isdisjoint(["loss", "losses"])
         with suppress(TypeError, ValueError):
-            text = json.dumps({**found} if is_result else float(found), default=_plain, skipkeys=True)
-            Path(os.environ[PARAMS]).with_name(RESULT).write_text(text)
-
-
-def _plain(value: Any) -> float | str:
-    """Return a scalar of NumPy or torch as a number, and any other metric as a text."""
-    return float(value) if hasattr(value, "__float__") and not getattr(value, "ndim", 0) else str(value)
+            result = dict(read_metrics(found).metrics) if is_result else float(found)
+            Path(os.environ[PARAMS]).with_name(RESULT).write_text(json.dumps(result))
 
 
 def space_of(overrides: Iterable[Override]) -> dict[str, dict[str, Any]]:
@@ -132,10 +132,10 @@ def space_of(overrides: Iterable[Override]) -> dict[str, dict[str, Any]]:
     """
     from shadho_celery.objective.command import RESERVED
 
-    forms = {each.get_key_element(): _form(each) for each in overrides if each.is_sweep_override()}
-    if not forms:
+    swept = {each.get_key_element(): each for each in overrides if each.is_sweep_override()}
+    if not swept:
         raise UsageError("no override has several values; give some, such as opt=adam,sgd or 'lr=interval(0.1, 0.9)'")
-    return {f"++{key}" if key in RESERVED else key: form for key, form in forms.items()}
+    return {f"++{key}" if key in RESERVED else key: _form(each) for key, each in swept.items()}
 
 
 def _form(override: Override) -> dict[str, Any]:
@@ -149,27 +149,12 @@ def _form(override: Override) -> dict[str, Any]:
     if is_interval:
         law = "int" if isinstance(sweep.start, int) else "" if sweep.tags else "uniform"
         return {f"log{law}" if sweep.tags else law: [sweep.start, sweep.end]}
-    if isinstance(sweep, RangeSweep) and sweep.step:
-        count = math.ceil((sweep.stop - sweep.start) / sweep.step - 1e-9)
-        ends, step = sorted([sweep.start, sweep.start + (count - 1) * sweep.step]), abs(sweep.step)
-        if count > 1 and all(math.isclose(end / step, round(end / step)) for end in ends):
-            return {"int" if isinstance(sum(ends), int) else "uniform": ends, "step": step}
     # A text keeps its quotes and escapes, because it becomes a word of a command.
     options = islice(override.sweep_iterator(), MOST_OPTIONS + 1) if getattr(sweep, "step", 1) else ()
     found = [each if isinstance(each, (int, float)) else Transformer.str(each) for each in options]
     if not found:
         raise UsageError(f"{line} has no values; give some, such as a,b or range(START, STOP) with START before STOP")
+    ends = [min(found), max(found)] if isinstance(sweep, RangeSweep) and 1 < len(found) <= MOST_OPTIONS else []
+    if ends and all(math.isclose(end / sweep.step, round(end / sweep.step)) for end in ends):
+        return {"int" if isinstance(ends[0], int) else "uniform": ends, "step": abs(sweep.step)}
     return {"choice": found}
-
-
-def _results(study: StudyResults) -> dict[str, Any]:
-    """Return the best trial of a sweep, or those of its front, in the form of Hydra's sweeper for Optuna."""
-    front = [{"params": _params(each.values), "values": [*each.losses.values()]} for each in study.front]
-    found = {"best_params": _params(study.best.values), "best_value": study.best_loss}
-    return {"name": "shadho", "study": study.name, **({"solutions": front} if front else found)}
-
-
-def _params(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a trial by the keys of the app's config."""
-    parser = OverridesParser.create()
-    return {key.lstrip("+"): parser.parse_override(f"{key}={value}").value() for key, value in values.items()}

@@ -29,7 +29,6 @@ class ShadhoCallback(TrialCallback, BackupAndRestore):
             super().on_train_begin(logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        if self.stops(epoch + 1, logs or {}):
-            self.model.stop_training = True
+        self.model.stop_training |= self.stops(epoch + 1, logs or {})
         if self.saves():
             super().on_epoch_end(epoch, logs)

@@ -30,10 +30,9 @@ class ShadhoCallback(TrialCallback, Checkpoint):
     def _report(self, trainer: Any, step: int) -> None:
         stop = self.stops(step, trainer.callback_metrics)
         trainer.should_stop |= trainer.strategy.reduce_boolean_decision(stop, all=False)
-        if self.path and self.saves(every_rank=True):
-            trainer.save_checkpoint(part := self.path.with_suffix(".part"))
-            if trainer.is_global_zero:
-                part.replace(self.path)
+        if self.saves(every_rank=True):
+            # All ranks take part, and Lightning replaces the file as a whole.
+            trainer.save_checkpoint(self.path)
 
 
 def _validates_once(trainer: Any) -> bool:

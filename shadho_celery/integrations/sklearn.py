@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from itertools import islice
-from numbers import Integral, Real
-from time import monotonic
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
 from joblib import effective_n_jobs
 from sklearn.model_selection._search import BaseSearchCV
-from sklearn.model_selection._validation import FitFailedWarning, _insert_error_scores
+from sklearn.model_selection._validation import FitFailedWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval
 
@@ -31,9 +29,9 @@ class ShadhoSearchCV(BaseSearchCV):
 
     `param_space` is an `hp` expression that gives a dict of params, or a dict of frozen distributions of scipy, lists,
     `hp` expressions and constants by param. A dict whose name is no param of the estimator is a group of params.
-    `n_trials` is the number of candidates; one that repeats another is not fitted again. No batch begins after
-    `timeout` seconds. `sampler` is as in `minimize`. With several metrics, it learns from the one that `refit` names,
-    else from the first. All other arguments, methods and attributes are those of scikit-learn's RandomizedSearchCV.
+    `n_trials` is the number of candidates; one that repeats another is not fitted again. `sampler` is as in
+    `minimize`. With several metrics, it learns from the one that `refit` names, else from the first. All other
+    arguments, methods and attributes are those of scikit-learn's RandomizedSearchCV.
 
     A fold that fails has the score `error_score`. If a candidate's mean score is NaN, it counts as a failure. `fit`
     raises SpaceError for an invalid space, and ValueError for a param that the estimator lacks and if all fits fail.
@@ -42,7 +40,6 @@ class ShadhoSearchCV(BaseSearchCV):
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **BaseSearchCV._parameter_constraints,
         "n_trials": [Interval(Integral, 1, None, closed="left")],
-        "timeout": [Interval(Real, 0, None, closed="neither"), None],
     }
 
     def __init__(
@@ -51,7 +48,6 @@ class ShadhoSearchCV(BaseSearchCV):
         param_space: Any,
         *,
         n_trials: int = 30,
-        timeout: float | None = None,
         sampler: Any = "auto",
         scoring: Any = None,
         n_jobs: int | None = None,
@@ -66,7 +62,7 @@ class ShadhoSearchCV(BaseSearchCV):
         shared = {"scoring": scoring, "n_jobs": n_jobs, "refit": refit, "cv": cv, "verbose": verbose}
         shared |= {"pre_dispatch": pre_dispatch, "error_score": error_score, "return_train_score": return_train_score}
         super().__init__(estimator, **shared)
-        self.param_space, self.n_trials, self.timeout = param_space, n_trials, timeout
+        self.param_space, self.n_trials = param_space, n_trials
         self.sampler, self.random_state = sampler, random_state
 
     def _run_search(self, evaluate_candidates: Callable[..., dict[str, Any]]) -> None:
@@ -81,36 +77,25 @@ class ShadhoSearchCV(BaseSearchCV):
         cv = copy(self.cv) if hasattr(self.cv, "random_state") else None
         if cv and not isinstance(cv.random_state, Integral):
             cv.random_state = seed
-        end, jobs = monotonic() + (self.timeout or math.inf), effective_n_jobs(self.n_jobs)
-        asked, folds, results = list[dict[str, Any]](), list[list[dict[str, Any]]](), dict[str, Any]()
+        jobs, table, failed = effective_n_jobs(self.n_jobs), dict[str, Any](), ValueError()
         with Study(space, seed=seed, sampler=self.sampler) as study:
             trials = _asked(study, self.n_trials)
-            while (monotonic() < end or not folds) and (batch := [*islice(trials, jobs)]):
-                asked += [self._params(getattr(trial, "values", None), readers) for trial in batch]
+            while batch := [*islice(trials, jobs)]:
                 try:
-                    results = evaluate_candidates(asked[-len(batch) :], cv=cv)
-                    folds += results["folds"][-len(batch) :]
+                    candidates = (self._params(getattr(trial, "values", None), readers) for trial in batch)
+                    table = evaluate_candidates(candidates, cv=cv)
+                    first = next(name for name in table if name.startswith("mean_test_"))
+                    losses = -table.get(f"mean_test_{self.refit}", table[first])[-len(batch) :]
                 except ValueError as error:
-                    # scikit-learn raises if all fits of a batch fail, and then does not keep the batch.
+                    # scikit-learn raises if all fits of a batch fail, and does not keep the batch.
                     if "fits failed" not in str(error):
                         raise
                     warnings.warn(str(error), FitFailedWarning, stacklevel=2)
-                    folds += [[{"fit_error": str(error), "test_scores": self.error_score}]] * len(batch)
-                for trial, told in zip(batch, folds[-len(batch) :], strict=True):
-                    study.tell(trial, self._loss(told))
-        if not results:
-            raise ValueError(folds[0][0]["fit_error"])
-        n_splits, example = len(results["folds"][0]), results["folds"][0][0]
-        lost = {name: self.error_score if name.endswith("scores") else np.nan for name in example}
-        out = [{**lost, **fold} for each in folds for fold in each * (n_splits // len(each))]
-        # With several metrics, failed candidates get a score for each of them.
-        _insert_error_scores(out, self.error_score)
-        results.clear()
-        results.update(super()._format_results(asked, n_splits, out))
-
-    def _format_results(self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None) -> Any:
-        """Return the results of the folds by candidate. The table is made of them at the end, once."""
-        return {"folds": [out[place : place + n_splits] for place in range(0, len(out), n_splits)]}
+                    failed, losses = error, np.full(len(batch), np.nan)
+                for trial, loss in zip(batch, losses, strict=True):
+                    study.tell(trial, float(loss))
+        if not table:
+            raise failed
 
     def _params(self, values: Any, readers: Mapping[str, Any]) -> dict[str, Any]:
         """Return the estimator's params for an evaluated point, also those in groups. Raises SpaceError."""
@@ -123,14 +108,6 @@ class ShadhoSearchCV(BaseSearchCV):
             else:
                 params[name] = readers[name](value) if name in readers else value
         return params
-
-    def _loss(self, folds: list[dict[str, Any]]) -> float:
-        """Return what a study is told of a candidate."""
-        scores = [fold["test_scores"] for fold in folds]
-        if isinstance(scores[0], dict):
-            metric = self.refit if isinstance(self.refit, str) else next(iter(scores[0]))
-            scores = [each[metric] for each in scores]
-        return -float(np.mean(scores))
 
 
 def _asked(study: Any, most: int) -> Iterator[Any]:

@@ -98,4 +98,4 @@ def test_a_job_that_raises_or_prints_no_loss_fails_and_the_others_count(desk: De
     assert "ValueError: boom" in found[0]["error"].splitlines()[-1], shown
     assert "has not printed a loss; print a JSON line" in found[1]["error"]
     assert "a job of Hydra may return it" in found[1]["error"]
-    assert "best_params': {'how': 'prints'}, 'best_value': 0.25" in sweep.out
+    assert "best_params': {'+how': 'prints'}, 'best_value': 0.25" in sweep.out

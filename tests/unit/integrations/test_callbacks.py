@@ -116,11 +116,3 @@ def test_one_process_of_a_trial_saves_unless_it_is_pruned_or_a_copy(tmp_path: Pa
 def test_every_rank_has_the_same_answer_though_only_the_first_slot_knows_that_the_trial_is_pruned() -> None:
     first, second = (LocalContext(slots=2, stopped=lambda knows=knows: knows) for knows in (True, False))
     assert [Callback("loss", each).saves(every_rank=True) for each in (first, second)] == [True, True]
-
-
-def test_without_a_disk_for_checkpoints_a_training_runs_without_them(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    callback = Callback("loss", LocalContext(checkpoints=tmp_path / "file" / "below"))
-    assert not callback.stops(1, {"loss": 1.0})
-    callback.save(b"model")
-    assert callback.checkpoint is None

@@ -116,15 +116,14 @@ def test_what_is_no_domain_is_refused(line: str, message: str) -> None:
 
 
 @pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def sweep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Begin a sweep with these overrides and keys of hydra.sweeper; its error."""
 
     def begin(*arguments: str, **given: Any) -> str:
         sweeper = made(monkeypatch, *arguments, **given)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(hydra.CompactHydraException) as ended:
             sweeper.sweep([*arguments])
-        assert ended.value.code == 2
-        return capsys.readouterr().err
+        return str(ended.value)
 
     return begin
 
@@ -145,11 +144,11 @@ def made(monkeypatch: pytest.MonkeyPatch, *arguments: str, of_hydra: tuple[str, 
 @cases(
     "given, message",
     [
-        ({"trails": 3}, "Error: there is no key of hydra.sweeper 'trails'; did you mean trials? "),
+        ({"trails": 3}, "there is no key of hydra.sweeper 'trails'; did you mean trials? "),
         ({"resum": True}, "did you mean resume? "),
         ({"command": ["x"]}, "there is no key of hydra.sweeper 'command'"),
         ({"fidelity": {"most": 9}}, "there is no key of hydra.sweeper 'fidelity'"),
-        ({"trials": "many"}, "Error: trials: 'many' is not a whole number"),
+        ({"trials": "many"}, "trials: 'many' is not a whole number"),
         ({"keep": {"worst": 1}}, "keep: "),
         ({"resume": True}, "there is no study of .shadho/sweeps/"),
         ({"resume": "yes"}, "resume: "),
@@ -163,25 +162,25 @@ def made(monkeypatch: pytest.MonkeyPatch, *arguments: str, of_hydra: tuple[str, 
 def test_a_wrong_setting_is_one_line(sweep: Callable[..., str], given: dict[str, Any], message: str) -> None:
     error = sweep("x=interval(0,1)", **given)
     assert message in error
-    assert error.count("\n") == 1
+    assert "\n" not in error
 
 
 def test_ends_in_the_wrong_order_are_one_line(sweep: Callable[..., str]) -> None:
-    assert sweep("x=interval(1,0)") == "Error: hydra.sweeper: space.x.uniform: 1 is not below 0; " + (
-        "give the lower end first\n"
-    )
+    assert sweep("x=interval(1,0)") == "hydra.sweeper: space.x.uniform: 1 is not below 0; give the lower end first"
 
 
-@cases("state, code", [("ended", 1), ("stopped", 0)])
+@cases("state, codes", [("ended", [1]), ("stopped", [])])
 def test_a_sweep_without_a_loss_fails_unless_it_was_stopped(
-    monkeypatch: pytest.MonkeyPatch, state: str, code: int
+    monkeypatch: pytest.MonkeyPatch, state: str, codes: list[int]
 ) -> None:
+    found: list[Any] = []
     sweeper = made(monkeypatch, "x=1,2")
-    found = SimpleNamespace(name="app-1", state=state, best_or_none=None)
-    monkeypatch.setattr(sweeper, "_search", lambda arguments: found)
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(sweeper, "_search", lambda _: SimpleNamespace(name="app-1", state=state, best_or_none=None))
+    try:
         sweeper.sweep(["x=1,2"])
-    assert ended.value.code == code
+    except SystemExit as ended:
+        found.append(ended.code)
+    assert found == codes
     assert not Path("multirun").exists()
 
 
@@ -247,7 +246,7 @@ def test_settings_without_an_option_are_in_the_study_and_the_others_override_it(
 
 def test_an_override_replaces_the_one_of_params(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeper = made(monkeypatch, "lr=0.1", "opt=adam,sgd")
-    sweeper._given["params"] = {"lr": "interval(0,1)", "layers": "range(1,4)", "name": None, "on": True}
+    sweeper._params = {"lr": "interval(0,1)", "layers": "range(1,4)", "name": None, "on": True}
     monkeypatch.setattr("shadho_celery.program.on_workers.search_on_workers", lambda module, *_, **__: module)
     study = load(sweeper._search(["lr=0.1", "opt=adam,sgd"]))
     assert {*compile_space(study.space).domains} == {"layers", "opt"}
@@ -260,9 +259,9 @@ def test_an_override_replaces_the_one_of_params(monkeypatch: pytest.MonkeyPatch)
         (0.5, 0.5),
         (1, 1.0),
         (np.float32(0.5), 0.5),
-        ({"loss": np.float32(0.5), "model": object}, {"loss": 0.5, "model": "<class 'object'>"}),
+        ({"loss": np.float32(0.5), "model": object}, {"loss": 0.5}),
         ({"losses": {"a": 1}}, {"losses": {"a": 1}}),
-        ({"loss": 0.5, "each": np.zeros(2), (1, 2): 3}, {"loss": 0.5, "each": "[0. 0.]"}),
+        ({"loss": 0.5, "each": np.zeros(2)}, {"loss": 0.5, "each": [0.0, 0.0]}),
         (OmegaConf.create({"loss": 0.5}), {"loss": 0.5}),
         (np.array(0.5), 0.5),
         ({"accuracy": 1}, None),
@@ -286,12 +285,14 @@ def test_a_failed_job_has_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / RESULT).exists()
 
 
-def test_results_have_the_form_of_other_sweepers_with_values_as_the_app_gets_them() -> None:
-    values = {"+opt.lr": 0.1, "++seed": 3, "name": "'a b'", "d": "{a:1}", "none": "null"}
-    plain = {"opt.lr": 0.1, "seed": 3, "name": "a b", "d": {"a": 1}, "none": None}
-    trial = SimpleNamespace(values=values, losses={"loss": 0.5, "time": 2.0})
-    one: Any = SimpleNamespace(name="app-1", front=[], best=trial, best_loss=0.5)
-    assert hydra._results(one) == {"name": "shadho", "study": "app-1", "best_params": plain, "best_value": 0.5}
-    several: Any = SimpleNamespace(**{**vars(one), "front": [trial]})
-    solutions = [{"params": plain, "values": [0.5, 2.0]}]
-    assert hydra._results(several) == {"name": "shadho", "study": "app-1", "solutions": solutions}
+def test_results_have_the_form_of_other_sweepers(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = SimpleNamespace(values={"+opt.lr": 0.1, "name": "'a b'"}, losses={"loss": 0.5, "time": 2.0})
+    facts = {"name": "app-1", "state": "ended", "best": trial, "best_or_none": trial, "best_loss": 0.5}
+    one = {"best_params": trial.values, "best_value": 0.5}
+    several = {"solutions": [{"params": trial.values, "values": [0.5, 2.0]}]}
+    for front, results in (([], one), ([trial], several)):
+        sweeper = made(monkeypatch, "x=1,2")
+        monkeypatch.setattr(sweeper, "_search", lambda _, front=front: SimpleNamespace(**facts, front=front))
+        sweeper.sweep(["x=1,2"])
+        written = OmegaConf.load(Path("multirun", "optimization_results.yaml"))
+        assert written == {"name": "shadho", "study": "app-1", **results}

@@ -78,7 +78,7 @@ def test_the_table_has_the_form_of_scikit_learns() -> None:
     ]
     assert forms[0] == forms[1]
     # best_estimator_ and the methods are those of BaseSearchCV, which find all that they need.
-    assert vars(ours).keys() - vars(theirs).keys() == {"n_trials", "param_space", "sampler", "timeout"}
+    assert vars(ours).keys() - vars(theirs).keys() == {"n_trials", "param_space", "sampler"}
     assert ours.best_score_ == max(ours.cv_results_["mean_test_score"])
     assert ours.best_params_["alpha"] == ours.best_estimator_.alpha
     assert ours.score(X, Y) > 0.7
@@ -176,23 +176,18 @@ def test_steps_of_a_pipeline_are_searched() -> None:
 
 @pytest.mark.filterwarnings("ignore:One or more of the", "ignore::sklearn.exceptions.FitFailedWarning")
 def test_a_failing_candidate_has_the_error_score_and_the_search_goes_on() -> None:
-    """Also where all fits of a batch fail, which scikit-learn does not keep. It warns as for other fits that fail."""
+    """A batch whose fits all fail is not in the table, and warns as other failures do."""
     space = {"x": [-2.0, -1.0, 2.0, 4.0]}
     with pytest.warns(FitFailedWarning, match="ArithmeticError: below zero"):
-        search = searched(space, return_train_score=True)
-    table = search.cv_results_
-    scores = dict(zip(drawn(search, "x"), table["mean_test_score"], strict=True))
-    assert {x for x, score in scores.items() if np.isnan(score)} == {-2.0, -1.0}
+        search = searched(space, return_train_score=True, n_trials=4)
+    assert {*drawn(search, "x")} == {2.0, 4.0}
     assert search.best_score_ == -1
-    assert {len(column) for column in table.values()} == {4}
-    assert np.isnan(table["mean_train_score"]).sum() == 2
-    numbered = searched(space, error_score=-50.0)
-    assert sorted(numbered.cv_results_["mean_test_score"]) == [-50, -50, -1, -1]
     named = searched(space, scoring=lambda estimator, *_: {"a": -estimator.x, "b": estimator.x}, refit="b")
-    assert np.isnan(named.cv_results_["mean_test_a"]).sum() == 2
     assert named.best_params_ == {"x": 4.0}
-    with joblib.parallel_backend("threading", n_jobs=4), pytest.warns(FitFailedWarning):
-        assert searched(space).cv_results_["params"] == table["params"]
+    with joblib.parallel_backend("threading", n_jobs=4):
+        table = searched(space).cv_results_
+        assert np.isnan(table["mean_test_score"]).sum() == 2
+        assert sorted(searched(space, error_score=-50.0).cv_results_["mean_test_score"]) == [-50, -50, -1, -1]
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the")
@@ -251,7 +246,7 @@ def test_a_param_that_the_estimator_lacks(space: Any) -> None:
 
 @cases(
     "estimator, given",
-    [(7, {}), ("text", {}), (Toy(), {"n_trials": 0}), (Toy(), {"timeout": 0}), (Toy(), {"refit": 3.5})],
+    [(7, {}), ("text", {}), (Toy(), {"n_trials": 0}), (Toy(), {"refit": 3.5})],
 )
 def test_other_invalid_arguments(estimator: Any, given: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
@@ -281,10 +276,6 @@ def test_a_sampler_of_ones_own_may_fail() -> None:
 
     with pytest.raises(UsageError, match="ZeroDivisionError"):
         searched({"x": stats.uniform(0, 1)}, sampler=Failing)
-
-
-def test_a_timeout_ends_the_search() -> None:
-    assert len(searched({"x": stats.uniform(0, 1)}, timeout=1e-9, n_trials=50).cv_results_["params"]) == 1
 
 
 def test_several_metrics_and_a_callable_refit() -> None:
