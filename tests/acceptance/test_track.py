@@ -75,7 +75,7 @@ def test_a_tracker_that_hangs_delays_no_trial_and_the_run_says_what_it_lacks(des
     desk.study()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        options = ["--workers", "cpu=2", "--trials", "3", "--track", f"mlflow:{uri}"]
+        options = ["--workers", "cpu=1", "--trials", "3", "--track", f"mlflow:{uri}"]
         command = desk.launch("my_study", "--study", "hung", *options)
         until(lambda: "Ctrl-C ends the wait" in command.err or command.code is not None, 120.0, desk.said)
         command.process.send_signal(signal.SIGINT)
