@@ -23,6 +23,12 @@ from shadho_celery.objective.context import LocalContext, TrialStopped
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.fixture(autouse=True)
+def _in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of tiny models take more CPU time than they save, also in ranks. Frameworks are imported by the tests."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def block(framework: str, **names: object) -> Callable[..., Any]:
     """Return the objective of the README for a framework, which uses `names`."""
     texts = blocks(DOCUMENTS["integrations"], "python")

@@ -133,7 +133,7 @@ def test_batches_have_n_jobs_candidates(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_distributions_of_scipy(law: Any, kind: type, low: float, high: float) -> None:
     """Values have the type and the range of the distribution, and reach its tails."""
-    found = drawn(searched({"inner": law}, n_trials=16), "inner")
+    found = drawn(searched({"inner": law}, n_trials=10), "inner")
     assert {type(value) for value in found} == {kind}
     assert low - 1e-9 <= min(found) <= law.ppf(0.25)
     assert law.ppf(0.75) <= max(found) <= high + 1e-9
@@ -283,8 +283,8 @@ def test_several_metrics_and_a_callable_refit() -> None:
         return {"near": -abs(estimator.x - 3), "large": estimator.x}
 
     space = {"x": stats.uniform(0, 100)}
-    assert searched(space, scoring=metrics, refit="large", n_trials=20).best_params_["x"] > 99
-    assert abs(searched(space, scoring=metrics, refit="near", n_trials=20).best_params_["x"] - 3) < 5
+    assert searched(space, scoring=metrics, refit="large", n_trials=12).best_params_["x"] > 99
+    assert abs(searched(space, scoring=metrics, refit="near", n_trials=12).best_params_["x"] - 3) < 5
     search = searched(space, scoring=metrics, refit=lambda table: int(table["rank_test_near"].argmax()))
     assert search.best_index_ == search.cv_results_["rank_test_near"].argmax()
     assert not hasattr(searched(space, scoring=metrics, refit=False), "best_estimator_")
