@@ -21,7 +21,6 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Transformer
 from hydra.core.utils import JobStatus
-from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
@@ -52,11 +51,13 @@ class ShadhoSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the jobs, and write the best one to the folder of the sweep. Without a result, exit with code 1."""
+        from shadho_celery.cli.shared_options import refusal
+
         try:
             found = self._search(arguments)
         except ShadhoError as error:
-            # Hydra shows such an error without a traceback.
-            raise CompactHydraException(str(error)) from None
+            (refused := refusal(error)).show()
+            raise SystemExit(refused.exit_code) from None
         if found.state == "stopped":
             log.info("study %s was stopped; the same command with hydra.sweeper.resume=true continues it", found.name)
         elif found.best_or_none is None:
