@@ -141,7 +141,7 @@ def show() -> None:
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @shared_options.on_fleet
 def set_policy(path: Path) -> None:
-    r"""Put the policy in FILE into force, signed with the key of this user, who must be an admin (SHADHO_ADMINS_FILE).
+    """Put the policy in FILE into force, signed with the key of this user, who must be an admin (SHADHO_ADMINS_FILE).
 
     FILE is a TOML file. Its number must be above that of the policy in force.
 
@@ -154,7 +154,7 @@ def set_policy(path: Path) -> None:
       [users.root]
       key = "07c2..."
       admin = true          # may act on studies of others, on workers and on folders
-    """
+    """  # noqa: D301 -- click keeps the lines after this character
     from shadho_celery.core.checks import encoded
     from shadho_celery.fleet import policy
 
