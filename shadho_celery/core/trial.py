@@ -218,6 +218,10 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         facts = {"error": "cancelled", "seconds": seconds, "out_of_memory": None, "log": None}
         return replace(self, state=state, loss=None, losses={}, constraints={}, **facts)
 
+    def without_memory(self) -> Outcome:
+        """Return the outcome as if its memory had not been measured."""
+        return replace(self, memory=None, gpu_memory=None)
+
 
 #: outcome of a trial that has not ended
 NO_OUTCOME = Outcome(state=TrialState.WAITING)

@@ -392,7 +392,7 @@ class StudyState(StudyTrials):
         trial = replace(trial, outgrown=None, outgrown_memory=None)
         if trial.state is _S.FAILED:
             return replace(trial, state=_S.CANCELLED, outcome=outcome.cancelled())
-        return replace(trial, outcome=replace(outcome, memory=None, gpu_memory=None))
+        return replace(trial, outcome=outcome.without_memory())
 
     def note_choice(self, subspace: str, choice: str) -> None:
         """Record the text that says which sampler `auto` has chosen for a subspace, and why."""

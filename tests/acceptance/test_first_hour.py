@@ -31,7 +31,7 @@ WORDS = ("my_study", "--study", "s", "--seed", "0", "--workers", "cpu=2")
 
 def example() -> str:
     text = text_of("objective")
-    return next(part.split("```")[0] for part in text.split("```python\n") if '"where"' in part.split("```")[0])
+    return next(part.split("```")[0] for part in text.split("```python\n")[1:] if '"where"' in part.split("```")[0])
 
 
 def refused(desk: Desk, *words: str) -> str:

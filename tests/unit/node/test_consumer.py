@@ -51,14 +51,14 @@ class CelerysConsumer:
             if not self.reachable:
                 raise OSError("no broker")
 
-        def declare(*_: object, queue: str, passive: bool, **__: object) -> Any:
+        def declare(queue: str, *, passive: bool) -> Any:
             if queue in self.missing:
                 raise amqp.NotFound("no such queue")
             return SimpleNamespace(message_count=self.depths.get(queue, 0))
 
         return SimpleNamespace(
             ensure_connection=ensure_connection,
-            channel=lambda: SimpleNamespace(queue_declare=declare, prepare_queue_arguments=lambda _, **__: {}),
+            channel=lambda: SimpleNamespace(queue_declare=declare),
             transport=SimpleNamespace(driver_type="amqp"),
             collect=lambda: None,
             release=lambda: None,
