@@ -321,7 +321,7 @@ class Keys:
         self._keys = Grown(-1, np.int64)
         self._count = 0
         #: places in the order of their keys
-        self.order: Indices = np.empty(0, np.intp)
+        self.order: Indices | slice = slice(0, 0)
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -336,8 +336,8 @@ class Keys:
         """Return the place of each key, -1 for an unknown key."""
         if not self._count:
             return np.full(len(keys), -1, np.intp)
-        ranks = np.minimum(np.searchsorted(self.values, keys, sorter=self.order), self._count - 1)
-        found = self.order[ranks]
+        ranks = np.minimum(np.searchsorted(self.values[self.order], keys), self._count - 1)
+        found = np.arange(self._count)[self.order][ranks]
         return np.where(self.values[found] == keys, found, -1)
 
     def places(self, keys: Integers) -> Indices:
@@ -347,8 +347,9 @@ class Keys:
             places = np.arange(self._count, self._count + len(new))
             self._count += len(new)
             self._keys.put(places, new, self._count)
-            # This is fast, because most keys are in their order.
-            self.order = np.argsort(self.values, kind="stable")
+            # This is fast, because most keys are in their order. By a slice, columns are read without a copy.
+            order = np.argsort(self.values, kind="stable")
+            self.order = slice(0, self._count) if bool((np.diff(order) > 0).all()) else order
         return self.known(keys)
 
 
@@ -369,7 +370,7 @@ class Names:
             codes = [*map(self._code, values)]
         self._codes.put(places, np.array(codes, np.int32), count)
 
-    def first(self, count: int, order: Indices) -> Codes:
+    def first(self, count: int, order: Indices | slice) -> Codes:
         """Return the first `count` texts, permuted by `order`, as codes: places in the sorted list of distinct texts.
 
         The order in which texts arrived has no influence on the codes.
