@@ -292,7 +292,7 @@ Integers = NDArray[np.int64]
 
 
 class Grown:
-    """Array that grows at its end. It takes no memory until the first values are put in."""
+    """Array that grows at its end. It takes no memory as long as all values are `fill`."""
 
     def __init__(self, fill: float, kind: type[np.generic]) -> None:
         """`fill` is the value of places for which no value was put in."""
@@ -301,6 +301,8 @@ class Grown:
 
     def put(self, places: Indices, values: NDArray[Any], count: int) -> None:
         """Put in values at these places. The array then has at least `count` places."""
+        if not len(self._values) and np.array_equal(values, np.full_like(values, self._fill), equal_nan=True):
+            return
         if count > len(self._values):
             room = np.full(max(count, 2 * len(self._values), 1024) - len(self._values), self._fill)
             self._values = np.concatenate([self._values, room])

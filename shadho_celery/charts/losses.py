@@ -242,11 +242,7 @@ CHANCE = 0.05
 _NONE, _NONE_NOW = "No trial has failed.", "No trial has failed under the present code."
 
 
-@StudyChart(
-    section="Failures",
-    place=1,
-    is_shown=lambda trials, chart: bool(trials.state.is_in(TrialState.FAILED).any()),
-)
+@StudyChart(section="Failures", place=1, is_shown=lambda trials, _: bool(trials.state.is_in(TrialState.FAILED).any()))
 def failures(trials: TrialColumns) -> Chart:
     """Return the number of failed trials by kind of failure, the most frequent first, as `core.failures` defines kinds.
 

@@ -174,9 +174,11 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     named = attempts.compute_class, attempts.host, attempts.worker
     # A process that is no worker has one slot, which it does not name.
     slot = np.maximum(attempts.slot, 0)
-    # Attempts in the same slot are of one kind.
-    parts = np.stack([*(names.codes[known] for names in named), slot[known]], axis=1)
-    _, first, kinds = np.unique(parts, axis=0, return_index=True, return_inverse=True)
+    # Attempts in the same slot are of one kind. To sort rows of several columns would take seconds per million.
+    kinds = np.zeros(len(known), np.int64)
+    for column in (*(names.codes[known] for names in named), slot[known]):
+        kinds = np.unique(kinds * (int(column.max(initial=0)) + 2) + column + 1, return_inverse=True)[1]
+    first = np.unique(kinds, return_index=True)[1]
     keys = [(*(names[place] or "" for names in named), int(slot[place])) for place in known[first].tolist()]
     slots = {*keys}
     for session in attempts.sessions:
@@ -189,7 +191,7 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     for key in slots:
         sizes[place_of[key[:depth]]] += 1
     of = np.full(len(attempts), -1, np.intp)
-    of[known] = np.array([place_of[key[:depth]] for key in keys], np.intp)[kinds.ravel()]
+    of[known] = np.array([place_of[key[:depth]] for key in keys], np.intp)[kinds]
     return Rows(keys=shown, slots=sizes, of=of)
 
 
